@@ -1,0 +1,122 @@
+"""Files that appear whole or not at all, with their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.errors import DamageError, UserError
+
+BLOCK = 1 << 20
+UNFINISHED = ".tmp"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a finished file was when it was written."""
+
+    path: str
+    """relative to the output folder"""
+    size: int
+    """bytes"""
+    rows: int
+    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path, path: str, rows: int = 0) -> FileRecord:
+        """Of a file that is there."""
+        return cls(path, (folder / path).stat().st_size, rows, sha256(folder / path))
+
+    def check(self, folder: Path) -> None:
+        """Raises DamageError unless the file is there with the same bytes."""
+        path = folder / self.path
+        if not path.is_file():
+            raise DamageError(f"{path}: missing; its record says {self.size:,} bytes")
+        if (size := path.stat().st_size) != self.size:
+            raise DamageError(f"{path}: {size:,} bytes, its record says {self.size:,}")
+        if sha256(path) != self.sha256:
+            raise DamageError(f"{path}: its SHA-256 is not that of its record: the content changed after it was written")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+class HashingFile:
+    """A file open for writing that knows the SHA-256 of what went into it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self.size, self.closed = file, hashlib.sha256(), 0, False
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        written = self._file.write(data)
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[HashingFile]:
+    """Opens a file that takes its name `path` only when it is complete and on the disk."""
+    unfinished = path.with_name(path.name + UNFINISHED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            yield HashingFile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes `content` atomically, in the one form that we hash and compare."""
+    with replacing(path) as file:
+        file.write(json_bytes(content))
+
+
+def json_bytes(content: Any) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """Reads what write_json wrote."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DamageError(f"{path}: cannot be read: {error}") from error

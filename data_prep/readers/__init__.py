@@ -1,0 +1,12 @@
+"""The formats that Cloze reads, one file each. A new one is a new file here with a READER, and its line below."""
+
+from __future__ import annotations
+
+from data_prep.readers import books, demo, jsonlines, mediawiki, parquet, sentences, wikiextractor
+from data_prep.readers.base import Reader
+
+# In the order in which they are tried on a file; `text` takes any text file, so it comes last.
+READERS: dict[str, Reader] = {
+    module.READER.name: module.READER
+    for module in (mediawiki, wikiextractor, parquet, jsonlines, sentences, books, demo)
+}

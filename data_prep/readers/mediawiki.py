@@ -1,0 +1,70 @@
+"""MediaWiki's XML dumps, plain or .bz2, as Wikipedia publishes them; a multistream dump is read in parallel.
+
+Articles only: no redirects, no disambiguation pages, nothing outside the main namespace. Each page is parsed by
+itself, so a document type or an entity that a hostile file defines at its top is never seen by the parser.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.documents import Document
+from data_prep.errors import UserError
+from data_prep.readers.base import Options, Reader, Span, bz2_ranges, read_head, records
+from data_prep.readers.wikitext import Wikitext, is_disambiguation
+
+OPENING = re.compile(rb"(?=<page>)")
+NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
+
+
+def read(span: Span, options: Options) -> Iterator[Document]:
+    wikitext = Wikitext(_skipped_prefixes(span.path))
+    for offset, record in records(span, OPENING):
+        where = f"{span.path}: byte {offset:,}"
+        end = record.find(b"</page>")
+        if end < 0:
+            options.problems.bad(f"{where}: a <page> without its </page>: the dump is cut short or broken")
+            continue
+        text = options.problems.decode(record[: end + len(b"</page>")], span.path, offset)
+        if text is None:
+            continue
+        try:
+            page = ElementTree.fromstring(text)
+        except ElementTree.ParseError as error:
+            options.problems.bad(f"{where}: broken XML in this page: {error}")
+            continue
+        document = _article(page, wikitext)
+        if document is not None:
+            yield document
+
+
+def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
+    if page.findtext("ns", "0") != "0" or page.find("redirect") is not None:
+        return None
+    title, text = page.findtext("title", ""), page.findtext("revision/text") or ""
+    if text.lstrip()[:9].upper() == "#REDIRECT" or is_disambiguation(title, text):
+        return None
+    return Document(page.findtext("id", ""), title, wikitext.passages(text))
+
+
+@functools.cache
+def _skipped_prefixes(path: str) -> frozenset[str]:
+    """What the dump's own language calls the namespaces whose links are no text."""
+    head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page>")[0]
+    if "<!DOCTYPE" in head or "<!ENTITY" in head:
+        raise UserError(f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile")
+    return frozenset(name.lower() for key, name in NAMESPACE.findall(head) if key in FILE_NAMESPACES)
+
+
+READER = Reader(
+    name="mediawiki",
+    about="MediaWiki XML dumps, .xml or .xml.bz2",
+    detect=lambda name, head: b"<mediawiki" in head or b"<page>" in head and head.lstrip().startswith(b"<"),
+    read=read,
+    spans=bz2_ranges,
+)

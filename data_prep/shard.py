@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Turns text into training shards.
+
+    python data_prep/shard.py --docs wiki/
+    mpirun -n 16 python data_prep/shard.py --docs wiki/ books/ --out data/both
+
+Whatever interrupts it, the same command continues it. Then `verify.py` checks the result and `show.py` prints it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from data_prep.errors import UserError
+from data_prep.pipeline import Pipeline
+from data_prep.progress import closing_table, duration
+from data_prep.settings import Settings, parse_settings
+from data_prep.sources import source_name
+from data_prep.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
+    silence_other_ranks()
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    try:
+        settings = parse_settings(arguments)
+        with open_workers(settings.workers or num_cores()) as workers:
+            if workers is not None:
+                start = time.monotonic()
+                folder = settings.out or default_folder(settings)
+                manifest = Pipeline(folder, settings, workers, console).run()
+                console.print(closing_table(manifest))
+                console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}")
+    except UserError as error:
+        errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("\ninterrupted; the same command continues where it stopped")
+        return 130
+    return 0
+
+
+def default_folder(settings: Settings) -> Path:
+    """data/<name of the sources>."""
+    return Path("data") / "-".join(dict.fromkeys(source_name(each) for each in settings.sources))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    if mpi_rank() == 0:
+        sys.exit(code)

@@ -1,0 +1,155 @@
+"""The contract between data preparation and everything after it: what a folder of shards holds.
+
+    DATA/
+      manifest.json                                what was made from what, with every file's checksum and counts
+      vocab.txt  tokenizer.json                    the vocabulary, for us and for transformers
+      documents.arrow                              number (= row), id, title and source of every document
+      length-128/duplicate-0/shard-00000.arrow     training examples, shuffled over the whole corpus
+      length-128/validation/shard-00000.arrow      examples of the documents held out
+
+A shard is one Arrow record batch, so that a reader maps it into memory and finds any row at once. A row is an example:
+
+    pieces        `[CLS] A [SEP] B [SEP]` as the model reads it: masks applied, no padding
+    masked        for each predicted position, ascending: the position, and the piece that stood there
+    boundary      where B begins (segment 1); the length of `pieces` where there is no B
+    random_next   the NSP label: whether B was drawn from another document
+    document      the number of the document that A comes from
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_prep.arrays import smallest_type
+from data_prep.errors import DamageError, UserError
+from data_prep.files import FileRecord, json_bytes, read_json, replacing
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+DOCUMENTS = "documents.arrow"
+WORK = "work"
+
+DOCUMENTS_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("title", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, order=True)
+class ShardSet:
+    """The shards of one length and one masking duplicate, or of the validation documents."""
+
+    length: int
+    duplicate: int
+    validation: bool = False
+
+    @property
+    def folder(self) -> str:
+        return f"length-{self.length}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
+
+    def shard(self, index: int) -> str:
+        """The path of a shard in the output folder."""
+        return f"{self.folder}/shard-{index:05}.arrow"
+
+
+def example_schema(length: int, vocabulary_size: int) -> pa.Schema:
+    """What the shards of a length hold, in the smallest types that do."""
+    piece = pa.from_numpy_dtype(smallest_type(vocabulary_size - 1))
+    position = pa.from_numpy_dtype(smallest_type(length))
+    masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
+    return pa.schema(
+        [
+            pa.field("pieces", pa.list_(pa.field("item", piece, nullable=False)), nullable=False),
+            pa.field("masked", pa.list_(pa.field("item", masked, nullable=False)), nullable=False),
+            pa.field("boundary", position, nullable=False),
+            pa.field("random_next", pa.bool_(), nullable=False),
+            pa.field("document", pa.uint32(), nullable=False),
+        ]
+    )
+
+
+def write_batches(folder: Path, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> FileRecord:
+    """Writes an Arrow file, a record batch at a time."""
+    rows = 0
+    with replacing(folder / name) as file:
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+    return FileRecord(name, file.size, rows, file.sha256)
+
+
+def map_batches(path: Path) -> pa.RecordBatchFileReader:
+    """Opens an Arrow file through the page cache, nothing read yet."""
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except FileNotFoundError as error:
+        raise DamageError(f"{path}: missing") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DamageError(f"{path}: not a whole Arrow file: {error}") from error
+
+
+def read_shard(path: Path) -> pa.RecordBatch:
+    """A shard, mapped into memory."""
+    reader = map_batches(path)
+    if reader.num_record_batches != 1:
+        raise DamageError(f"{path}: {reader.num_record_batches} record batches; a shard has one")
+    return reader.get_batch(0)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What manifest.json says of a finished folder."""
+
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Of a finished folder; UserError where there is none."""
+        try:
+            content = read_json(folder / MANIFEST)
+        except FileNotFoundError:
+            if not folder.is_dir():
+                raise UserError(f"{folder}: no such folder") from None
+            if (folder / WORK).is_dir():
+                raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
+            raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise UserError(f"{folder / MANIFEST}: not of format {FORMAT}, the one that this version reads")
+        return cls(content)
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the data as a whole: other settings, vocabulary or examples, another fingerprint."""
+        return str(self.content["fingerprint"])
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.content["vocabulary"]["size"])
+
+    def files(self) -> list[FileRecord]:
+        """Every file of the folder but the manifest itself."""
+        others = [FileRecord(**record) for record in self.content["files"]]
+        return others + [record for shards in self.sets().values() for record in shards]
+
+    def sets(self) -> dict[ShardSet, list[FileRecord]]:
+        """The shards of each set, in their order."""
+        return {
+            ShardSet(each["length"], each["duplicate"], each["validation"]): [FileRecord(**s) for s in each["shards"]]
+            for each in self.content["sets"]
+        }
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """The fingerprint of a manifest: a hash of all that it says, versions of libraries and of itself left out."""
+    parts = {key: value for key, value in content.items() if key not in ("fingerprint", "versions")}
+    return hashlib.sha256(json_bytes(parts)).hexdigest()
