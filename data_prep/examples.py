@@ -74,9 +74,11 @@ def make_examples(task: ExamplesTask) -> dict[str, Any]:
     files, counts = [], []
     for length in settings.lengths:
         chosen = [draft for draft in drafts if draft.shards.length == length]
-        schema = example_schema(length, len(vocabulary))
+        schema = example_schema(length, len(vocabulary), parts.num_documents)
         rules = masking_rules(settings, length, vocabulary)
-        finished = [finish(draft, corpus, vocabulary.special, rules, schema, settings.pairs == "nsp") for draft in chosen]
+        finished = [
+            finish(draft, corpus, vocabulary.special, rules, schema, settings.pairs == "nsp") for draft in chosen
+        ]
         name = f"{WORK}/examples/{task.name}-{length}.arrow"
         record = write_batches(task.folder, name, keyed_schema(schema), (each.batch for each in finished))
         files.append(record.as_json())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from data_prep.errors import DamageError, UserError
 
 BLOCK = 1 << 20
 UNFINISHED = ".tmp"
+NUMBERS = re.compile(r"\[[\s\d.,e-]+\]")  # lists of numbers go on one line
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class FileRecord:
         if (size := path.stat().st_size) != self.size:
             raise DamageError(f"{path}: {size:,} bytes, its record says {self.size:,}")
         if sha256(path) != self.sha256:
-            raise DamageError(f"{path}: its SHA-256 is not that of its record: the content changed after it was written")
+            raise DamageError(
+                f"{path}: its SHA-256 is not that of its record: the content changed after it was written"
+            )
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,7 +113,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def json_bytes(content: Any) -> bytes:
-    return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
+    return (NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:

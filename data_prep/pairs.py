@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, columns: Array) -> Plan:
         """From the (COLUMNS, examples) int64 matrix that the compiled code fills."""
-        return cls(*columns[:-1], columns[-1].view(np.uint64))  # type: ignore[arg-type]
+        return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
 
 
 class Corpus(NamedTuple):

@@ -112,7 +112,7 @@ class Pipeline:
         parts, held_out = self._split(tokens, vocabulary)
         examples = self._examples(tokens, parts)
         tables = [*vocabulary_files, self._write_documents(documents, tokens)]
-        sets = self._shards(examples, vocabulary, len(held_out) > 0)
+        sets = self._shards(examples, vocabulary, parts, len(held_out) > 0)
         manifest = {
             **plan,
             "format": FORMAT,
@@ -185,9 +185,11 @@ class Pipeline:
             raise UserError("no document has any text in it once it is cut into pieces")
         path = self.folder / HELD_OUT
         if not path.exists():
-            digests = np.concatenate([np.asarray(map_batches(self.folder / each).get_batch(0)["digest"]) for each in paths])
+            digests = np.concatenate(
+                [np.asarray(map_batches(self.folder / each).get_batch(0)["digest"]) for each in paths]
+            )
             with replacing(path) as file:
-                np.save(file, held_out(digests, self.settings.validation, self.settings.seed))  # type: ignore[arg-type]
+                np.save(file, held_out(digests, self.settings.validation, self.settings.seed))
         record = FileRecord.of(self.folder, HELD_OUT)
         parts = Parts(paths, tuple(firsts[:-1].tolist()), int(firsts[-1]), record.sha256, vocabulary.sha256)
         return parts, np.load(path).tolist()
@@ -200,12 +202,12 @@ class Pipeline:
         ]
         return self._step("examples", make_examples, tasks, "pieces")
 
-    def _shards(self, examples: list[Record], vocabulary: Vocabulary, validation: bool) -> list[Record]:
+    def _shards(self, examples: list[Record], vocabulary: Vocabulary, parts: Parts, validation: bool) -> list[Record]:
         sets = all_sets(self.settings, validation)
         totals = [add_counts([record["counts"][number] for record in examples]) for number in range(len(sets))]
         tasks = []
         for shards, total in zip(sets, totals, strict=True):
-            schema = example_schema(shards.length, len(vocabulary))
+            schema = example_schema(shards.length, len(vocabulary), parts.num_documents)
             num_shards = max(1, round(estimated_bytes(total, schema) / self.settings.shard_bytes))
             length_index = self.settings.lengths.index(shards.length)
             paths = tuple(record["files"][length_index]["path"] for record in examples)
@@ -325,12 +327,9 @@ def held_out(digests: np.ndarray[Any, Any], share: float, seed: int) -> np.ndarr
 
 def estimated_bytes(counts: Record, schema: pa.Schema) -> int:
     """What the examples take in shards."""
-    piece, position = schema.field("pieces").type.value_type, schema.field("boundary").type
-    size = piece.bit_width // 8
-    each = 4 + 4 + position.bit_width // 8 + 4 + 1 / 8
-    return int(
-        counts["pieces"] * size + counts["masked"] * (size + position.bit_width // 8) + counts["examples"] * each
-    )
+    piece, position = schema.field("pieces").type.value_type.byte_width, schema.field("boundary").type.byte_width
+    each = 4 + 4 + position + schema.field("document").type.byte_width + 1 / 8
+    return int(counts["pieces"] * piece + counts["masked"] * (piece + position) + counts["examples"] * each)
 
 
 def add_counts(counts: list[Record]) -> Record:
@@ -344,7 +343,9 @@ def add_counts(counts: list[Record]) -> Record:
 
 def corpus_figures(documents: list[Record], tokens: list[Record], validation: int) -> Record:
     """The corpus in numbers."""
-    sums = {key: sum(record[key] for record in tokens) for key in ("documents", "empty", "sentences", "pieces", "unknown")}
+    sums = {
+        key: sum(record[key] for record in tokens) for key in ("documents", "empty", "sentences", "pieces", "unknown")
+    }
     by_source: Counter[str] = Counter()
     sources = [record["source"] for record in documents for _ in record["files"]]
     for source, record in zip(sources, tokens, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -71,10 +72,9 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} m" if minutes >= 60 else f"{minutes} m {int(seconds % 60):02} s"
 
 
-def closing_table(content: dict[str, object]) -> Table:
+def closing_table(content: dict[str, Any]) -> Table:
     """The figures of a manifest."""
     corpus, sets = content["corpus"], content["sets"]
-    assert isinstance(corpus, dict) and isinstance(sets, list)
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -88,28 +88,25 @@ def closing_table(content: dict[str, object]) -> Table:
             f"{len(corpus['skipped']):,} unreadable, {corpus['empty']:,} without text; "
             f"bad characters replaced in {corpus['replaced']:,}",
         )
-    table.add_row("sentences", f"{corpus['sentences']:,}", f"{corpus['pieces'] / max(corpus['sentences'], 1):.1f} pieces each")
+    table.add_row(
+        "sentences", f"{corpus['sentences']:,}", f"{corpus['pieces'] / max(corpus['sentences'], 1):.1f} pieces each"
+    )
     unknown = 100 * corpus["unknown"] / max(corpus["pieces"], 1)
     table.add_row("pieces", f"{corpus['pieces']:,}", f"{unknown:.3f}% of them [UNK]")
     for each in sets:
         _add_set(table, each)
     stored = sum(each["pieces"] for each in sets)
     size = content["bytes"]
-    assert isinstance(size, int)
     table.add_row("bytes", f"{size:,}", f"{size / max(stored, 1):.2f} for each of {stored:,} pieces stored")
     return table
 
 
-def _add_set(table: Table, each: dict[str, object]) -> None:
+def _add_set(table: Table, each: dict[str, Any]) -> None:
     """One row for a set of shards."""
-    examples, pieces, masked = (int(str(each[key])) for key in ("examples", "pieces", "masked"))
-    split, random_next = each["split"], int(str(each["random_next"]))
-    assert isinstance(split, list)
+    examples = max(each["examples"], 1)
     name = f"{each['length']} " + ("validation" if each["validation"] else f"duplicate {each['duplicate']}")
-    fill = pieces / max(examples * int(str(each["length"])), 1)
-    shares = "/".join(f"{100 * part / max(masked, 1):.1f}" for part in split)
-    table.add_row(
-        name,
-        f"{examples:,}",
-        f"examples, {100 * fill:.1f}% full, {100 * random_next / max(examples, 1):.1f}% random next, masked as {shares}",
-    )
+    fill = 100 * each["pieces"] / (examples * each["length"])
+    random_next = 100 * each["random_next"] / examples
+    split = "/".join(f"{100 * part / max(each['masked'], 1):.1f}" for part in each["split"])
+    figures = f"examples, {fill:.1f}% full, {random_next:.1f}% random next, masked {split}"
+    table.add_row(name, f"{each['examples']:,}", figures)

@@ -6,12 +6,17 @@ import dataclasses
 import difflib
 import math
 import re
-import tomllib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from data_prep.errors import UserError
 from data_prep.readers import READERS
@@ -44,7 +49,7 @@ class Settings:
     language: str = "en"
     """Language of the text, for the ends of sentences: a code such as en, de or zh."""
     errors: Literal["fail", "replace", "skip"] = "fail"
-    """What to do with documents that cannot be read: stop, replace the bad characters, or leave them out and list them."""
+    """What to do with what cannot be read: stop, replace bad characters, or leave the document out and list it."""
     vocab: Path | None = None
     """A vocab.txt to use (default: train one from the text)."""
     vocab_size: int = 30522
@@ -188,7 +193,9 @@ def find_faults(settings: Settings) -> list[str]:
     check(s.format in (None, *READERS), f"--format {s.format}: there is {', '.join(READERS)}")
     check(bool(s.lengths), "--lengths: give at least one, such as 128")
     for length in s.lengths:
-        check(SHORTEST <= length <= LONGEST, f"--lengths {length}: from {SHORTEST} to {LONGEST}, the positions BERT has")
+        check(
+            SHORTEST <= length <= LONGEST, f"--lengths {length}: from {SHORTEST} to {LONGEST}, the positions BERT has"
+        )
     check(len(set(s.lengths)) == len(s.lengths), "--lengths: each length once")
     check(
         len(s.max_predictions) in (0, len(s.lengths)),
@@ -207,7 +214,11 @@ def find_faults(settings: Settings) -> list[str]:
     check(s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1")
     check(0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1")
     check(s.vocab_size > len("#"), f"--vocab-size {s.vocab_size}: too few")
-    for name, allowed in (("errors", ("fail", "replace", "skip")), ("masking", ("token", "whole-word")), ("pairs", ("nsp", "none"))):
+    for name, allowed in (
+        ("errors", ("fail", "replace", "skip")),
+        ("masking", ("token", "whole-word")),
+        ("pairs", ("nsp", "none")),
+    ):
         check(getattr(s, name) in allowed, f"--{name} {getattr(s, name)}: one of {', '.join(allowed)}")
     try:
         check(s.shard_bytes >= 1 << 16, f"--shard-size {s.shard_size}: at least 64KB")

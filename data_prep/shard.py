@@ -26,7 +26,8 @@ from data_prep.workers import mpi_rank, num_cores, open_workers, silence_other_r
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
     silence_other_ranks()
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    errors = Console(stderr=True, highlight=False)
     try:
         settings = parse_settings(arguments)
         with open_workers(settings.workers or num_cores()) as workers:

@@ -52,6 +52,11 @@ class ShardSet:
     duplicate: int
     validation: bool = False
 
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> ShardSet:
+        """The set that an entry of the manifest speaks of."""
+        return cls(content["length"], content["duplicate"], content["validation"])
+
     @property
     def folder(self) -> str:
         return f"length-{self.length}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
@@ -61,7 +66,7 @@ class ShardSet:
         return f"{self.folder}/shard-{index:05}.arrow"
 
 
-def example_schema(length: int, vocabulary_size: int) -> pa.Schema:
+def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.Schema:
     """What the shards of a length hold, in the smallest types that do."""
     piece = pa.from_numpy_dtype(smallest_type(vocabulary_size - 1))
     position = pa.from_numpy_dtype(smallest_type(length))
@@ -72,7 +77,7 @@ def example_schema(length: int, vocabulary_size: int) -> pa.Schema:
             pa.field("masked", pa.list_(pa.field("item", masked, nullable=False)), nullable=False),
             pa.field("boundary", position, nullable=False),
             pa.field("random_next", pa.bool_(), nullable=False),
-            pa.field("document", pa.uint32(), nullable=False),
+            pa.field("document", pa.from_numpy_dtype(smallest_type(num_documents - 1)), nullable=False),
         ]
     )
 
@@ -138,15 +143,15 @@ class Manifest:
 
     def files(self) -> list[FileRecord]:
         """Every file of the folder but the manifest itself."""
-        others = [FileRecord(**record) for record in self.content["files"]]
-        return others + [record for shards in self.sets().values() for record in shards]
+        return self.tables() + [record for shards in self.sets().values() for record in shards]
+
+    def tables(self) -> list[FileRecord]:
+        """The files that are no shards."""
+        return [FileRecord(**record) for record in self.content["files"]]
 
     def sets(self) -> dict[ShardSet, list[FileRecord]]:
         """The shards of each set, in their order."""
-        return {
-            ShardSet(each["length"], each["duplicate"], each["validation"]): [FileRecord(**s) for s in each["shards"]]
-            for each in self.content["sets"]
-        }
+        return {ShardSet.of(each): [FileRecord(**record) for record in each["shards"]] for each in self.content["sets"]}
 
 
 def fingerprint(content: dict[str, Any]) -> str:

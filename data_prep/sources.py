@@ -58,7 +58,9 @@ def find_files(arguments: list[str], format: str | None) -> list[SourceFile]:
 def source_name(argument: str) -> str:
     """The name of a source: given as NAME=PATH, or that of the folder or file."""
     label, path = _split_label(argument)
-    return label or Path(os.path.abspath(path)).name.partition(".")[0].translate({ord(c): None for c in "*?[]"}) or "text"
+    return (
+        label or Path(os.path.abspath(path)).name.partition(".")[0].translate({ord(c): None for c in "*?[]"}) or "text"
+    )
 
 
 def _split_label(argument: str) -> tuple[str, str]:
@@ -71,7 +73,10 @@ def _split_label(argument: str) -> tuple[str, str]:
 def _files_of(argument: str, format: str | None) -> list[SourceFile]:
     name, (_, path) = source_name(argument), _split_label(argument)
     if path == demo.NAME and not os.path.exists(path):
-        return [SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME) for file in demo.files()]
+        return [
+            SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME)
+            for file in demo.files()
+        ]
     paths = [file for file in _expand(path) if file.stat().st_size]
     if not paths:
         raise UserError(f"--docs {path}: no file with anything in it")
@@ -80,7 +85,7 @@ def _files_of(argument: str, format: str | None) -> list[SourceFile]:
     unknown = [file for file, found in formats.items() if found is None]
     if unknown:
         raise UserError(
-            f"--docs {path}: {len(unknown)} of {len(paths)} files have a format that is not known, such as {unknown[0]}\n"
+            f"--docs {path}: the format of {len(unknown)} of {len(paths)} files is not known, such as {unknown[0]}\n"
             f"name the files to read with a glob, or say what they are with --format ({', '.join(READERS)})"
         )
     if len(kinds := Counter(str(found) for found in formats.values())) > 1:
@@ -91,7 +96,8 @@ def _files_of(argument: str, format: str | None) -> list[SourceFile]:
             "give each format its own --docs with a glob, or say what all are with --format"
         )
     return [
-        SourceFile(name, str(file), os.path.relpath(file, root), file.stat().st_size, str(formats[file])) for file in paths
+        SourceFile(name, str(file), os.path.relpath(file, root), file.stat().st_size, str(formats[file]))
+        for file in paths
     ]
 
 

@@ -78,7 +78,9 @@ def encode_part(task: PartTask) -> dict[str, Any]:
     schema = token_schema(len(vocabulary))
     inner = schema.field("sentences").type.value_type
     ids = pa.array(pieces.ids.astype(inner.value_type.to_pandas_dtype()))
-    sentences = pa.ListArray.from_arrays(_offsets(document_ends), pa.ListArray.from_arrays(_offsets(sentence_ends), ids))
+    sentences = pa.ListArray.from_arrays(
+        _offsets(document_ends), pa.ListArray.from_arrays(_offsets(sentence_ends), ids)
+    )
     digests = _digests(pieces.ids, sentence_ends, document_ends)
     kept = batch.filter(pa.array(filled))
     out = pa.record_batch(

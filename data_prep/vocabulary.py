@@ -80,11 +80,14 @@ class Vocabulary:
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": not self.cased,
             "model_max_length": 512,
-            **{f"{name}_token": piece for name, piece in zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)},
+            **{
+                f"{name}_token": piece
+                for name, piece in zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
+            },
         }
         contents = {
             VOCABULARY: self._text(),
-            TOKENIZER: full.to_str(pretty=True).encode(),
+            TOKENIZER: full.to_str(pretty=False).encode(),
             "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode(),
         }
         records = []
@@ -113,7 +116,9 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
     first: dict[str, int] = {}
     for line, piece in enumerate(pieces, 1):
         if piece in first:
-            raise UserError(f"--vocab {path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id")
+            raise UserError(
+                f"--vocab {path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id"
+            )
         first[piece] = line
     return Vocabulary(tuple(pieces), cased)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from data_prep.errors import UserError
 
@@ -26,7 +26,16 @@ AHEAD = 4  # tasks handed out for each worker, so that none waits
 
 def mpi_size() -> int:
     """How many ranks the launcher started, 1 without one."""
-    return int(next((os.environ[name] for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS") if name in os.environ), 1))
+    return int(
+        next(
+            (
+                os.environ[name]
+                for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+                if name in os.environ
+            ),
+            1,
+        )
+    )
 
 
 def mpi_rank() -> int:
@@ -82,7 +91,7 @@ def open_workers(size: int) -> Iterator[Workers | None]:
         from mpi4py.futures import MPICommExecutor
 
         with MPICommExecutor() as executor:
-            yield None if executor is None else Workers(executor, mpi_size() - 1)
+            yield None if executor is None else Workers(cast(Executor, executor), mpi_size() - 1)
     elif size == 1:
         _quiet()
         yield Workers(None, 1)

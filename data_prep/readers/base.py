@@ -49,7 +49,9 @@ class Problems:
                 self.num_replaced += 1
                 return data.decode(errors="replace")
             bad = data[error.start : error.start + 4].hex(" ")
-            self.bad(f"{where}: byte {offset + error.start:,}: not UTF-8 ({bad})", "--errors replace reads on with U+FFFD")
+            self.bad(
+                f"{where}: byte {offset + error.start:,}: not UTF-8 ({bad})", "--errors replace reads on with U+FFFD"
+            )
             return None
 
     def clean(self, text: str, where: str) -> str | None:

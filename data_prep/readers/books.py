@@ -17,7 +17,8 @@ SUFFIXES = (".txt", ".text", ".md", ".markdown")
 MARKDOWN = (".md", ".markdown")
 GUTENBERG_START = re.compile(r"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*$", re.MULTILINE | re.IGNORECASE)
 GUTENBERG_END = re.compile(
-    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg).*", re.MULTILINE | re.IGNORECASE
+    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg).*",
+    re.MULTILINE | re.IGNORECASE,
 )
 BLANK_LINE = re.compile(r"\n[ \t]*\n")
 FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)

@@ -31,8 +31,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         except (ValueError, RecursionError) as error:
             options.problems.bad(f"{where}: not a JSON object: {error}")
             continue
-        text = text_of(content, options.text_field, where)
-        text = options.problems.clean(text, where)
+        text = options.problems.clean(text_of(content, options.text_field, where), where)
         title = options.problems.clean(str(content.get("title") or ""), where)
         if text is None or title is None:
             continue
@@ -58,7 +57,9 @@ def text_of(content: Any, field: str, where: str) -> str:
         raise UserError(f"{where}: no field {field!r}; there is: {known}. Name it with --text-field")
     text = content[field]
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{where}: the field {field!r} is a {type(text).__name__}, not a text. Name it with --text-field")
+        raise UserError(
+            f"{where}: the field {field!r} is a {type(text).__name__}, not a text. Name it with --text-field"
+        )
     return text or ""
 
 

@@ -57,14 +57,16 @@ def _skipped_prefixes(path: str) -> frozenset[str]:
     """What the dump's own language calls the namespaces whose links are no text."""
     head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page>")[0]
     if "<!DOCTYPE" in head or "<!ENTITY" in head:
-        raise UserError(f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile")
+        raise UserError(
+            f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
+        )
     return frozenset(name.lower() for key, name in NAMESPACE.findall(head) if key in FILE_NAMESPACES)
 
 
 READER = Reader(
     name="mediawiki",
     about="MediaWiki XML dumps, .xml or .xml.bz2",
-    detect=lambda name, head: b"<mediawiki" in head or b"<page>" in head and head.lstrip().startswith(b"<"),
+    detect=lambda name, head: b"<mediawiki" in head or (b"<page>" in head and head.lstrip().startswith(b"<")),
     read=read,
     spans=bz2_ranges,
 )

@@ -25,7 +25,9 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         raise UserError(f"{span.path}: no column {options.text_field!r}; there is: {known}. Name it with --text-field")
     kind = columns.field(options.text_field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(f"{span.path}: the column {options.text_field!r} is {kind}, not text. Name it with --text-field")
+        raise UserError(
+            f"{span.path}: the column {options.text_field!r} is {kind}, not text. Name it with --text-field"
+        )
     id_field = next((field for field in ID_FIELDS if field in columns.names), None)
     wanted = [field for field in (options.text_field, "title", id_field) if field in columns.names]
     for group in range(span.start, span.end):

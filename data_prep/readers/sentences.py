@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def detect(name: str, head: bytes) -> bool:
     if len(filled) < 4 or len(filled) == len(lines):
         return False
     whole = sum(1 for line in filled if SENTENCE_END.search(line) and not TWO_SENTENCES.search(line))
-    runs = sum(1 for before, line in zip(lines, lines[1:], strict=False) if before.strip() and line.strip())
+    runs = sum(1 for before, line in itertools.pairwise(lines) if before.strip() and line.strip())
     return whole > 0.8 * len(filled) and runs > 0.5 * len(filled)
 
 

@@ -10,12 +10,12 @@ from mwparserfromhell.nodes import ExternalLink, HTMLEntity, Node, Tag, Text, Wi
 
 SKIPPED_PREFIXES = frozenset(("file", "image", "category", "media"))
 KEPT_TAGS = frozenset(
-    ("b", "i", "u", "s", "em", "strong", "small", "big", "span", "sub", "sup", "p", "div", "center", "font", "cite")
-    + ("abbr", "bdi", "bdo", "code", "kbd", "samp", "var", "mark", "ins", "q", "tt", "nowiki", "onlyinclude", "includeonly")
+    "b i u s em strong small big span sub sup p div center font cite abbr bdi bdo code kbd samp var mark ins q tt "
+    "nowiki onlyinclude includeonly".split()
 )
 LINE_BREAKS = frozenset(("br", "p", "div", "center", "blockquote"))
 DISAMBIGUATION = re.compile(
-    r"__DISAMBIG__|\{\{\s*(?:[\w ]*disambig(?:uation)?(?: page)?|dab|hndis|geodis|surname|given name|set index(?: article)?"
+    r"__DISAMBIG__|\{\{\s*(?:[\w ]*disambig(?:uation)?(?: page)?|dab|hndis|geodis|surname|given name|set index"
     r"|begriffsklärung|homonymie|desambiguaci[oó]n|disambigua|desambiguação|doorverwijspagina|неоднозначность"
     r"|曖昧さ回避|消歧义|ujednoznacznienie)\s*[|}\n]",
     re.IGNORECASE,
