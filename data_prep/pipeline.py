@@ -97,11 +97,17 @@ class Pipeline:
 
     def _check_plan(self, plan: Record) -> None:
         path = self.folder / WORK / "plan.json"
-        if path.exists():
-            refuse_changes(self.folder, read_json(path), plan)
+        if path.exists() and self._anything_done():
+            before = read_json(path)
+            if before["settings"]["errors"] == "fail":  # what was read without a fault is the same under any policy
+                before["settings"]["errors"] = self.settings.errors
+            refuse_changes(self.folder, before, plan)
             self.console.print(f"continuing in {self.folder}")
-        else:
-            write_json(path, plan)
+        write_json(path, plan)
+
+    def _anything_done(self) -> bool:
+        work = self.folder / WORK
+        return any(work.glob("records/*/*.json")) or any((work / f"{step}.json").exists() for step in STEPS)
 
     def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None) -> Record:
         documents = self._documents(files)

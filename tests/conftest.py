@@ -1,0 +1,75 @@
+"""What the tests share: small corpora, the real command line, and the real data where it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+REAL_DATA = Path(os.environ.get("CLOZE_DATA", ROOT / "../shared/data")).resolve()
+
+WORDS = (
+    "the of and to in a is that it was for on are with as be at this have from or had by not but what all were when "
+    "we there can an your which their said if do will each about how up out them then she many some so these would "
+    "other into has more her two like him see time could no make than first been its who now people my made over "
+    "down only way find use may water long little very after words called just where most know river mountain empire"
+).split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on real data are skipped, saying why, where it is not."""
+    if not REAL_DATA.is_dir():
+        skip = pytest.mark.skip(reason=f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder")
+        for item in items:
+            if item.get_closest_marker("realdata"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data (only for tests marked realdata)."""
+    return REAL_DATA
+
+
+@pytest.fixture
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an entry of the project as a user would: python("data_prep/shard.py", "--docs", …)."""
+
+    def run(entry: str, *arguments: object, cwd: Path | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / entry), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+    return run
+
+
+def sentence(draw: random.Random) -> str:
+    """Some words with a capital and a full stop."""
+    words = [draw.choice(WORDS) for _ in range(draw.randint(3, 25))]
+    return " ".join(words).capitalize() + "."
+
+
+def write_wiki(folder: Path, documents: int = 200, files: int = 4, seed: int = 1) -> Path:
+    """A folder of documents as WikiExtractor writes them."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        text = ""
+        for index in range(number, documents, files):
+            paragraphs = [" ".join(sentence(draw) for _ in range(draw.randint(1, 6))) for _ in range(draw.randint(1, 5))]
+            title = f"Article {index}"
+            body = "\n".join([title, "", *paragraphs, ""])
+            text += f'<doc id="{index}" url="https://example.org/{index}" title="{title}">\n{body}\n</doc>\n'
+        (folder / f"wiki_{number:02}").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def wiki(tmp_path: Path) -> Path:
+    """A small folder in WikiExtractor's format."""
+    return write_wiki(tmp_path / "wiki")
