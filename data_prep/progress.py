@@ -78,7 +78,7 @@ def closing_table(content: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     held_out = f"{corpus['validation_documents']:,} held out for validation"
     table.add_row("documents", f"{corpus['documents']:,}", held_out)
     if corpus["skipped"] or corpus["empty"] or corpus["replaced"]:

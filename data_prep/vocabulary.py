@@ -140,17 +140,20 @@ def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[st
 def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
     """Learns at most `size` pieces.
 
-    Deterministic: the trainer's own choice of an alphabet is not where characters are equally frequent, so we make it.
+    Deterministic, which the trainer by itself is not: it numbers characters in the order of a hash table, and breaks
+    ties by those numbers. Handed to it as special pieces, they have their numbers from us.
     """
     alphabet = _alphabet(counts)
-    if size < len(SPECIAL) + len(alphabet):
-        raise UserError(f"--vocab-size {size}: the text has {len(alphabet)} characters, each needs a piece; take more")
+    inner = {f"##{character}" for word in counts for character in word[1:]}
+    given = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet if f"##{character}" in inner)]
+    if size < len(given):
+        raise UserError(f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more")
     learner = Tokenizer(models.WordPiece(unk_token=UNK))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer: Any = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
-        special_tokens=list(SPECIAL),
+        special_tokens=given,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -161,7 +164,7 @@ def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocab
 
 
 def _alphabet(counts: Mapping[str, int]) -> list[str]:
-    """The most frequent characters; of equally frequent ones, the first in Unicode."""
+    """The most frequent characters, in the order of Unicode; of equally frequent ones, the first."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:

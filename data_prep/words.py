@@ -66,7 +66,7 @@ class WordTable:
         start = int(self._ends[first - 1]) if first else 0
         letters = self._letters[start : self.num_bytes].tobytes()
         ends = self._ends[first : self._size] - start
-        starts = np.concatenate([[0], ends[:-1]])
+        starts = np.concatenate([[0], ends])[:-1]
         return [letters[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def number(self, text: Array, ends: Array) -> tuple[Array, Array]:
