@@ -221,7 +221,7 @@ def find_faults(settings: Settings) -> list[str]:
     ):
         check(getattr(s, name) in allowed, f"--{name} {getattr(s, name)}: one of {', '.join(allowed)}")
     try:
-        check(s.shard_bytes >= 1 << 16, f"--shard-size {s.shard_size}: at least 64KB")
+        check(s.shard_bytes >= 64_000, f"--shard-size {s.shard_size}: at least 64KB")
     except ValueError:
         faults.append(f"--shard-size {s.shard_size}: a number and a unit, such as 64MB")
     return faults

@@ -1,0 +1,224 @@
+"""What the shards hold: the promises that training relies on."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import WORDS
+
+from data_prep import shard
+from data_prep.shards import Manifest, ShardSet, map_batches, read_shard
+from data_prep.vocabulary import load_vocabulary
+
+DOCUMENTS, LENGTH = 120, 48
+
+
+@pytest.fixture(scope="module")
+def marked_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents in which every sentence begins with the numbers of its document and of itself: `d 3 s 14 …`."""
+    draw, text = random.Random(5), ""
+    for document in range(DOCUMENTS):
+        for number in range(draw.randint(1, 30)):
+            words = " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, 12)))
+            text += f"d {document} s {number} {words}.\n"
+        text += "\n"
+    path = tmp_path_factory.mktemp("marked") / "text.txt"
+    path.write_text(text)
+    return path
+
+
+def prepare(text: Path, out: Path, *more: str) -> Path:
+    arguments = ["--docs", str(text), "--out", str(out), "--format", "sentences", "--lengths", str(LENGTH), "128"]
+    code = shard.main([*arguments, "--workers", "1", "--vocab-size", "400", "--shard-size", "64KB", *more])
+    assert code == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def shards(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(marked_text, tmp_path_factory.mktemp("nsp") / "out", "--duplicates", "2", "--validation", "0.1")
+
+
+@pytest.fixture(scope="module")
+def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    more = ("--duplicates", "2", "--pairs", "none", "--short-probability", "0", "--validation", "0")
+    return prepare(marked_text, tmp_path_factory.mktemp("none") / "out", *more)
+
+
+def examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
+    """The examples of a set, with the text of A and B as it was before masking."""
+    manifest = Manifest.read(folder)
+    pieces = load_vocabulary(folder / "vocab.txt", manifest.content["vocabulary"]["cased"]).pieces
+    for record in manifest.sets()[chosen]:
+        for row in read_shard(folder / record.path).to_pylist():
+            restored = list(row["pieces"])
+            for each in row["masked"]:
+                restored[each["position"]] = each["piece"]
+            words = [pieces[each] for each in restored]
+            a, b = words[1 : row["boundary"] - 1], words[row["boundary"] : -1]
+            yield {**row, "a": text_of(a), "b": text_of(b), "restored": words}
+
+
+def text_of(pieces: list[str]) -> str:
+    return " ".join(pieces).replace(" ##", "")
+
+
+def marks(text: str) -> list[tuple[int, int]]:
+    """The sentences that begin in a text."""
+    return [(int(document), int(number)) for document, number in re.findall(r"\bd (\d+) s (\d+)\b", text)]
+
+
+def test_types_are_the_smallest_and_nothing_may_be_missing(shards: Path) -> None:
+    schema = read_shard(shards / "length-48/duplicate-0/shard-00000.arrow").schema
+    piece, position = pa.uint16(), pa.uint8()
+    masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
+    expected = pa.schema(
+        [
+            pa.field("pieces", pa.list_(pa.field("item", piece, nullable=False)), nullable=False),
+            pa.field("masked", pa.list_(pa.field("item", masked, nullable=False)), nullable=False),
+            pa.field("boundary", position, nullable=False),
+            pa.field("random_next", pa.bool_(), nullable=False),
+            pa.field("document", pa.uint8(), nullable=False),
+        ]
+    )
+    assert schema == expected
+
+
+def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
+    seen = Counter[bool]()
+    for example in examples(shards, ShardSet(128, 0)):
+        homes_a = {document for document, _ in marks(example["a"])}
+        assert homes_a <= {example["document"]}
+        homes_b = {document for document, _ in marks(example["b"])}
+        if example["random_next"]:
+            assert example["document"] not in homes_b
+        else:
+            assert homes_b <= {example["document"]}
+            if homes_a and homes_b:
+                assert marks(example["a"])[-1][1] < marks(example["b"])[0][1]
+        seen[example["random_next"]] += 1
+    assert min(seen.values()) > 0.25 * seen.total()
+
+
+def test_no_document_held_out_is_seen_in_training(shards: Path) -> None:
+    held_out = {each["document"] for each in examples(shards, ShardSet(48, 0, validation=True))}
+    assert len(held_out) == Manifest.read(shards).content["corpus"]["validation_documents"] == 12
+    for chosen in Manifest.read(shards).sets():
+        for example in examples(shards, chosen):
+            homes = {document for document, _ in marks(example["a"] + " " + example["b"])} | {example["document"]}
+            assert homes <= held_out if chosen.validation else not homes & held_out
+
+
+def test_copies_of_a_text_are_held_out_together(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    bodies = [[" ".join(draw.choice(WORDS) for _ in range(9)) + "." for _ in range(5)] for _ in range(50)]
+    text = "\n\n".join("\n".join(body) for body in bodies * 4)
+    (tmp_path / "text.txt").write_text(text)
+    out = prepare(tmp_path / "text.txt", tmp_path / "out", "--duplicates", "1", "--validation", "0.05")
+    texts = defaultdict(set)
+    for chosen in Manifest.read(out).sets():
+        if chosen.length == 128:
+            texts[chosen.validation] |= {example["document"] % 50 for example in examples(out, chosen)}
+    assert texts[True]
+    assert not texts[True] & texts[False]
+
+
+def test_every_sentence_is_used_exactly_once_in_each_set_without_pairs(unpaired: Path, marked_text: Path) -> None:
+    written = Counter(marks(marked_text.read_text()))
+    for chosen in Manifest.read(unpaired).sets():
+        seen = Counter(mark for example in examples(unpaired, chosen) for mark in marks(example["a"]))
+        assert seen == written
+        assert all(example["b"] == "" and not example["random_next"] for example in examples(unpaired, chosen))
+
+
+def test_no_sentence_of_a_document_is_lost_with_pairs(shards: Path, marked_text: Path) -> None:
+    """All but those that truncation cuts away: the begin of nearly every sentence is in some A or true B."""
+    held_out = {each["document"] for each in examples(shards, ShardSet(128, 0, validation=True))}
+    written = {mark for mark in marks(marked_text.read_text()) if mark[0] not in held_out}
+    seen = set()
+    for example in examples(shards, ShardSet(128, 0)):
+        seen |= set(marks(example["a"])) | (set() if example["random_next"] else set(marks(example["b"])))
+    assert len(written - seen) < 0.1 * len(written)
+
+
+def test_the_order_is_shuffled_over_the_whole_corpus(unpaired: Path) -> None:
+    for chosen in Manifest.read(unpaired).sets():
+        order = np.array([example["document"] for example in examples(unpaired, chosen)])
+        ranks = np.argsort(np.argsort(order, kind="stable"))
+        assert abs(np.corrcoef(ranks, np.arange(len(order)))[0, 1]) < 4 / np.sqrt(len(order))
+        assert np.mean(np.diff(order) == 0) < 0.06
+
+
+def test_duplicates_are_masked_and_shuffled_anew(unpaired: Path) -> None:
+    first, second = (list(examples(unpaired, ShardSet(48, duplicate))) for duplicate in (0, 1))
+    assert sorted(each["a"] for each in first) == sorted(each["a"] for each in second)
+    assert [each["a"] for each in first] != [each["a"] for each in second]
+    positions = {each["a"]: [mask["position"] for mask in each["masked"]] for each in first}
+    same = np.mean([positions[each["a"]] == [mask["position"] for mask in each["masked"]] for each in second])
+    assert same < 0.2
+
+
+def test_shards_have_about_the_size_asked_for(shards: Path) -> None:
+    for records in Manifest.read(shards).sets().values():
+        if len(records) > 2:
+            assert all(0.7 * 64_000 < record.size < 1.4 * 64_000 for record in records)
+
+
+def test_the_manifest_says_what_is_there(shards: Path) -> None:
+    manifest = Manifest.read(shards)
+    for number, chosen in enumerate(manifest.sets()):
+        said, rows = manifest.content["sets"][number], list(examples(shards, chosen))
+        assert said["examples"] == len(rows)
+        assert said["pieces"] == sum(len(row["pieces"]) for row in rows)
+        assert said["masked"] == sum(len(row["masked"]) for row in rows) == sum(said["split"])
+        assert said["random_next"] == sum(row["random_next"] for row in rows)
+        sizes = Counter(len(row["pieces"]) for row in rows)
+        assert {size: count for size, count in enumerate(said["histogram"]) if count} == sizes
+    assert manifest.content["bytes"] == sum(record.size for record in manifest.files())
+    assert manifest.content["sources"][0]["name"] == "text.txt"
+    assert manifest.content["corpus"]["documents"] == DOCUMENTS
+
+
+def test_the_table_of_documents_is_in_the_order_of_their_numbers(shards: Path) -> None:
+    table = map_batches(shards / "documents.arrow").read_all().to_pylist()
+    assert len(table) == DOCUMENTS
+    offsets = [int(row["id"].partition(":")[2]) for row in table]
+    assert offsets == sorted(offsets)
+    assert {row["source"] for row in table} == {"text"}
+
+
+def test_the_fingerprint_changes_with_the_seed_and_not_with_the_place(
+    shards: Path, marked_text: Path, tmp_path: Path
+) -> None:
+    more = ("--duplicates", "2", "--validation", "0.1")
+    again = prepare(marked_text, tmp_path / "again", *more)
+    other = prepare(marked_text, tmp_path / "other", *more, "--seed", "1")
+    assert Manifest.read(again).fingerprint == Manifest.read(shards).fingerprint
+    assert Manifest.read(other).fingerprint != Manifest.read(shards).fingerprint
+
+
+def test_whole_words_are_masked_whole(marked_text: Path, tmp_path: Path) -> None:
+    out = prepare(marked_text, tmp_path / "out", "--masking", "whole-word", "--duplicates", "1")
+    for example in examples(out, ShardSet(48, 0)):
+        chosen = {each["position"] for each in example["masked"]}
+        for position, piece in enumerate(example["restored"]):
+            inner = position not in (0, 1, example["boundary"])
+            if piece.startswith("##") and inner:
+                assert (position in chosen) == (position - 1 in chosen)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("more", [[], ["--lengths", "128", "--duplicates", "1"]])
+def test_a_stored_piece_takes_at_most_2_7_bytes(more: list[str], real_data: Path, tmp_path: Path) -> None:
+    arguments = ["--docs", str(real_data / "wiki/AA"), "--vocab", str(real_data / "vocab.txt")]
+    assert shard.main([*arguments, "--out", str(tmp_path / "out"), *more]) == 0
+    size = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert size <= 2.7 * sum(each["pieces"] for each in Manifest.read(tmp_path / "out").content["sets"])
