@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import sentencex
 
+SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
+
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
     """The sentences of some paragraphs, in their order, none of them empty."""
-    segment = sentencex.segment
-    sentences = (sentence.strip() for passage in passages for sentence in segment(language, passage))
+    sentences = (sentence.strip() for passage in passages for sentence in _segment(language, passage))
     return [sentence for sentence in sentences if sentence]
+
+
+def _segment(language: str, passage: str) -> list[str]:
+    """The sentences of one paragraph.
+
+    sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
+    plain spaces. Should it stumble all the same, one paragraph in a corpus is split at its full stops instead.
+    """
+    text = passage if passage.isascii() else " ".join(passage.split())
+    try:
+        return list(sentencex.segment(language, text))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # what a fault in its compiled code raises
+            raise
+        return SENTENCE_END.split(text)

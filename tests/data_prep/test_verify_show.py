@@ -1,0 +1,228 @@
+"""verify.py finds every kind of damage and names the file; show.py prints what a reader wants to see."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from conftest import write_wiki
+
+from data_prep import shard, show, verify
+from data_prep.files import FileRecord, sha256
+from data_prep.shards import MANIFEST, WORK, Manifest, fingerprint, read_shard
+
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
+SHARD = "length-32/duplicate-1/shard-00000.arrow"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    assert shard.main(["--docs", str(write_wiki(folder / "wiki")), "--out", str(folder / "out"), *SETTINGS]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def data(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "data"))
+
+
+def forge(data: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    """Replaces a shard by another one, and makes its record and the fingerprint fit."""
+    batch = change(pa.ipc.open_file(str(data / SHARD)).get_batch(0))
+    with pa.ipc.new_file(str(data / SHARD), batch.schema) as writer:
+        writer.write_batch(batch)
+    content = json.loads((data / MANIFEST).read_text())
+    for each in content["sets"]:
+        for record in each["shards"]:
+            if record["path"] == SHARD:
+                size = (data / SHARD).stat().st_size
+                record.update(size=size, sha256=sha256(data / SHARD), rows=batch.num_rows)
+    content["fingerprint"] = fingerprint(content)
+    (data / MANIFEST).write_text(json.dumps(content))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_folder_passes(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(sound)]) == 0
+    assert capfd.readouterr().out.strip().endswith("all is right")
+
+
+@pytest.mark.parametrize("name", [SHARD, "vocab.txt", "tokenizer.json", "documents.arrow", "length-64/validation/shard-00000.arrow"])
+def test_a_flipped_bit_in_any_file_is_found(name: str, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flip(data / name)
+    assert verify.main([str(data)]) == 1
+    assert f"{data / name}: its SHA-256 is not that of its record" in capfd.readouterr().err
+
+
+def test_a_truncated_file_is_found(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (data / SHARD).write_bytes((data / SHARD).read_bytes()[:-100])
+    assert verify.main([str(data)]) == 1
+    assert re.search(rf"{SHARD}: [\d,]+ bytes, its record says [\d,]+", capfd.readouterr().err)
+
+
+def test_a_missing_file_is_found(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (data / SHARD).unlink()
+    assert verify.main([str(data)]) == 1
+    assert f"{data / SHARD}: missing" in capfd.readouterr().err
+
+
+def test_every_damaged_file_is_named_not_only_the_first(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names = [SHARD, "length-64/duplicate-0/shard-00000.arrow"]
+    for name in names:
+        flip(data / name)
+    assert verify.main([str(data)]) == 1
+    errors = capfd.readouterr().err
+    assert all(name in errors for name in names)
+
+
+def test_an_edited_manifest_is_found(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = (data / MANIFEST).read_text()
+    (data / MANIFEST).write_text(text.replace('"seed": 12345', '"seed": 54321'))
+    assert verify.main([str(data)]) == 1
+    assert "fingerprint" in capfd.readouterr().err
+
+
+def with_column(name: str, values: list[object]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+        index = batch.schema.get_field_index(name)
+        columns = list(batch.columns)
+        columns[index] = pa.array(values + columns[index].to_pylist()[len(values) :], batch.schema.field(index).type)
+        return pa.record_batch(columns, schema=batch.schema)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda batch: batch.slice(1), "examples, its manifest says"),
+        (lambda batch: batch.rename_columns([*batch.schema.names[:-1], "book"]), "its columns are not those"),
+        (with_column("boundary", [31]), "example 0"),
+        (with_column("pieces", [[5] * 20]), r"example 0 does not read \[CLS\] A \[SEP\] B \[SEP\]"),
+        (with_column("masked", [[]]), "example 0 has no masked piece"),
+        (with_column("masked", [[{"position": 0, "piece": 7}]]), "masks a position that it must not"),
+        (with_column("masked", [[{"position": 2, "piece": 7}, {"position": 2, "piece": 7}]]), "masks a position"),
+        (with_column("masked", [[{"position": 1, "piece": 255}]]), "beyond the vocabulary"),
+    ],
+)
+def test_examples_that_are_not_well_formed_are_found(
+    change: Callable[[pa.RecordBatch], pa.RecordBatch], message: str, data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    forge(data, change)
+    assert verify.main([str(data)]) == 1
+    assert re.search(message, capfd.readouterr().err)
+
+
+def test_files_that_nobody_wrote_are_mentioned(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (data / "notes.txt").write_text("mine")
+    assert verify.main([str(data)]) == 0
+    assert "notes.txt is not in the manifest" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_folder_without_shards_is_refused(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(tmp_path / name)]) == 2
+    assert "no such folder" in (errors := capfd.readouterr().err) or "not a folder of shards" in errors
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose run stopped before the shards."""
+    arguments = ["--docs", str(write_wiki(tmp_path / "wiki")), "--out", str(tmp_path / "half"), *SETTINGS]
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.pipeline.write_shard", stop)
+        assert shard.main(arguments) == 130
+    return tmp_path / "half"
+
+
+def test_a_half_finished_folder_is_checked_and_told_apart(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(half)]) == 3
+    out = capfd.readouterr().out
+    assert "is not finished" in out
+    assert "examples: finished" in out
+    assert "run shard.py again" in out
+
+
+def test_damage_in_a_half_finished_folder_is_found(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    [file] = (half / WORK / "tokens").glob("*.arrow")
+    flip(file)
+    assert verify.main([str(half)]) == 1
+    assert str(file) in capfd.readouterr().err
+
+
+def shown(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert show.main([str(each) for each in arguments]) == 0
+    return capfd.readouterr().out
+
+
+def test_an_example_is_shown_with_its_masks(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    row = read_shard(sound / "length-32/duplicate-0/shard-00000.arrow").slice(7, 1).to_pylist()[0]
+    out = shown(capfd, sound, "--length", 32, "--index", 7)
+    heading, a, b, legend = out.strip().split("\n")
+    assert f"example 7: {len(row['pieces'])} pieces, {len(row['masked'])} masked" in heading
+    assert ("B is random" if row["random_next"] else "B follows A") in heading
+    assert "wiki" in heading
+    assert "Article" in heading
+    assert a.startswith("A  [CLS] ")
+    assert a.endswith("[SEP]")
+    assert b.startswith("B  ")
+    assert legend.startswith("masked ")
+    arrows = len(re.findall(r"→|=\S+?=", a + b))
+    assert arrows == len(row["masked"])
+    mask = (sound / "vocab.txt").read_text().split("\n").index("[MASK]")
+    assert (a + b).count("→[MASK]") == row["pieces"].count(mask)
+
+
+def test_an_example_held_out_is_shown(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "example 0" in shown(capfd, sound, "--validation")
+
+
+def test_an_example_of_a_half_finished_folder_is_shown(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "A  [CLS]" in shown(capfd, half, "--length", 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--index", "1000000"], "--index 1000000: length-32/duplicate-0 has"),
+        (["--index", "-1"], "--index -1"),
+        (["--length", "99"], "no length-99/duplicate-0; there is length-32/duplicate-0"),
+        (["--duplicate", "9"], "no length-32/duplicate-9"),
+    ],
+)
+def test_an_example_that_is_not_there_is_refused(
+    arguments: list[str], message: str, sound: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert show.main([str(sound), *arguments]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_records_check_what_they_say(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    record = FileRecord.of(tmp_path, "file", rows=1)
+    record.check(tmp_path)
+    assert record.size == 3
+    assert record.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_manifest_of_another_format_is_refused(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content = json.loads((data / MANIFEST).read_text())
+    (data / MANIFEST).write_text(json.dumps({**content, "format": 99}))
+    assert verify.main([str(data)]) == 2
+    assert "not of format" in capfd.readouterr().err
+    assert Manifest(content).fingerprint
