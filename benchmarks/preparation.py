@@ -139,7 +139,7 @@ def watched(data: Path, docs: list[str]) -> dict[str, Any]:
     paths = [path for each in docs for path in (Path(each).rglob("*") if Path(each).is_dir() else [Path(each)])]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, SHARD, "--docs", *docs, "--vocab", data / "vocab.txt", "--out", f"{out}/d"]
+        command = [sys.executable, str(SHARD), "--docs", *docs, "--vocab", str(data / "vocab.txt"), "--out", f"{out}/d"]
         start = time.perf_counter()
         process = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL)
         peaks: dict[int, int] = {}

@@ -20,7 +20,7 @@ from data_prep.arrays import Array
 from data_prep.masking import Masking, mask_example, num_predictions
 from data_prep.pairs import Corpus, Plan, copy_second, place_partners, plan_pairs, plan_sentences, truncate
 from data_prep.settings import Settings
-from data_prep.shards import WORK, ShardSet, example_schema, write_batches
+from data_prep.shards import WORK, Lists, ShardSet, example_batch, example_schema, write_batches
 from data_prep.streams import draw
 from data_prep.tokens import read_corpus
 from data_prep.vocabulary import VOCABULARY, Special, Vocabulary, load_vocabulary
@@ -202,17 +202,17 @@ def finish(
         order, plan, corpus, draft.second, special, masking, pairs, pieces, positions, labels
     )
     masked = int(masked_ends[-1]) if len(order) else 0
-    structs = pa.StructArray.from_arrays([pa.array(positions[:masked]), pa.array(labels[:masked])], fields=list(item))
     random_next = plan.partner[order] >= 0
-    keyed = keyed_schema(schema)
-    columns = [
-        pa.ListArray.from_arrays(_offsets(ends), pa.array(pieces), type=schema.field("pieces").type),
-        pa.ListArray.from_arrays(_offsets(masked_ends), structs, type=schema.field("masked").type),
-        pa.array(boundary, schema.field("boundary").type),
-        pa.array(random_next),
-        pa.array(corpus.first + plan.row[order], schema.field("document").type),
-        pa.array(keys[order]),
-    ]
+    batch = example_batch(
+        keyed_schema(schema),
+        Lists(pieces, ends),
+        positions[:masked],
+        Lists(labels[:masked], masked_ends),
+        boundary,
+        random_next,
+        corpus.first + plan.row[order],
+        keys[order],
+    )
     histogram = np.bincount(sizes, minlength=draft.shards.length + 1)
     counts = {
         "pieces": len(pieces),
@@ -222,11 +222,7 @@ def finish(
         "random_next": int(random_next.sum()),
         "histogram": histogram.tolist(),
     }
-    return Finished(pa.record_batch(columns, schema=keyed), counts)
-
-
-def _offsets(ends: Array) -> pa.Array:
-    return pa.array(np.concatenate([[0], ends]).astype(np.int32))
+    return Finished(batch, counts)
 
 
 @njit(cache=True)

@@ -53,51 +53,21 @@ class FileRecord:
 
 def sha256(path: Path) -> str:
     """The checksum of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: BinaryIO) -> str:
     digest = hashlib.sha256()
-    while block := file.read(BLOCK):
-        digest.update(block)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
     return digest.hexdigest()
 
 
-class HashingFile:
-    """A file open for writing that knows the SHA-256 of what went into it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self.size, self.closed = file, hashlib.sha256(), 0, False
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        written = self._file.write(data)
-        self.size += written
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        self.closed = True
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-
 @contextmanager
-def replacing(path: Path) -> Iterator[HashingFile]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that takes its name `path` only when it is complete and on the disk."""
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            yield HashingFile(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -45,6 +45,7 @@ from data_prep.shards import (
     example_schema,
     fingerprint,
     map_batches,
+    write_batches,
 )
 from data_prep.shuffle import ShardTask, write_shard
 from data_prep.sources import SourceFile, find_files, make_bundles
@@ -230,16 +231,14 @@ class Pipeline:
     def _write_documents(self, documents: list[Record], tokens: list[Record]) -> FileRecord:
         """The table of all documents, by their numbers."""
         sources = [record["source"] for record in documents for _ in record["files"]]
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        rows = 0
-        with replacing(self.folder / DOCUMENTS) as file:
-            with pa.ipc.new_file(pa.PythonFile(file, mode="w"), DOCUMENTS_SCHEMA, options=options) as writer:
-                for source, record in zip(sources, tokens, strict=True):
-                    batch = map_batches(self.folder / token_file(record).path).get_batch(0)
-                    names = pa.array([source] * batch.num_rows, pa.string())
-                    writer.write_batch(pa.record_batch([batch["id"], batch["title"], names], schema=DOCUMENTS_SCHEMA))
-                    rows += batch.num_rows
-        return FileRecord(DOCUMENTS, file.size, rows, file.sha256)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for source, record in zip(sources, tokens, strict=True):
+                batch = map_batches(self.folder / token_file(record).path).get_batch(0)
+                names = pa.array([source] * batch.num_rows, pa.string())
+                yield pa.record_batch([batch["id"], batch["title"], names], schema=DOCUMENTS_SCHEMA)
+
+        return write_batches(self.folder, DOCUMENTS, DOCUMENTS_SCHEMA, batches(), compression="zstd")
 
     # How any step is run, and continued.
 

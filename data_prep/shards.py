@@ -19,14 +19,15 @@ A shard is one Arrow record batch, so that a reader maps it into memory and find
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from data_prep.arrays import smallest_type
+from data_prep.arrays import Array, smallest_type
 from data_prep.errors import DamageError, UserError
 from data_prep.files import FileRecord, json_bytes, read_json, replacing
 
@@ -82,15 +83,42 @@ def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.
     )
 
 
-def write_batches(folder: Path, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> FileRecord:
+def write_batches(
+    folder: Path, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], compression: str | None = None
+) -> FileRecord:
     """Writes an Arrow file, a record batch at a time."""
-    rows = 0
+    rows, options = 0, pa.ipc.IpcWriteOptions(compression=compression)
     with replacing(folder / name) as file:
-        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema) as writer:
+        with pa.ipc.new_file(file, schema, options=options) as writer:
             for batch in batches:
                 writer.write_batch(batch)
                 rows += batch.num_rows
-    return FileRecord(name, file.size, rows, file.sha256)
+    return FileRecord.of(folder, name, rows)
+
+
+def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array) -> pa.RecordBatch:
+    """Examples from flat arrays; `positions` are in the order of `labels`, `others` are the remaining columns."""
+    item = schema.field("masked").type.value_type
+    masked = pa.StructArray.from_arrays([pa.array(positions), pa.array(labels.values)], fields=list(item))
+    columns = [
+        pa.ListArray.from_arrays(_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type),
+        pa.ListArray.from_arrays(_offsets(labels.ends), masked, type=schema.field("masked").type),
+        *(pa.array(column, field.type) for column, field in zip(others, list(schema)[2:], strict=True)),
+    ]
+    return pa.record_batch(columns, schema=schema)
+
+
+class Lists(NamedTuple):
+    """Lists of numbers, one after another."""
+
+    values: Array
+    ends: Array
+
+
+def _offsets(ends: Array) -> pa.Array:
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends
+    return pa.array(offsets)
 
 
 def map_batches(path: Path) -> pa.RecordBatchFileReader:

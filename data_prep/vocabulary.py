@@ -94,7 +94,7 @@ class Vocabulary:
         for name, content in contents.items():
             with replacing(folder / name) as file:
                 file.write(content)
-            records.append(FileRecord(name, file.size, len(self), file.sha256))
+            records.append(FileRecord.of(folder, name, len(self)))
         return records
 
     def _text(self) -> bytes:
