@@ -68,21 +68,19 @@ def make_examples(task: ExamplesTask) -> dict[str, Any]:
     corpus = read_corpus(task.folder / parts.paths[task.part], parts.firsts[task.part])
     vocabulary = _vocabulary(task.folder / VOCABULARY, settings.cased, parts.vocabulary_sha256)
     members = read_members(task.folder, parts.num_documents, parts.held_out_sha256)
-    drafts = [_draft(each, corpus, members, settings) for each in all_sets(settings, members.validation.size > 0)]
-    if settings.pairs == "nsp":
-        _add_partners(drafts, corpus, task)
     files, counts = [], []
     for length in settings.lengths:
-        chosen = [draft for draft in drafts if draft.shards.length == length]
+        sets = shard_sets(length, settings.duplicates, members.validation.size > 0)
+        drafts = [_draft(each, corpus, members, settings) for each in sets]
+        if settings.pairs == "nsp":
+            _add_partners(drafts, corpus, task)
         schema = example_schema(length, len(vocabulary), parts.num_documents)
         rules = masking_rules(settings, length, vocabulary)
-        finished = [
-            finish(draft, corpus, vocabulary.special, rules, schema, settings.pairs == "nsp") for draft in chosen
-        ]
-        name = f"{WORK}/examples/{task.name}-{length}.arrow"
-        record = write_batches(task.folder, name, keyed_schema(schema), (each.batch for each in finished))
-        files.append(record.as_json())
+        finished = [finish(each, corpus, vocabulary.special, rules, schema, settings.pairs == "nsp") for each in drafts]
         counts += [each.counts for each in finished]
+        name = f"{WORK}/examples/{task.name}-{length}.arrow"
+        batches = (each.batch for each in finished)
+        files.append(write_batches(task.folder, name, keyed_schema(schema), batches).as_json())
     return {"files": files, "counts": counts}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import sentencex
 
+WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 
 
@@ -22,7 +23,7 @@ def _segment(language: str, passage: str) -> list[str]:
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
     plain spaces. Should it stumble all the same, one paragraph in a corpus is split at its full stops instead.
     """
-    text = passage if passage.isascii() else " ".join(passage.split())
+    text = passage if passage.isascii() else WHITE_SPACE.sub(" ", passage)
     try:
         return list(sentencex.segment(language, text))
     except BaseException as error:

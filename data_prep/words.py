@@ -4,12 +4,11 @@ Real text repeats itself: half a million sentences of Wikipedia hold eight milli
 thousand different ones. So the expensive part of WordPiece (Unicode normalisation, the greedy search for pieces) is
 done by `tokenizers` once for each distinct word, and a pass over the raw bytes does the rest.
 
-That is exact, not an approximation. White space (ASCII) separates words before anything else happens to them, and
-BERT's normalisation works character by character, so a stretch between two white spaces can be handled by itself:
+That is exact, not an approximation. BERT's normalisation works character by character, and white space, each ASCII
+punctuation mark and each Chinese character stand apart whatever is beside them. A run of other characters is
 
-* an ASCII stretch is lower-cased (unless cased), its control characters are dropped, and each punctuation mark is a
-  word of its own;
-* a stretch with any other character is one opaque word, kept as it is, for `tokenizers` to normalise and split.
+* lower-cased (unless cased) and freed of control characters if it is ASCII: a word;
+* kept as it is if it is not, for `tokenizers` to normalise and perhaps split: an opaque word.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from numba import njit
 from data_prep.arrays import Array
 
 SPACE, DROP, MARK, LETTER, FOREIGN = 0, 1, 2, 3, 4
+LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 FNV_OFFSET, FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
 
 
@@ -132,35 +132,61 @@ def _look_up(word, slots, letters, ends):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _next_stretch(text, at, stop, classes):  # type: ignore[no-untyped-def]
-    """Where the stretch between two white spaces that begins at `at` ends, and whether it is more than ASCII.
+def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
+    """How many bytes the Chinese character at `at` has, 0 if it is none: the ranges that BERT sets apart."""
+    lead = text[at]
+    if lead < 0xE3 or at + 2 >= stop:
+        return 0
+    low = np.int64(text[at + 1] & 0x3F) << 6 | np.int64(text[at + 2] & 0x3F)
+    if lead < 0xF0:
+        code = np.int64(lead & 0x0F) << 12 | low
+        if 0x4E00 <= code <= 0x9FFF or 0x3400 <= code <= 0x4DBF or 0xF900 <= code <= 0xFAFF:
+            return 3
+    elif at + 3 < stop:
+        code = np.int64(lead & 0x07) << 18 | low << 6 | np.int64(text[at + 3] & 0x3F)
+        if 0x20000 <= code <= 0x2A6DF or 0x2A700 <= code <= 0x2B81F:
+            return 4
+        if 0x2B820 <= code <= 0x2CEAF or 0x2F800 <= code <= 0x2FA1F:
+            return 4
+    return 0
 
-    A stretch begins with the white space before it: that way every byte belongs to one.
-    """
-    while at < stop and classes[text[at]] == SPACE:
-        at += 1
+
+@njit(cache=True)
+def _next_run(text, at, stop, classes):  # type: ignore[no-untyped-def]
+    """Where the run that begins at `at` ends, and whether it has more than ASCII."""
     foreign = False
-    while at < stop and classes[text[at]] != SPACE:
-        foreign |= classes[text[at]] == FOREIGN
+    while at < stop:
+        kind = classes[text[at]]
+        if kind in (SPACE, MARK):
+            break
+        if kind == FOREIGN:
+            if _ideograph(text, at, stop):
+                break
+            foreign = True
         at += 1
     return at, foreign
 
 
 @njit(cache=True)
 def _next_word(text, at, stop, classes, forms, word):  # type: ignore[no-untyped-def]
-    """Writes the next word of the ASCII text[at:stop] into `word`; returns its size and where to go on."""
+    """Writes the next word of text[at:stop] into `word`; returns its size, 0 if there is none, and where to go on."""
     while at < stop and (classes[text[at]] == SPACE or classes[text[at]] == DROP):
         at += 1
-    if at < stop and classes[text[at]] == MARK:
-        word[0] = text[at]
-        return 1, at + 1
-    size = 0
-    while at < stop and classes[text[at]] != MARK:
-        if classes[text[at]] == LETTER:
-            word[size] = forms[text[at]]
+    if at == stop:
+        return 0, at
+    size = 1 if classes[text[at]] == MARK else _ideograph(text, at, stop)
+    if size:
+        word[:size] = text[at : at + size]
+        return size, at + size
+    end, foreign = _next_run(text, at, stop, classes)
+    if foreign:
+        word[: end - at] = text[at:end]
+        return end - at, end
+    for index in range(at, end):
+        if classes[text[index]] == LETTER and size <= LONGEST_WORD:
+            word[size] = forms[text[index]]
             size += 1
-        at += 1
-    return size, at
+    return size, end
 
 
 @njit(cache=True)
@@ -171,19 +197,11 @@ def _number_words(text, sentence_ends, classes, forms, slots, letters, ends, num
     for stop in sentence_ends:
         longest, start = max(longest, stop - start), stop
     word = np.empty(longest, np.uint8)
-    count, start = 0, 0
+    count, at = 0, 0
     for sentence in range(sentence_ends.size):
         stop = sentence_ends[sentence]
-        at, stretch, foreign = start, start, False
         while at < stop:
-            if at == stretch:
-                stretch, foreign = _next_stretch(text, at, stop, classes)
-            if foreign:
-                size = stretch - at
-                word[:size] = text[at:stretch]
-                at = stretch
-            else:
-                size, at = _next_word(text, at, stretch, classes, forms, word)
+            size, at = _next_word(text, at, stop, classes, forms, word)
             if size == 0:
                 continue
             slot = _look_up(word[:size], slots, letters, ends)
@@ -200,5 +218,4 @@ def _number_words(text, sentence_ends, classes, forms, slots, letters, ends, num
             if num_words * 2 > slots.size:
                 slots = _rehashed(slots.size * 2, letters, ends, num_words)
         word_ends[sentence] = count
-        start = stop
     return numbers[:count].copy(), word_ends, slots, letters, ends, num_words
