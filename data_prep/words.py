@@ -18,26 +18,20 @@ from numba import njit
 
 from data_prep.arrays import Array
 
-SPACE, DROP, MARK, LETTER, FOREIGN = 0, 1, 2, 3, 4
+SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 FNV_OFFSET, FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
 
 
-def character_classes() -> Array:
-    """What each byte is to BERT's cleaner: white space, dropped, a punctuation mark, a letter or not ASCII."""
-    classes = np.full(256, LETTER, np.uint8)
-    classes[:32] = DROP
-    classes[127] = DROP
-    classes[[9, 10, 13, 32]] = SPACE
-    for first, last in ((33, 47), (58, 64), (91, 96), (123, 126)):
-        classes[first : last + 1] = MARK
-    classes[128:] = FOREIGN
-    return classes
-
-
-def letter_forms(cased: bool) -> Array:
-    """The byte that each byte is written as: itself, or its lower case."""
+def byte_forms(cased: bool) -> Array:
+    """What each byte is to BERT: white space, dropped, a mark, not ASCII, or else the letter that it is written as."""
     forms = np.arange(256, dtype=np.uint8)
+    forms[:32] = DROP
+    forms[127] = DROP
+    forms[[9, 10, 13, 32]] = SPACE
+    for first, last in ((33, 47), (58, 64), (91, 96), (123, 126)):
+        forms[first : last + 1] = MARK
+    forms[128:] = FOREIGN
     if not cased:
         forms[ord("A") : ord("Z") + 1] += 32
     return forms
@@ -47,7 +41,7 @@ class WordTable:
     """The distinct words met so far, numbered in the order of their first appearance."""
 
     def __init__(self, cased: bool) -> None:
-        self._classes, self._forms = character_classes(), letter_forms(cased)
+        self._forms = byte_forms(cased)
         self._slots = np.full(1 << 16, -1, np.int32)  # open addressing: hash -> number of a word
         self._letters = np.empty(1 << 20, np.uint8)  # all words, one after another
         self._ends = np.empty(1 << 16, np.int64)  # where each word ends in _letters
@@ -74,27 +68,49 @@ class WordTable:
 
         `ends` are the positions in `text` at which the sentences end.
         """
-        numbers, word_ends, self._slots, self._letters, self._ends, self._size = _number_words(
-            text, ends, self._classes, self._forms, self._slots, self._letters, self._ends, self._size
-        )
-        return numbers, word_ends
+        numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
+        longest = np.diff(ends, prepend=0).max(initial=0)
+        word = np.empty(longest, np.uint8)
+        state = np.zeros(3, np.int64)  # bytes read, words found, sentences finished
+        while state[2] < len(ends):
+            self._grow(longest)
+            self._size = _number_words(
+                text,
+                ends,
+                self._forms,
+                word,
+                self._slots,
+                self._letters,
+                self._ends,
+                self._size,
+                state,
+                numbers,
+                word_ends,
+            )
+        return numbers[: state[1]].copy(), word_ends
+
+    def _grow(self, longest: int) -> None:
+        """Makes room for some more words, the longest possible among them."""
+        if self._size * 2 >= len(self._slots):
+            self._slots = _rehashed(len(self._slots) * 4, self._letters, self._ends, self._size)
+        self._ends = _with_room(self._ends, self._size + 1)
+        self._letters = _with_room(self._letters, self.num_bytes + longest)
 
 
-@njit(cache=True)
-def _grown(array, needed):  # type: ignore[no-untyped-def]
-    """`array`, or a copy with room for `needed` entries."""
-    if needed <= array.size:
+def _with_room(array: Array, needed: int) -> Array:
+    """`array`, or a copy at least twice as large that has room for so many entries."""
+    if needed <= len(array):
         return array
-    larger = np.empty(max(needed, array.size * 2), array.dtype)
-    larger[: array.size] = array
+    larger = np.empty(max(needed, 2 * len(array)), array.dtype)
+    larger[: len(array)] = array
     return larger
 
 
 @njit(cache=True)
-def _hash(letters):  # type: ignore[no-untyped-def]
+def _hash(letters, start, end):  # type: ignore[no-untyped-def]
     value = FNV_OFFSET
-    for letter in letters:
-        value = (value ^ np.uint64(letter)) * FNV_PRIME
+    for at in range(start, end):
+        value = (value ^ np.uint64(letters[at])) * FNV_PRIME
     return value ^ (value >> np.uint64(29))
 
 
@@ -102,30 +118,29 @@ def _hash(letters):  # type: ignore[no-untyped-def]
 def _rehashed(size, letters, ends, num_words):  # type: ignore[no-untyped-def]
     slots = np.full(size, -1, np.int32)
     mask = np.uint64(size - 1)
+    start = 0
     for word in range(num_words):
-        start = ends[word - 1] if word else 0
-        slot = _hash(letters[start : ends[word]]) & mask
+        slot = _hash(letters, start, ends[word]) & mask
         while slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         slots[slot] = word
+        start = ends[word]
     return slots
 
 
 @njit(cache=True)
-def _look_up(word, slots, letters, ends):  # type: ignore[no-untyped-def]
-    """The slot that holds `word`, or the free one where it belongs."""
+def _look_up(word, size, slots, letters, ends):  # type: ignore[no-untyped-def]
+    """The slot that holds word[:size], or the free one where it belongs."""
     mask = np.uint64(slots.size - 1)
-    slot = _hash(word) & mask
+    slot = _hash(word, 0, size) & mask
     while slots[slot] >= 0:
         known = slots[slot]
         start = ends[known - 1] if known else 0
-        if ends[known] - start == word.size:
-            same = True
-            for index in range(word.size):
-                if letters[start + index] != word[index]:
-                    same = False
-                    break
-            if same:
+        if ends[known] - start == size:
+            index = 0
+            while index < size and letters[start + index] == word[index]:
+                index += 1
+            if index == size:
                 break
         slot = (slot + np.uint64(1)) & mask
     return slot
@@ -152,70 +167,66 @@ def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _next_run(text, at, stop, classes):  # type: ignore[no-untyped-def]
-    """Where the run that begins at `at` ends, and whether it has more than ASCII."""
-    foreign = False
-    while at < stop:
-        kind = classes[text[at]]
-        if kind in (SPACE, MARK):
-            break
-        if kind == FOREIGN:
-            if _ideograph(text, at, stop):
-                break
-            foreign = True
-        at += 1
-    return at, foreign
-
-
-@njit(cache=True)
-def _next_word(text, at, stop, classes, forms, word):  # type: ignore[no-untyped-def]
+def _next_word(text, at, stop, forms, word):  # type: ignore[no-untyped-def]
     """Writes the next word of text[at:stop] into `word`; returns its size, 0 if there is none, and where to go on."""
-    while at < stop and (classes[text[at]] == SPACE or classes[text[at]] == DROP):
+    while at < stop and forms[text[at]] <= DROP:
         at += 1
-    if at == stop:
-        return 0, at
-    size = 1 if classes[text[at]] == MARK else _ideograph(text, at, stop)
-    if size:
+    size, start = 0, at
+    while at < stop:
+        form = forms[text[at]]
+        if form > FOREIGN:
+            if size <= LONGEST_WORD:
+                word[size] = form
+                size += 1
+        elif form != DROP:
+            if form == FOREIGN and not _ideograph(text, at, stop):
+                return _opaque_word(text, start, stop, forms, word)
+            break
+        at += 1
+    if size == 0 and at < stop:  # at a mark or a Chinese character
+        size = max(1, _ideograph(text, at, stop))
         word[:size] = text[at : at + size]
-        return size, at + size
-    end, foreign = _next_run(text, at, stop, classes)
-    if foreign:
-        word[: end - at] = text[at:end]
-        return end - at, end
-    for index in range(at, end):
-        if classes[text[index]] == LETTER and size <= LONGEST_WORD:
-            word[size] = forms[text[index]]
-            size += 1
-    return size, end
+        at += size
+    return size, at
 
 
 @njit(cache=True)
-def _number_words(text, sentence_ends, classes, forms, slots, letters, ends, num_words):  # type: ignore[no-untyped-def]
-    numbers = np.empty(text.size, np.int32)
-    word_ends = np.empty(sentence_ends.size, np.int64)
-    longest, start = 0, 0
-    for stop in sentence_ends:
-        longest, start = max(longest, stop - start), stop
-    word = np.empty(longest, np.uint8)
-    count, at = 0, 0
-    for sentence in range(sentence_ends.size):
+def _opaque_word(text, start, stop, forms, word):  # type: ignore[no-untyped-def]
+    """The word from `start` on as it is written, and where it ends."""
+    at = start
+    while at < stop and forms[text[at]] not in (SPACE, MARK):
+        if forms[text[at]] == FOREIGN and _ideograph(text, at, stop):
+            break
+        at += 1
+    word[: at - start] = text[start:at]
+    return at - start, at
+
+
+@njit(cache=True)
+def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):  # type: ignore[no-untyped-def]
+    """Goes on from `state` until all sentences are done or the table needs to grow; returns the words it now has."""
+    at, count, sentence = state
+    room = letters.size - word.size  # for another word of any size
+    while sentence < sentence_ends.size:
         stop = sentence_ends[sentence]
         while at < stop:
-            size, at = _next_word(text, at, stop, classes, forms, word)
+            if num_words * 2 >= slots.size or num_words == ends.size or num_words and ends[num_words - 1] > room:
+                state[:] = at, count, sentence
+                return num_words
+            size, at = _next_word(text, at, stop, forms, word)
             if size == 0:
-                continue
-            slot = _look_up(word[:size], slots, letters, ends)
+                break
+            slot = _look_up(word, size, slots, letters, ends)
             if slots[slot] < 0:
                 slots[slot] = num_words
                 end = ends[num_words - 1] if num_words else 0
-                letters = _grown(letters, end + size)
                 letters[end : end + size] = word[:size]
-                ends = _grown(ends, num_words + 1)
                 ends[num_words] = end + size
                 num_words += 1
             numbers[count] = slots[slot]
             count += 1
-            if num_words * 2 > slots.size:
-                slots = _rehashed(slots.size * 2, letters, ends, num_words)
         word_ends[sentence] = count
-    return numbers[:count].copy(), word_ends, slots, letters, ends, num_words
+        at = stop
+        sentence += 1
+    state[:] = at, count, sentence
+    return num_words
