@@ -148,7 +148,7 @@ def _look_up(word, size, slots, letters, ends):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
-    """How many bytes the Chinese character at `at` has, 0 if it is none: the ranges that BERT sets apart."""
+    """How many bytes the Chinese character at `at` has, 0 if it is none: the ranges that `tokenizers` sets apart."""
     lead = text[at]
     if lead < 0xE3 or at + 2 >= stop:
         return 0
@@ -161,7 +161,7 @@ def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
         code = np.int64(lead & 0x07) << 18 | low << 6 | np.int64(text[at + 3] & 0x3F)
         if 0x20000 <= code <= 0x2A6DF or 0x2A700 <= code <= 0x2B81F:
             return 4
-        if 0x2B820 <= code <= 0x2CEAF or 0x2F800 <= code <= 0x2FA1F:
+        if 0x2B920 <= code <= 0x2CEAF or 0x2F800 <= code <= 0x2FA1F:
             return 4
     return 0
 
@@ -210,7 +210,7 @@ def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_wo
     while sentence < sentence_ends.size:
         stop = sentence_ends[sentence]
         while at < stop:
-            if num_words * 2 >= slots.size or num_words == ends.size or num_words and ends[num_words - 1] > room:
+            if num_words * 2 >= slots.size or num_words == ends.size or (num_words and ends[num_words - 1] > room):
                 state[:] = at, count, sentence
                 return num_words
             size, at = _next_word(text, at, stop, forms, word)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-from data_prep import tokens, wordpiece
+from data_prep import tokens, wordpiece, words
 from data_prep.readers import READERS
 from data_prep.readers.base import Options, Problems
 from data_prep.sentences import split_sentences
@@ -33,9 +33,9 @@ def vocabulary(cased: bool) -> Vocabulary:
     return Vocabulary(tuple(dict.fromkeys(PIECES)), cased)
 
 
-def reference(folder: Path, words: Vocabulary) -> BertTokenizerFast:
-    words.write(folder)
-    return BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=not words.cased)
+def reference(folder: Path, table: Vocabulary) -> BertTokenizerFast:
+    table.write(folder)
+    return BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=not table.cased)
 
 
 def encode(encoder: FastWordPiece, sentences: list[str]) -> list[list[int]]:
@@ -55,9 +55,9 @@ TEXT = st.text(
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_any_sentences_have_the_pieces_of_the_reference(cased: bool, tmp_path: Path) -> None:
-    words = vocabulary(cased)
-    expected = reference(tmp_path, words)
-    encoder = FastWordPiece(words.pipeline(), cased)
+    table = vocabulary(cased)
+    expected = reference(tmp_path, table)
+    encoder = FastWordPiece(table.pipeline(), cased)
 
     @settings(max_examples=400, deadline=None)
     @given(st.lists(TEXT, min_size=1, max_size=4))
@@ -69,25 +69,25 @@ def test_any_sentences_have_the_pieces_of_the_reference(cased: bool, tmp_path: P
 
 
 def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
-    words = vocabulary(False)
-    encoder = FastWordPiece(words.pipeline(), False)
+    table = vocabulary(False)
+    encoder = FastWordPiece(table.pipeline(), False)
     [ids] = encode(encoder, ["the [MASK] é[MASK] river"])
-    assert not {words.pieces.index(each) for each in SPECIAL} & set(ids)
-    assert [words.pieces[each] for each in ids][1:4] == ["[", "mask", "]"]
+    assert not {table.pieces.index(each) for each in SPECIAL} & set(ids)
+    assert [table.pieces[each] for each in ids][1:4] == ["[", "mask", "]"]
 
 
 def test_a_table_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = vocabulary(False)
-    whole, forgetful = FastWordPiece(words.pipeline(), False), FastWordPiece(words.pipeline(), False)
+    table = vocabulary(False)
+    whole, forgetful = FastWordPiece(table.pipeline(), False), FastWordPiece(table.pipeline(), False)
     monkeypatch.setattr(wordpiece, "TABLE_BYTES", 20)
     batches = [["the river under the bridge"], ["unending rivers"], ["the river again"]]
     assert [encode(forgetful, each) for each in batches] == [encode(whole, each) for each in batches]
 
 
 def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path) -> None:
-    words = vocabulary(False)
-    expected = reference(tmp_path, words)
-    encoder = FastWordPiece(words.pipeline(), False)
+    table = vocabulary(False)
+    expected = reference(tmp_path, table)
+    encoder = FastWordPiece(table.pipeline(), False)
     sentences = ["a" * 100, "a" * 101, "é" * 101, "a" * 100_000, "." * 1000]
     ids = [expected.backend_tokenizer.encode(each, add_special_tokens=False).ids for each in sentences]
     assert encode(encoder, sentences) == ids
@@ -95,9 +95,9 @@ def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path
 
 @pytest.mark.realdata
 def test_all_of_a_folder_of_wikipedia_has_the_pieces_of_the_reference(real_data: Path) -> None:
-    words = load_vocabulary(real_data / "vocab.txt", cased=False)
+    table = load_vocabulary(real_data / "vocab.txt", cased=False)
     expected = BertTokenizerFast(str(real_data / "vocab.txt")).backend_tokenizer
-    encoder = FastWordPiece(words.pipeline(), False)
+    encoder = FastWordPiece(table.pipeline(), False)
     reader, options = READERS["wikiextractor"], Options(Problems("fail"))
     files = sorted((real_data / "wiki/AA").iterdir())
     assert len(files) == 99
@@ -107,3 +107,12 @@ def test_all_of_a_folder_of_wikipedia_has_the_pieces_of_the_reference(real_data:
         sentences = [each for document in documents for each in split_sentences("en", document.passages)]
         ids = [each.ids for each in expected.encode_batch_fast(sentences, add_special_tokens=False)]
         assert encode(encoder, sentences) == ids, path
+
+
+def test_exactly_the_characters_that_the_reference_sets_apart_are_set_apart() -> None:
+    normalize = vocabulary(True).pipeline().normalizer.normalize_str
+    for code in [*range(0x2E00, 0xD800), *range(0xF000, 0x10000), *range(0x1F000, 0x30000)]:
+        character = chr(code)
+        alone = normalize(f"a{character}b").startswith("a ")
+        text = np.frombuffer(character.encode(), np.uint8)
+        assert bool(words._ideograph(text, 0, len(text))) == (alone and not character.isspace()), hex(code)
