@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 from data_prep.masking import Masking, mask_example, num_predictions
 from data_prep.pairs import Corpus, Plan, copy_second, place_partners, plan_pairs, plan_sentences, truncate
 from data_prep.settings import Settings
@@ -223,16 +223,16 @@ def finish(
     return Finished(batch, counts)
 
 
-@njit(cache=True)
-def _keys(states):  # type: ignore[no-untyped-def]
+@compiled
+def _keys(states):
     keys = np.empty(states.size, np.uint64)
     for example in range(states.size):
         keys[example] = draw(states[example : example + 1])
     return keys
 
 
-@njit(cache=True)
-def _assemble(order, plan, corpus, second, special, masking, pairs, pieces, positions, labels):  # type: ignore[no-untyped-def]
+@compiled
+def _assemble(order, plan, corpus, second, special, masking, pairs, pieces, positions, labels):
     """Writes the examples into `pieces`, `positions` and `labels`; returns where each ends, and where B begins."""
     ends, masked_ends = np.empty(order.size, np.int64), np.empty(order.size, np.int64)
     boundaries = np.empty(order.size, np.int64)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 from data_prep.streams import below, uniform
 
 
@@ -35,8 +35,8 @@ def num_predictions(length: int, rate: float, most: int) -> Array:
     return np.array([min(most, max(1, round(size * rate))) for size in range(length + 1)], np.int64)
 
 
-@njit(cache=True)
-def choose_positions(state, candidates, words, wanted):  # type: ignore[no-untyped-def]
+@compiled
+def choose_positions(state, candidates, words, wanted):
     """Moves the chosen of `candidates` to its front and returns how many they are.
 
     `words` has where each word begins among the candidates, and their number at its end; the words are shuffled as
@@ -60,8 +60,8 @@ def choose_positions(state, candidates, words, wanted):  # type: ignore[no-untyp
     return count
 
 
-@njit(cache=True)
-def find_candidates(pieces, boundary, masking, candidates, words):  # type: ignore[no-untyped-def]
+@compiled
+def find_candidates(pieces, boundary, masking, candidates, words):
     """Fills in the positions that may be chosen, and where each word begins among them; returns their numbers.
 
     `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
@@ -80,8 +80,8 @@ def find_candidates(pieces, boundary, masking, candidates, words):  # type: igno
     return num_words
 
 
-@njit(cache=True)
-def mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally):  # type: ignore[no-untyped-def]
+@compiled
+def mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally):
     """Masks `pieces` in place; fills in the positions in their order and the pieces that stood there.
 
     Returns how many there are. `tally` counts the pieces masked, replaced and kept.

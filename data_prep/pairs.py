@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 from data_prep.streams import below, draw, heads, stream, uniform
 
 PARTNER_DRAWS = 10  # attempts to find a document other than one's own
@@ -66,16 +66,16 @@ def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, see
     return Plan.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
 
 
-@njit(cache=True)
-def room_of(state, room, shortest, short):  # type: ignore[no-untyped-def]
+@compiled
+def room_of(state, room, shortest, short):
     """The target length of a document: mostly all the room there is, sometimes less."""
     if uniform(state) < short:
         return shortest + below(state, room - shortest + 1)
     return np.int64(room)
 
 
-@njit(cache=True)
-def _with_room(columns, count):  # type: ignore[no-untyped-def]
+@compiled
+def _with_room(columns, count):
     if count < columns.shape[1]:
         return columns
     larger = np.empty((columns.shape[0], columns.shape[1] * 2), np.int64)
@@ -83,8 +83,8 @@ def _with_room(columns, count):  # type: ignore[no-untyped-def]
     return larger
 
 
-@njit(cache=True)
-def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):  # type: ignore[no-untyped-def]
+@compiled
+def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
     room, seed, length, duplicate, short = limits
     columns = np.empty((COLUMNS, 1024), np.int64)
     count = 0
@@ -122,8 +122,8 @@ def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):  # 
     return columns[:, :count].copy()
 
 
-@njit(cache=True)
-def _draw_partner(state, members, own):  # type: ignore[no-untyped-def]
+@compiled
+def _draw_partner(state, members, own):
     partner = own
     for _ in range(PARTNER_DRAWS):
         partner = np.int64(members[below(state, members.size)])
@@ -132,8 +132,8 @@ def _draw_partner(state, members, own):  # type: ignore[no-untyped-def]
     return partner
 
 
-@njit(cache=True)
-def _plan_sentences(sentence_ends, document_ends, first, rows, limits):  # type: ignore[no-untyped-def]
+@compiled
+def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
     room, seed, length, duplicate, short = limits
     columns = np.zeros((COLUMNS, 1024), np.int64)
     count = 0
@@ -159,8 +159,8 @@ def _plan_sentences(sentence_ends, document_ends, first, rows, limits):  # type:
     return columns[:, :count].copy()
 
 
-@njit(cache=True)
-def place_partners(chosen, plan, corpus):  # type: ignore[no-untyped-def]
+@compiled
+def place_partners(chosen, plan, corpus):
     """Sets b_start and b_end of the `chosen` examples, whose partners all lie in `corpus`."""
     for example in chosen:
         row = plan.partner[example] - corpus.first
@@ -174,8 +174,8 @@ def place_partners(chosen, plan, corpus):  # type: ignore[no-untyped-def]
         plan.b_start[example], plan.b_end[example] = start, corpus.sentence_ends[sentence]
 
 
-@njit(cache=True)
-def truncate(chosen, plan, room):  # type: ignore[no-untyped-def]
+@compiled
+def truncate(chosen, plan, room):
     """Shortens the segments until they fit: a piece at a time from the longer (a tie: B), from either of its ends.
 
     How many pieces each segment loses follows from the lengths; only the end that each is taken from is random.
@@ -197,8 +197,8 @@ def truncate(chosen, plan, room):  # type: ignore[no-untyped-def]
         plan.b_end[example] -= lost_b - front_b
 
 
-@njit(cache=True)
-def copy_second(chosen, plan, corpus, second):  # type: ignore[no-untyped-def]
+@compiled
+def copy_second(chosen, plan, corpus, second):
     """Copies B of the `chosen` examples, which lies in `corpus`, to their rows of `second`."""
     for example in chosen:
         start, end = plan.b_start[example], plan.b_end[example]

@@ -49,8 +49,8 @@ from data_prep.shards import (
 )
 from data_prep.shuffle import ShardTask, write_shard
 from data_prep.sources import SourceFile, find_files, make_bundles
-from data_prep.streams import mix
 from data_prep.tokens import PartTask, add_up, count_part, encode_part, token_file
+from data_prep.validation import held_out
 from data_prep.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
 from data_prep.workers import Workers
 
@@ -181,10 +181,7 @@ class Pipeline:
         ]
 
     def _split(self, tokens: list[Record], vocabulary: Vocabulary) -> tuple[Parts, list[int]]:
-        """Chooses the documents held out: those whose digests, salted with the seed, are smallest.
-
-        Copies of one text have one digest, so a text in validation is in no training example.
-        """
+        """Numbers the documents, and chooses those held out."""
         counts = [record["documents"] for record in tokens]
         firsts = np.cumsum([0, *counts])
         paths = tuple(token_file(record).path for record in tokens)
@@ -317,17 +314,6 @@ def refuse_changes(folder: Path, before: Record, now: Record) -> None:
             f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
             "give the same settings to continue, another --out, or remove the folder"
         )
-
-
-def held_out(digests: np.ndarray[Any, Any], share: float, seed: int) -> np.ndarray[Any, Any]:
-    """The numbers of the documents for validation."""
-    count = min(max(1, round(len(digests) * share)) if share else 0, len(digests) - 1)
-    if count < 1:
-        return np.empty(0, np.int64)
-    salt = mix(np.uint64(seed))
-    ranks = np.array([mix(digest ^ salt) for digest in digests], np.uint64)
-    chosen = ranks <= np.partition(ranks, count - 1)[count - 1]
-    return np.flatnonzero(chosen) if not chosen.all() else np.empty(0, np.int64)
 
 
 def estimated_bytes(counts: Record, schema: pa.Schema) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 from data_prep.examples import KEY
 from data_prep.shards import Lists, ShardSet, example_batch, map_batches, write_batches
 
@@ -85,8 +85,8 @@ def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[A
     return np.asarray(part(column.values)), np.asarray(column.offsets)
 
 
-@njit(cache=True)
-def _scatter(values, offsets, starts, target):  # type: ignore[no-untyped-def]
+@compiled
+def _scatter(values, offsets, starts, target):
     """Copies each list to its place in `target`."""
     for row in range(starts.size):
         size = offsets[row + 1] - offsets[row]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from data_prep.errors import UserError
 from data_prep.readers import READERS, demo
@@ -45,13 +46,15 @@ class Bundle:
 
 def find_files(arguments: list[str], format: str | None) -> list[SourceFile]:
     """All files that the arguments name, in an order that only depends on their names."""
-    files: list[SourceFile] = []
-    for argument in arguments:
-        files += _files_of(argument, format)
-    counts = Counter(file.path for file in files)
-    twice = [path for path, count in counts.items() if count > 1]
+    if format is not None and format not in READERS:
+        raise UserError(f"--format {format}: unknown; there is: {', '.join(READERS)}")
+    files = [file for argument in arguments for file in _files_of(argument, format)]
+    places = [os.path.realpath(file.path) for file in files]
+    counts = Counter(places)
+    twice = [file.path for file, place in zip(files, places, strict=True) if counts[place] > 1]
     if twice:
-        raise UserError(f"--docs: {twice[0]} is named twice ({len(twice)} such files); each text counts once")
+        number = sum(1 for count in counts.values() if count > 1)
+        raise UserError(f"--docs: {twice[0]} is named twice ({number} such files); each text counts once")
     return files
 
 
@@ -77,10 +80,11 @@ def _files_of(argument: str, format: str | None) -> list[SourceFile]:
             SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME)
             for file in demo.files()
         ]
-    paths = [file for file in _expand(path) if file.stat().st_size]
+    sizes = {file: _size(file) for file in _expand(path)}
+    paths = [file for file, size in sizes.items() if size]
     if not paths:
         raise UserError(f"--docs {path}: no file with anything in it")
-    root = Path(path) if Path(path).is_dir() else paths[0].parent
+    root = path if os.path.isdir(path) else os.path.commonpath([file.parent for file in paths])
     formats = {file: format or _detect(file) for file in paths}
     unknown = [file for file, found in formats.items() if found is None]
     if unknown:
@@ -96,7 +100,7 @@ def _files_of(argument: str, format: str | None) -> list[SourceFile]:
             "give each format its own --docs with a glob, or say what all are with --format"
         )
     return [
-        SourceFile(name, str(file), os.path.relpath(file, root), file.stat().st_size, str(formats[file]))
+        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), sizes[file], str(formats[file]))
         for file in paths
     ]
 
@@ -120,17 +124,38 @@ def _expand(path: str) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [each for each in folders if not each.startswith((".", "_"))]
+    """All files below a folder; one that is linked to from several places, or from within itself, is gone into once."""
+    seen = set()
+    for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        place = os.path.realpath(parent)
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(each for each in folders if not each.startswith((".", "_")))
         yield from (Path(parent, each) for each in names if not each.startswith((".", "_")))
+
+
+def _size(file: Path) -> int:
+    """The size of a file that can be there and whose name can be written down."""
+    try:
+        str(file).encode()
+        return file.stat().st_size
+    except UnicodeEncodeError:
+        raise UserError(f"--docs: the name of {os.fsencode(file)!r} is not UTF-8; rename it") from None
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    broken = " (a link to nothing)" if error.filename is not None and os.path.islink(error.filename) else ""
+    raise UserError(f"--docs: {error.filename}: cannot be read: {error.strerror}{broken}") from error
 
 
 def _detect(path: Path) -> str | None:
     """The format of a file, from its name and its first bytes."""
     head = read_head(path)
-    name = path.name.lower()
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
+    name = path.name.lower().removesuffix(path.suffix if path.suffix in COMPRESSED else "")
     return next((reader.name for reader in READERS.values() if reader.detect(name, head)), None)
 
 

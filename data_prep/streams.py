@@ -8,23 +8,24 @@ becomes depends on no other document, worker or rank.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from data_prep.compiled import compiled
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 BITS_32, BITS_64, BITS_11 = np.uint64(32), np.uint64(64), np.uint64(11)
 
 
-@njit(cache=True)
-def mix(value):  # type: ignore[no-untyped-def]
+@compiled
+def mix(value):
     """Scrambles 64 bits."""
     value = (value ^ (value >> np.uint64(30))) * MIX_1
     value = (value ^ (value >> np.uint64(27))) * MIX_2
     return value ^ (value >> np.uint64(31))
 
 
-@njit(cache=True)
-def stream(seed, length, duplicate, document):  # type: ignore[no-untyped-def]
+@compiled
+def stream(seed, length, duplicate, document):
     """A new stream, as an array of its one word of state."""
     state = np.empty(1, np.uint64)
     state[0] = mix(np.uint64(seed) + GOLDEN)
@@ -33,27 +34,27 @@ def stream(seed, length, duplicate, document):  # type: ignore[no-untyped-def]
     return state
 
 
-@njit(cache=True)
-def draw(state):  # type: ignore[no-untyped-def]
+@compiled
+def draw(state):
     """64 random bits."""
     state[0] += GOLDEN
     return mix(state[0])
 
 
-@njit(cache=True)
-def below(state, limit):  # type: ignore[no-untyped-def]
+@compiled
+def below(state, limit):
     """An integer, uniform in 0 … limit-1; limit below 2³²."""
     return np.int64(((draw(state) >> BITS_32) * np.uint64(limit)) >> BITS_32)
 
 
-@njit(cache=True)
-def uniform(state):  # type: ignore[no-untyped-def]
+@compiled
+def uniform(state):
     """A number, uniform in [0, 1)."""
     return np.float64(draw(state) >> BITS_11) * 2.0**-53
 
 
-@njit(cache=True)
-def heads(state, tosses):  # type: ignore[no-untyped-def]
+@compiled
+def heads(state, tosses):
     """How many of so many tosses of a fair coin fall heads."""
     count = np.int64(0)
     while tosses > 0:

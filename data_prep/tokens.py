@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from data_prep.arrays import Array, smallest_type
+from data_prep.compiled import compiled
 from data_prep.files import FileRecord
 from data_prep.pairs import Corpus
 from data_prep.shards import WORK, map_batches, write_batches
@@ -134,8 +134,8 @@ def _offsets(ends: Array) -> pa.Array:
     return pa.array(np.concatenate([[0], ends]).astype(np.int32))
 
 
-@njit(cache=True)
-def _digests(pieces, sentence_ends, document_ends):  # type: ignore[no-untyped-def]
+@compiled
+def _digests(pieces, sentence_ends, document_ends):
     """64 bits of hash of the pieces of each document: the same text, the same digest."""
     digests = np.empty(document_ends.size, np.uint64)
     at = 0

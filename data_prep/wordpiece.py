@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from tokenizers import Tokenizer
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 from data_prep.words import WordTable
 
 TABLE_BYTES = 64 << 20  # the table of words starts anew beyond this, so that memory stays bounded
@@ -53,8 +53,8 @@ class FastWordPiece:
             self._ends = np.concatenate([self._ends, last + np.cumsum([len(word) for word in ids])])
 
 
-@njit(cache=True)
-def _spell(numbers, word_ends, ids, ends):  # type: ignore[no-untyped-def]
+@compiled
+def _spell(numbers, word_ends, ids, ends):
     """Puts the pieces of each word in its place."""
     total = 0
     for word in numbers:

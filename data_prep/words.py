@@ -14,9 +14,9 @@ punctuation mark and each Chinese character stand apart whatever is beside them.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from data_prep.arrays import Array
+from data_prep.compiled import compiled
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
@@ -106,16 +106,16 @@ def _with_room(array: Array, needed: int) -> Array:
     return larger
 
 
-@njit(cache=True)
-def _hash(letters, start, end):  # type: ignore[no-untyped-def]
+@compiled
+def _hash(letters, start, end):
     value = FNV_OFFSET
     for at in range(start, end):
         value = (value ^ np.uint64(letters[at])) * FNV_PRIME
     return value ^ (value >> np.uint64(29))
 
 
-@njit(cache=True)
-def _rehashed(size, letters, ends, num_words):  # type: ignore[no-untyped-def]
+@compiled
+def _rehashed(size, letters, ends, num_words):
     slots = np.full(size, -1, np.int32)
     mask = np.uint64(size - 1)
     start = 0
@@ -128,8 +128,8 @@ def _rehashed(size, letters, ends, num_words):  # type: ignore[no-untyped-def]
     return slots
 
 
-@njit(cache=True)
-def _look_up(word, size, slots, letters, ends):  # type: ignore[no-untyped-def]
+@compiled
+def _look_up(word, size, slots, letters, ends):
     """The slot that holds word[:size], or the free one where it belongs."""
     mask = np.uint64(slots.size - 1)
     slot = _hash(word, 0, size) & mask
@@ -146,8 +146,8 @@ def _look_up(word, size, slots, letters, ends):  # type: ignore[no-untyped-def]
     return slot
 
 
-@njit(cache=True)
-def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
+@compiled
+def _ideograph(text, at, stop):
     """How many bytes the Chinese character at `at` has, 0 if it is none: the ranges that `tokenizers` sets apart."""
     lead = text[at]
     if lead < 0xE3 or at + 2 >= stop:
@@ -166,8 +166,8 @@ def _ideograph(text, at, stop):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(cache=True)
-def _next_word(text, at, stop, forms, word):  # type: ignore[no-untyped-def]
+@compiled
+def _next_word(text, at, stop, forms, word):
     """Writes the next word of text[at:stop] into `word`; returns its size, 0 if there is none, and where to go on."""
     while at < stop and forms[text[at]] <= DROP:
         at += 1
@@ -190,8 +190,8 @@ def _next_word(text, at, stop, forms, word):  # type: ignore[no-untyped-def]
     return size, at
 
 
-@njit(cache=True)
-def _opaque_word(text, start, stop, forms, word):  # type: ignore[no-untyped-def]
+@compiled
+def _opaque_word(text, start, stop, forms, word):
     """The word from `start` on as it is written, and where it ends."""
     at = start
     while at < stop and forms[text[at]] not in (SPACE, MARK):
@@ -202,8 +202,8 @@ def _opaque_word(text, start, stop, forms, word):  # type: ignore[no-untyped-def
     return at - start, at
 
 
-@njit(cache=True)
-def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):  # type: ignore[no-untyped-def]
+@compiled
+def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
     """Goes on from `state` until all sentences are done or the table needs to grow; returns the words it now has."""
     at, count, sentence = state
     room = letters.size - word.size  # for another word of any size
