@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from data_prep.arrays import Array
 from data_prep.errors import UserError
 from data_prep.files import FileRecord, replacing
+from data_prep.words import LONGEST_WORD
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -124,7 +125,10 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
 
 
 def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[str]:
-    """How often each word occurs, after normalisation; `numbers` are the occurrences (see words.py)."""
+    """How often each word occurs, after normalisation; `numbers` are the occurrences (see words.py).
+
+    Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
+    """
     normalise = normalizers.BertNormalizer(lowercase=not cased).normalize_str
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     counts: Counter[str] = Counter()
@@ -134,7 +138,7 @@ def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[st
         else:
             for part, _ in split(normalise(word)):
                 counts[part] += count
-    return counts
+    return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
 
 
 def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:

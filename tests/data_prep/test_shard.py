@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, write_wiki
+from conftest import ROOT, WORDS, sentence, write_wiki
 
 from data_prep import shard
 from data_prep.shards import MANIFEST, WORK, Manifest
@@ -298,3 +298,52 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
     message = capfd.readouterr().err
     assert "unknown key 'lenghts'; did you mean 'lengths'?" in message
     assert "masking = 3: not a value for this setting" in message
+
+
+def peak_mb(arguments: list[str]) -> tuple[int, float]:
+    """The exit code of a run with one worker, and the most memory that it took."""
+    process = subprocess.Popen([sys.executable, SHARD, *arguments, "--workers", "1"], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss / 1024
+
+
+def one_line(path: Path, megabytes: int) -> Path:
+    draw = random.Random(1)
+    text = " ".join(sentence(draw) for _ in range(10_000)) + " "
+    with path.open("w") as file:
+        for _ in range(megabytes * 1_000_000 // len(text)):
+            file.write(text)
+    return path
+
+
+def test_a_document_of_ten_megabytes_on_one_line(tmp_path: Path) -> None:
+    path = one_line(tmp_path / "line.txt", 10)
+    arguments = ["--docs", str(path), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--duplicates", "1"]
+    code, _ = peak_mb(arguments)
+    assert code == 0
+    corpus = Manifest.read(tmp_path / "out").content["corpus"]
+    assert corpus["documents"] == 1
+    assert corpus["sentences"] > 100_000
+
+
+@pytest.mark.slow
+def test_a_document_of_a_hundred_megabytes_on_one_line_takes_less_than_a_gigabyte(tmp_path: Path) -> None:
+    path = one_line(tmp_path / "line.txt", 100)
+    code, peak = peak_mb(["--docs", str(path), "--out", str(tmp_path / "out"), "--vocab-size", "300"])
+    assert code == 0
+    assert peak < 1024
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000_000, "中文" * 1_000_000, "é" * 1_000_000, "." * 3_000_000])
+def test_text_without_any_space_is_no_trouble(text: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.txt").write_text("An ordinary sentence. And another one.\n\n" + text)
+    assert run(tmp_path / "odd.txt", tmp_path / "out") == 0
+
+
+def test_documents_of_one_word_each(tmp_path: Path) -> None:
+    lines = "\n\n".join(WORDS)
+    (tmp_path / "words.txt").write_text(lines)
+    assert run(tmp_path / "words.txt", tmp_path / "out", "--format", "sentences") == 0
+    content = Manifest.read(tmp_path / "out").content
+    assert content["corpus"]["documents"] == len(set(WORDS)) == len(WORDS)
+    assert content["sets"][0]["random_next"] == content["sets"][0]["examples"]
