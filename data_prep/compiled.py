@@ -46,5 +46,10 @@ def _cache_folder() -> Path:
     raise AssertionError("not even the folder for temporary files can be written")
 
 
+def nothing_compiled_yet() -> bool:
+    """Whether the first calls will take some seconds more than all later ones."""
+    return not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))  # type: ignore[attr-defined, unused-ignore]
+
+
 if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined, unused-ignore]

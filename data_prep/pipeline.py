@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
+from data_prep.compiled import nothing_compiled_yet
 from data_prep.errors import DamageError, UserError
 from data_prep.examples import HELD_OUT, ExamplesTask, Parts, all_sets, make_examples, shard_sets
 from data_prep.extraction import ExtractTask, extract
@@ -111,6 +112,8 @@ class Pipeline:
         return any(work.glob("records/*/*.json")) or any((work / f"{step}.json").exists() for step in STEPS)
 
     def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None) -> Record:
+        if nothing_compiled_yet():
+            self.console.print("the first run compiles its loops: the first files of a step take some seconds more")
         documents = self._documents(files)
         vocabulary = given or self._vocabulary(documents)
         vocabulary_files = vocabulary.write(self.folder)
