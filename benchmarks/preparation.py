@@ -181,8 +181,8 @@ def main(arguments: list[str]) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     results: dict[str, Any] = {"environment": environment([*LIBRARIES])}
     results["one_worker"] = one = against_tokenizers(settings)
-    console.print(f"everything, one length and duplicate, against encode_batch alone: {one['rate_against_tokenizers']} x")
-    console.print(f"  a further duplicate: {one['further_duplicate_share_of_tokenization']:.1%} of the time of encode_batch")
+    console.print(f"all of one length and duplicate, against encode_batch alone: {one['rate_against_tokenizers']} x")
+    console.print(f"  a further duplicate: {one['further_duplicate_share_of_tokenization']:.1%} of encode_batch's time")
     console.print(f"  a further length:    {one['further_length_share_of_tokenization']:.1%}")
     results["scaling"] = scaling(settings)
     console.print(f"two workers against one: {results['scaling']['two_workers_against_one']} x")

@@ -183,7 +183,7 @@ def make_bundles(files: list[SourceFile]) -> list[Bundle]:
         parts = READERS[file.format].spans(Path(file.path), bundle_bytes)
         for span in parts:
             spans.append(span)
-            weight += file.size // len(parts)
+            weight += file.size * (span.end - span.start) // parts[-1].end  # a span may count something else than bytes
             if weight >= bundle_bytes:
                 close(file)
         last = file

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,17 +34,6 @@ def real_data() -> Path:
     return REAL_DATA
 
 
-@pytest.fixture
-def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an entry of the project as a user would: python("data_prep/shard.py", "--docs", …)."""
-
-    def run(entry: str, *arguments: object, cwd: Path | None = None, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / entry), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False, **options)  # type: ignore[call-overload, no-any-return]
-
-    return run
-
-
 def sentence(draw: random.Random) -> str:
     """Some words with a capital and a full stop."""
     words = [draw.choice(WORDS) for _ in range(draw.randint(3, 25))]
@@ -61,7 +47,8 @@ def write_wiki(folder: Path, documents: int = 200, files: int = 4, seed: int = 1
     for number in range(files):
         text = ""
         for index in range(number, documents, files):
-            paragraphs = [" ".join(sentence(draw) for _ in range(draw.randint(1, 6))) for _ in range(draw.randint(1, 5))]
+            sizes = [draw.randint(1, 6) for _ in range(draw.randint(1, 5))]
+            paragraphs = [" ".join(sentence(draw) for _ in range(size)) for size in sizes]
             title = f"Article {index}"
             body = "\n".join([title, "", *paragraphs, ""])
             text += f'<doc id="{index}" url="https://example.org/{index}" title="{title}">\n{body}\n</doc>\n'

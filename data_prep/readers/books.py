@@ -12,28 +12,42 @@ from pathlib import Path
 from data_prep.documents import Document
 from data_prep.errors import UserError
 from data_prep.readers.base import COMPRESSED, LARGEST_DOCUMENT, Options, Reader, Span, decompressed, whole
+from data_prep.readers.wikitext import unescape, without_tags
 
 SUFFIXES = (".txt", ".text", ".md", ".markdown")
 MARKDOWN = (".md", ".markdown")
-GUTENBERG_START = re.compile(r"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*$", re.MULTILINE | re.IGNORECASE)
-GUTENBERG_END = re.compile(
-    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg).*",
+CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+GUTENBERG_START = re.compile(
+    r"^(?:\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG(?:[^*\n]*(?:\n[^*\n]+){0,3}\*\*\*.*|.*)"
+    r"|\*END\*? ?THE SMALL PRINT!.*)$"
+    r"(?:\s*(?:Produced|Transcribed|E-?text prepared|This e(?:text|book) was (?:produced|prepared)) by\b.*(?:\n.+)*)?",
     re.MULTILINE | re.IGNORECASE,
 )
-BLANK_LINE = re.compile(r"\n[ \t]*\n")
-FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+GUTENBERG_END = re.compile(
+    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the |this )?Project Gutenberg).*",
+    re.MULTILINE | re.IGNORECASE,
+)
+LINE_END = re.compile(r"\r\n?")
+BLANK_LINE = re.compile(r"\n\s*\n")
+FRONT_MATTER = re.compile(r"\A---\n(?:[\w-]+:.*\n|[ \t]+.*\n|- .*\n)*---\n")
+FENCE = re.compile(r"^(```|~~~)`*[^`\n]*\n.*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+RULE = re.compile(r"^[-*_= \t]+$", re.MULTILINE)  # also what underlines a heading
+UNDERLINED = re.compile(r"(?:\A|(?<=\n\n)).+\n(?:=+|-{3,})[ \t]*$", re.MULTILINE)
 NO_TEXT = re.compile(
     r"^(?: {0,3}#{1,6}(?:[ \t].*)?"  # a heading
-    r"|[ \t]*(?:[-*_=][ \t]*){3,}"  # a rule, or what underlines a heading
     r"|[ \t]*\|.*\|[ \t]*"  # a row of a table
-    r"|[ \t]*!\[[^\]]*\]\([^)]*\)[ \t]*)$",  # an image
+    r"| {0,3}\[[^\]\n]+\]:[ \t]+<?(?:https?:|www\.|[/#.]).*)$",  # where links lead
     re.MULTILINE,
 )
-UNDERLINED = re.compile(r"^[^\n]+\n(?:=+|-{3,})[ \t]*$", re.MULTILINE)
-LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*(?:\s+\"[^\"]*\")?\)")
-EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|_{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)", re.DOTALL)
-QUOTE = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
-ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+.!>-])")
+QUOTE = re.compile(r"^[ \t]*(?:>[ \t]?)+", re.MULTILINE)
+BULLET = re.compile(r"^[ \t]*[-*+][ \t]+", re.MULTILINE)
+NUMBER = re.compile(r"^[ \t]*\d{1,3}[.)][ \t]+", re.MULTILINE)
+MARK = re.compile(r"[*_\[\\<&]")  # what all those below begin with
+IMAGE = re.compile(r"!\[[^\[\]]*\]\([^()\n]*(?:\([^()\n]*\)[^()\n]*)*\)")
+LINK = re.compile(r"\[([^\[\]]*)\](?:\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s+\"[^\"]*\")?\)|\[\d+\])")
+STARS = re.compile(r"(?<![\w\\*])(\*{1,3})(?![\s*])([^*]+)(?<![\s\\])\1(?![\w*])")
+UNDERSCORES = re.compile(r"(?<![\w\\])(_{1,3})(?![\s_])([^_]+)(?<![\s\\])\1(?!_)")  # with _aw_fully and its like
+ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+.!>|~-])")
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
@@ -46,43 +60,56 @@ def read(span: Span, options: Options) -> Iterator[Document]:
                 f"{path}: one document of more than {LARGEST_DOCUMENT >> 20} MB; cut it up, "
                 "or is it one sentence a line (--format sentences)?"
             )
-    text = options.problems.decode(bytes(data), span.path, 0)
+    text = options.problems.decode(bytes(data), span, 0)
     if text is None:
         return
     title = path.name.removesuffix(path.suffix if path.suffix in COMPRESSED else "")
-    markdown = title.endswith(MARKDOWN)
+    markdown = title.lower().endswith(MARKDOWN)
     title = title.removesuffix(Path(title).suffix)
     yield Document(f"{path.parent.name}/{path.name}", title, passages(text, markdown))
 
 
 def passages(text: str, markdown: bool) -> list[str]:
     """The paragraphs of a book, each on one line."""
-    text = without_gutenberg(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
+    text = without_gutenberg(LINE_END.sub("\n", text.removeprefix("\ufeff")))
     if markdown:
-        text = FENCE.sub("", text)
-        text = UNDERLINED.sub("", text)
-        text = QUOTE.sub("", text)
-    text = NO_TEXT.sub("", text)
-    paragraphs = (" ".join(paragraph.split()) for paragraph in BLANK_LINE.split(text))
-    if not markdown:
-        return [paragraph for paragraph in paragraphs if paragraph]
-    plain = (ESCAPED.sub(r"\1", EMPHASIS.sub(r"\2", LINK.sub(r"\1", paragraph))) for paragraph in paragraphs)
-    return [paragraph for paragraph in plain if paragraph]
+        text = UNDERLINED.sub("", FENCE.sub("", FRONT_MATTER.sub("", QUOTE.sub("", text))))
+    paragraphs = BLANK_LINE.split(NO_TEXT.sub("", RULE.sub("\n", text)))
+    if markdown:
+        paragraphs = [_without_marks(item) for paragraph in paragraphs for item in _items(paragraph.lstrip("\n"))]
+    else:
+        paragraphs = [UNDERSCORES.sub(r"\2", paragraph) for paragraph in paragraphs]
+    lines = (" ".join(line for each in paragraph.split("\n") if (line := each.strip())) for paragraph in paragraphs)
+    return [line for line in lines if line]
+
+
+def _items(paragraph: str) -> list[str]:
+    """The items of a list; a line of a paragraph that begins with a number is none."""
+    return [item for each in BULLET.split(paragraph) for item in (NUMBER.split(each) if NUMBER.match(each) else [each])]
+
+
+def _without_marks(text: str) -> str:
+    if not MARK.search(text):
+        return text
+    text = LINK.sub(r"\1", IMAGE.sub("", without_tags(text)))
+    for _ in range(2):  # emphasis within emphasis
+        text = UNDERSCORES.sub(r"\2", STARS.sub(r"\2", text))
+    return unescape(ESCAPED.sub(r"\1", text))
 
 
 def without_gutenberg(text: str) -> str:
-    """What stands between Project Gutenberg's header and its licence."""
-    if start := GUTENBERG_START.search(text):
-        text = text[start.end() :]
-    if end := GUTENBERG_END.search(text):
-        text = text[: end.start()]
-    return text
+    """What stands between Project Gutenberg's header and its licence, which has marks of its own in old files."""
+    start = GUTENBERG_START.search(text)
+    end = GUTENBERG_END.search(text, start.end() if start else 0)
+    if start and not end and (end := GUTENBERG_END.search(text)):
+        start = None
+    return text[start.end() if start else 0 : end.start() if end else len(text)]
 
 
 def detect(name: str, head: bytes) -> bool:
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name.lower().endswith(SUFFIXES)
+    """A file whose name says that it is text, or whose name says nothing and that has nothing but text in it."""
+    rest = len(head) - len(head.decode(errors="ignore").encode())  # the last character may be cut
+    return name.endswith(SUFFIXES) or ("." not in name and rest < 4 and not CONTROL.search(head))
 
 
 READER = Reader(

@@ -23,9 +23,10 @@ PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}")
 
 def files() -> list[Path]:
     """Every other Python file of the standard library and the installed packages: some 20 MB of text."""
-    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    found = {path for folder in folders for path in Path(folder).rglob("*.py")}
-    return sorted(path for path in found if not {"test", "tests", "__pycache__"} & set(path.parts))[::2]
+    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    found = {path for folder in folders for path in folder.rglob("*.py")}
+    kept = (path for path in found if path.is_file() and not {"test", "tests", "__pycache__"} & set(path.parts))
+    return sorted(kept)[::2]
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:

@@ -12,55 +12,48 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.documents import Document
-from data_prep.errors import UserError
 from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.wikiextractor import paragraphs, without_marks
 
 OPENING = re.compile(rb"\n(?=[^\r\n])")
 ID_FIELDS = ("id", "_id", "docid")
+WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets that are made from its output
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     name = Path(span.path).name
     for offset, record in records(span, OPENING):
-        where = f"{span.path}: byte {offset:,}"
-        line = options.problems.decode(record, span.path, offset)
+        where = span.at(offset)
+        line = options.problems.decode(record, span, offset)
         if line is None or not line.strip():
             continue
         try:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:
-            options.problems.bad(f"{where}: not a JSON object: {error}")
+            options.problems.bad(f"{where}: not a JSON object on one line: {error}")
             continue
-        text = options.problems.clean(text_of(content, options.text_field, where), where)
+        if fault := find_fault(content, options.text_field):
+            options.problems.bad(f"{where}: {fault}", "--text-field names the field")
+            continue
+        text = options.problems.clean(content[options.text_field] or "", where)
         title = options.problems.clean(str(content.get("title") or ""), where)
         if text is None or title is None:
             continue
-        given = next((content[key] for key in ID_FIELDS if key in content), None)
-        yield Document(f"{name}:{offset}" if given is None else ascii_safe(given), title, paragraphs(text))
+        if content.keys() >= WIKI_FIELDS:
+            text = without_marks(text)
+        given = next((content[key] for key in ID_FIELDS if content.get(key) is not None), f"{name}:{offset}")
+        yield Document(str(given).encode(errors="replace").decode(), title, paragraphs(text, title))
 
 
-def paragraphs(text: str) -> list[str]:
-    """The lines of a text that hold something."""
-    return [line for line in text.split("\n") if line.strip()]
-
-
-def ascii_safe(value: Any) -> str:
-    return str(value).encode(errors="replace").decode()
-
-
-def text_of(content: Any, field: str, where: str) -> str:
-    """The text of a record; a record without it means that the whole file is not what the user thinks."""
+def find_fault(content: Any, field: str) -> str:
+    """What keeps a record from having a text; nothing if it has one, or null in its place."""
     if not isinstance(content, dict):
-        raise UserError(f"{where}: a JSON {type(content).__name__}; each line must be an object with a field {field!r}")
+        return f"a JSON {type(content).__name__}; each line must be an object with a field {field!r}"
     if field not in content:
-        known = ", ".join(sorted(content)) or "none"
-        raise UserError(f"{where}: no field {field!r}; there is: {known}. Name it with --text-field")
-    text = content[field]
-    if text is not None and not isinstance(text, str):
-        raise UserError(
-            f"{where}: the field {field!r} is a {type(text).__name__}, not a text. Name it with --text-field"
-        )
-    return text or ""
+        return f"no field {field!r}; there is: {', '.join(sorted(content)) or 'none'}"
+    if content[field] is not None and not isinstance(content[field], str):
+        return f"the field {field!r} is a {type(content[field]).__name__}, not a text"
+    return ""
 
 
 def detect(name: str, head: bytes) -> bool:

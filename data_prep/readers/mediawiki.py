@@ -17,7 +17,8 @@ from data_prep.errors import UserError
 from data_prep.readers.base import Options, Reader, Span, bz2_ranges, read_head, records
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
-OPENING = re.compile(rb"(?=<page>)")
+OPENING = re.compile(rb"(?=<page[\s>])")
+DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 
@@ -25,12 +26,16 @@ FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 def read(span: Span, options: Options) -> Iterator[Document]:
     wikitext = Wikitext(_skipped_prefixes(span.path))
     for offset, record in records(span, OPENING):
-        where = f"{span.path}: byte {offset:,}"
-        end = record.find(b"</page>")
-        if end < 0:
+        if not record.startswith(b"<page"):
+            continue  # the head of the dump
+        where = span.at(offset)
+        end = record.find(b"</page>") + len(b"</page>")
+        if end < len(b"</page>"):
             options.problems.bad(f"{where}: a <page> without its </page>: the dump is cut short or broken")
             continue
-        text = options.problems.decode(record[: end + len(b"</page>")], span.path, offset)
+        if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
+            options.problems.bad(f"{span.at(offset + end)}: broken XML after this page: {after[:40]!r}")
+        text = options.problems.decode(record[:end], span, offset)
         if text is None:
             continue
         try:
@@ -44,18 +49,19 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
-    if page.findtext("ns", "0") != "0" or page.find("redirect") is not None:
+    if page.findtext("{*}ns", "0").strip() != "0" or page.find("{*}redirect") is not None:
         return None
-    title, text = page.findtext("title", ""), page.findtext("revision/text") or ""
+    revisions = page.findall("{*}revision/{*}text")  # a dump with the history has the newest at the end
+    title, text = page.findtext("{*}title", ""), (revisions[-1].text if revisions else "") or ""
     if text.lstrip()[:9].upper() == "#REDIRECT" or is_disambiguation(title, text):
         return None
-    return Document(page.findtext("id", ""), title, wikitext.passages(text))
+    return Document(page.findtext("{*}id", ""), title, wikitext.passages(text))
 
 
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
     """What the dump's own language calls the namespaces whose links are no text."""
-    head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page>")[0]
+    head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page")[0]
     if "<!DOCTYPE" in head or "<!ENTITY" in head:
         raise UserError(
             f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
@@ -63,10 +69,14 @@ def _skipped_prefixes(path: str) -> frozenset[str]:
     return frozenset(name.lower() for key, name in NAMESPACE.findall(head) if key in FILE_NAMESPACES)
 
 
+def detect(name: str, head: bytes) -> bool:
+    return head.lstrip().startswith((b"<?xml", b"<!", b"<mediawiki", b"<page")) and bool(DUMP.search(head))
+
+
 READER = Reader(
     name="mediawiki",
     about="MediaWiki XML dumps, .xml or .xml.bz2",
-    detect=lambda name, head: b"<mediawiki" in head or (b"<page>" in head and head.lstrip().startswith(b"<")),
+    detect=detect,
     read=read,
     spans=bz2_ranges,
 )

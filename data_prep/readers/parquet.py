@@ -1,9 +1,14 @@
-"""Parquet with a text column, as Wikipedia and BookCorpus are published today."""
+"""Parquet with a text column, as Wikipedia and BookCorpus are published today.
+
+BookCorpus has a sentence on each row and nothing else: there, a document is ROWS of them in their order.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,41 +16,97 @@ import pyarrow.parquet as pq
 from data_prep.documents import Document
 from data_prep.errors import UserError
 from data_prep.readers.base import Options, Reader, Span
-from data_prep.readers.jsonlines import ID_FIELDS, paragraphs
+from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
+from data_prep.readers.sentences import are_sentences
+from data_prep.readers.wikiextractor import paragraphs, without_marks
 
-BATCH_ROWS = 1000
+ROWS = 1000  # that are read at once
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """A span counts row groups, not bytes."""
-    name, file = Path(span.path).name, _open(span.path)
-    columns = file.schema_arrow
-    if options.text_field not in columns.names:
-        known = ", ".join(columns.names)
-        raise UserError(f"{span.path}: no column {options.text_field!r}; there is: {known}. Name it with --text-field")
-    kind = columns.field(options.text_field).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(
-            f"{span.path}: the column {options.text_field!r} is {kind}, not text. Name it with --text-field"
-        )
-    id_field = next((field for field in ID_FIELDS if field in columns.names), None)
-    wanted = [field for field in (options.text_field, "title", id_field) if field in columns.names]
+    path = Path(span.path)
+    if _rows_are_sentences(span.path, options.text_field):
+        for place, batch in _batches(span, [options.text_field]):
+            texts = (_text(row[options.text_field], span, where, options) for where, row in batch)
+            yield Document(f"{path.name}:{place}", "", [line for text in texts for line in paragraphs(text or "", "")])
+        return
+    columns = _columns(span.path, options.text_field)
+    id_field = next((field for field in ID_FIELDS if field in columns), None)
+    wanted = [field for field in dict.fromkeys((options.text_field, "title", id_field)) if field in columns]
+    for _, batch in _batches(span, [str(field) for field in wanted]):
+        for where, row in batch:
+            text = _text(row[options.text_field], span, where, options)
+            if text is None:
+                continue
+            if set(columns) >= WIKI_FIELDS:
+                text = without_marks(text)
+            title = _name(row.get("title"))
+            yield Document(_name(row.get(id_field or "")) or f"{path.name}:{where}", title, paragraphs(text, title))
+
+
+def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+    """Some rows at a time, each with its place `row group:row`; texts are bytes, as they may not be UTF-8."""
     for group in range(span.start, span.end):
-        row = 0
+        at = 0
         try:
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
-                for content in batch.to_pylist():
-                    given = f"{name}:{group}:{row}" if id_field is None else str(content[id_field])
-                    yield Document(given, content.get("title") or "", paragraphs(content[options.text_field] or ""))
-                    row += 1
-        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            for batch in _open(span.path).iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+                values = [_values(batch.column(name)) for name in columns]
+                rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+                yield f"{group}:{at}", [(f"{group}:{at + number}", row) for number, row in enumerate(rows)]
+                at += len(rows)
+        except (pa.ArrowException, OSError) as error:
             raise UserError(f"{span.path}: row group {group}: damaged: {error}") from error
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    values: list[Any] = (column.cast(pa.large_binary()) if _is_text(column.type) else column).to_pylist()
+    return values
+
+
+def _text(value: bytes | None, span: Span, where: str, options: Options) -> str | None:
+    group, _, row = where.partition(":")
+    return options.problems.decode(value or b"", Span(f"{span.path}: row group {group}, row {row}", 0, 0), 0)
+
+
+def _name(value: Any) -> str:
+    """An id or a title, of whatever type."""
+    return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+
+
+def _columns(path: str, text_field: str) -> list[str]:
+    """The names of the columns of a file that has the one with the text."""
+    schema = _open(path).schema_arrow
+    if text_field not in schema.names:
+        known = ", ".join(schema.names)
+        raise UserError(f"{path}: no column {text_field!r}; there is: {known}. Name it with --text-field")
+    if not _is_text(kind := schema.field(text_field).type):
+        raise UserError(f"{path}: the column {text_field!r} is {kind}, not text. Name it with --text-field")
+    return list(schema.names)
+
+
+@functools.cache
+def _rows_are_sentences(path: str, text_field: str) -> bool:
+    """Whether a row is a sentence and not a document: nothing tells them apart but what is in the first of them."""
+    if _columns(path, text_field) != [text_field] or not _open(path).num_row_groups:
+        return False
+    _, rows = next(_batches(Span(path, 0, 1), [text_field]), ("", []))
+    lines = [(row[text_field] or b"").decode(errors="replace").strip() for _, row in rows]
+    return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 
 
 def _open(path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, memory_map=True)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a whole Parquet file: {error}") from error
 
 

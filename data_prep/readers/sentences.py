@@ -8,34 +8,39 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.documents import Document
-from data_prep.readers.base import COMPRESSED, Options, Reader, Span, ranges, records
+from data_prep.readers.base import Options, Reader, Span, ranges, records
 
-OPENING = re.compile(rb"\n[ \t\r]*\n(?=\S)")
-SENTENCE_END = re.compile(rb"[.!?][\"')\]]*\s*$")
-TWO_SENTENCES = re.compile(rb"[a-z]{2}[.!?][\"')\]]* +[A-Z]")
+OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
+LINE_END = re.compile(r"[\r\n]+")
+SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
+TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")
+FEWEST = 4  # lines that it takes to tell
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     name = Path(span.path).name
     for offset, record in records(span, OPENING):
-        text = options.problems.decode(record, span.path, offset)
+        text = options.problems.decode(record, span, offset)
         if text is None:
             continue
-        sentences = [line.strip() for line in text.splitlines() if line.strip()]
-        yield Document(f"{name}:{offset}", "", sentences)
+        sentences = [line.strip() for line in LINE_END.split(text)]
+        yield Document(f"{name}:{offset}", "", [sentence for sentence in sentences if sentence])
+
+
+def are_sentences(lines: list[str]) -> bool:
+    """Whether most of some lines are exactly one sentence each."""
+    single = sum(1 for line in lines if SENTENCE_END.search(line) and not TWO_SENTENCES.search(line))
+    return len(lines) >= FEWEST and single > 0.8 * len(lines)
 
 
 def detect(name: str, head: bytes) -> bool:
-    """A text file most of whose lines are exactly one sentence, in more than one document."""
-    if not name.removesuffix(next((s for s in COMPRESSED if name.endswith(s)), "")).endswith(".txt"):
+    """Lines of one sentence each that follow each other: a book has a paragraph, or a part of one, on a line."""
+    if not name.endswith((".txt", ".text")) and "." in name:
         return False
-    lines = head.split(b"\n")[:-1]  # the last may be cut
-    filled = [line for line in lines if line.strip()]
-    if len(filled) < 4 or len(filled) == len(lines):
-        return False
-    whole = sum(1 for line in filled if SENTENCE_END.search(line) and not TWO_SENTENCES.search(line))
-    runs = sum(1 for before, line in itertools.pairwise(lines) if before.strip() and line.strip())
-    return whole > 0.8 * len(filled) and runs > 0.5 * len(filled)
+    lines = [line.strip() for line in head.decode(errors="replace").split("\n")]
+    filled = [line for line in lines[:-1] if line]  # the last may be cut
+    runs = sum(1 for before, line in itertools.pairwise(lines[:-1]) if before and line)
+    return are_sentences(filled) and runs >= 0.3 * len(filled)
 
 
 READER = Reader(

@@ -5,33 +5,48 @@ Its other output, `--json`, is JSON lines, and is read as such.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from data_prep.documents import Document
 from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.wikitext import unescape, without_tags
 
 OPENING = re.compile(rb"\n(?=<doc )")
-ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    name = Path(span.path).name
     for offset, record in records(span, OPENING):
-        end = record.rfind(b"</doc>")
-        if end < 0:
-            options.problems.bad(f"{span.path}: byte {offset:,}: a <doc> without its </doc>: the file is cut short")
+        if not record.strip():
             continue
-        text = options.problems.decode(record[:end], span.path, offset)
+        end = record.rfind(b"</doc>")
+        if end < 0 or not record.lstrip().startswith(b"<doc "):
+            fault = "a <doc> without its </doc>: the file is cut short" if end < 0 else "text that is in no <doc>"
+            options.problems.bad(f"{span.at(offset)}: {fault}")
+            continue
+        if after := record[end + len(b"</doc>") :].strip():
+            options.problems.bad(f"{span.at(offset + end)}: text after </doc> that is in no <doc>: {after[:40]!r}")
+        text = options.problems.decode(record[:end].lstrip(), span, offset)
         if text is None:
             continue
         tag, _, body = text.partition("\n")
         attributes = dict(ATTRIBUTE.findall(tag))
-        title = html.unescape(attributes.get("title", ""))
-        passages = [line for line in body.split("\n") if line.strip()]
-        if passages and html.unescape(passages[0]).strip() == title.strip():
-            del passages[0]
-        yield Document(attributes.get("id", ""), title, passages)
+        title = unescape(attributes.get("title", ""))
+        yield Document(attributes.get("id") or f"{name}:{offset}", title, paragraphs(without_marks(body), title))
+
+
+def paragraphs(text: str, title: str) -> list[str]:
+    """The lines of a text that hold something; a first line that is the title is none of its passages."""
+    lines = [line for each in text.split("\n") if (line := each.strip())]
+    return lines[1:] if lines and lines[0] == title.strip() else lines
+
+
+def without_marks(text: str) -> str:
+    """Text in which WikiExtractor escaped some characters and left some tags."""
+    return without_tags(unescape(text))
 
 
 READER = Reader(

@@ -1,35 +1,84 @@
-"""Wikitext to paragraphs: the text passages alone, without tables, lists, headings, references or templates."""
+"""Wikitext to paragraphs: the text passages alone, without tables, lists, headings, references or templates.
+
+One pass over the marks with a stack, so that the time is linear in the length of a page, whatever is broken in it:
+a parser that tries again where a bracket has no partner needs hours for a page of a few megabytes of them.
+"""
 
 from __future__ import annotations
 
+import html
 import re
+from collections import Counter
 from collections.abc import Iterable
 
-import mwparserfromhell
-from mwparserfromhell.nodes import ExternalLink, HTMLEntity, Node, Tag, Text, Wikilink
-
-SKIPPED_PREFIXES = frozenset(("file", "image", "category", "media"))
-KEPT_TAGS = frozenset(
-    "b i u s em strong small big span sub sup p div center font cite abbr bdi bdo code kbd samp var mark ins q tt "
-    "nowiki onlyinclude includeonly".split()
+SKIPPED_PREFIXES = frozenset(
+    "file image category media bild imagen imagem afbeelding grafika изображение 画像 图像 圖像".split()
 )
-LINE_BREAKS = frozenset(("br", "p", "div", "center", "blockquote"))
+OTHER_WIKI = re.compile(r"(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)\Z")  # [[fr:…]] is a link beside the text, not in it
 DISAMBIGUATION = re.compile(
-    r"__DISAMBIG__|\{\{\s*(?:[\w ]*disambig(?:uation)?(?: page)?|dab|hndis|geodis|surname|given name|set index"
-    r"|begriffsklärung|homonymie|desambiguaci[oó]n|disambigua|desambiguação|doorverwijspagina|неоднозначность"
-    r"|曖昧さ回避|消歧义|ujednoznacznienie)\s*[|}\n]",
+    r"__DISAMBIG__|\{\{\s*(?:(?:\w[\w -]{0,40})?disambig(?:uation)?(?:[ -](?:page|cleanup))?|dab|hndis|geodis|surname"
+    r"|given name|set index(?: article)?|begriffsklärung|homonymie|desambiguaci[oó]n|disambigua|desambiguação"
+    r"|doorverwijspagina|неоднозначность|曖昧さ回避|消歧义|ujednoznacznienie)\s*[|}]",
     re.IGNORECASE,
 )
+
+# Tags whose content is no text: what is in the first is no wikitext either, so it ends at the first closing tag.
+OPAQUE = frozenset(
+    "categorytree ce chem gallery graph hiero imagemap includeonly indicator inputbox math nowiki pre ref "
+    "references score source syntaxhighlight templatedata timeline".split()
+)
+DROPPED = frozenset("dl h1 h2 h3 h4 h5 h6 ol rp rt table ul".split())
+BLOCKS = frozenset("blockquote center div hr p poem".split())
+INLINE = frozenset(
+    "abbr b bdi bdo big caption cite code data dd del dfn dt em font i ins kbd li mapframe maplink mark noinclude "
+    "onlyinclude q rb ruby s samp section small span strike strong sub sup tbody td templatestyles th time tr tt u "
+    "var wbr".split()
+)
+TAG = re.compile(
+    rf"<(/?)({'|'.join(sorted(OPAQUE | DROPPED | BLOCKS | INLINE | {'br'}))})(?![\w-])([^<>]*)>", re.IGNORECASE
+)
+MARK = re.compile(
+    rf"\{{\{{|\}}\}}|\[\[|\]\]|^[ \t:]*\{{\||^[ \t]*\|\}}(?!\}})|{TAG.pattern}", re.IGNORECASE | re.MULTILINE
+)
+PARTNER = {"}}": "{{", "]]": "[[", "|}": "{|"}
+DEEPEST_LINK = 30
+MARKUP = frozenset("[]{}|'*#:;=!<>_-&")
+REFERENCE = re.compile(r"<ref(?![\w-])[^<>]*(?<!/)>", re.IGNORECASE)
+HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+GONE, REMARK, BREAK = "\x00", "\x01", "\x02"  # stand for something left out, a comment, a <br>; XML has none of them
+MARKS_OF_OURS = re.compile(f"[{GONE}{REMARK}{BREAK}]")
+REMARK_LINE = re.compile(rf"\n[ \t]*{REMARK}[ \t{REMARK}]*(?=\n)")
+TWO_BREAKS = re.compile(f"{BREAK}(?:[ {GONE}]*{BREAK})+")
+ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
+EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
+QUOTES = re.compile("'{2,}")
 MAGIC_WORD = re.compile(r"__[A-Z]+__")
-BLANK_LINES = re.compile(r"\n[ \t]*\n|\n(?=[*#:;|!{])")
-NO_TEXT = re.compile(r"^[*#:;|!{}=-]")
-EMPTY_BRACKETS = re.compile(r"[ \t]*\([\s,;:–-]*\)")
-DANGLING = re.compile(r"\([\s,;]+(?=\S)")
+ENTITY = re.compile(r"&(?:#\d{1,9}|#[xX][0-9a-fA-F]{1,8}|\w{2,32});")
+NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
+WORD = re.compile(r"[^\W_]")
+STRAY = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+")
+EMPTY_BRACKETS = re.compile(r" ?[(（][\s,;:、，–-]*[)）]")
+DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
+SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
 
 
 def is_disambiguation(title: str, text: str) -> bool:
     """Whether a page only lists what its title may mean."""
     return title.lower().endswith("(disambiguation)") or DISAMBIGUATION.search(text) is not None
+
+
+def without_tags(text: str) -> str:
+    """Text without the tags that wikitext may have; other uses of < and > stay."""
+    if "<" not in text:
+        return text
+    return TAG.sub(lambda tag: " " if tag[2].lower() == "br" else "", text).replace("  ", " ")
+
+
+def unescape(text: str) -> str:
+    """Text with its character references as characters; & in other uses stays."""
+    return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
 class Wikitext:
@@ -40,42 +89,128 @@ class Wikitext:
 
     def passages(self, text: str) -> list[str]:
         """The paragraphs of a page."""
-        plain = self._plain(mwparserfromhell.parse(text, skip_style_tags=True).nodes)
-        plain = MAGIC_WORD.sub("", plain.replace("'''", "").replace("''", ""))
-        paragraphs = (" ".join(paragraph.split()) for paragraph in BLANK_LINES.split(plain))
-        kept = (paragraph for paragraph in paragraphs if paragraph and not NO_TEXT.match(paragraph))
-        return [DANGLING.sub("(", EMPTY_BRACKETS.sub("", paragraph)) for paragraph in kept]
+        text = MARKS_OF_OURS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+        text = REMARK_LINE.sub("", "\n" + COMMENT.sub(REMARK, text) + "\n").replace(REMARK, "")
+        text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(GONE, text))
+        plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
+        passages, lines = [], []
+        for line in (*plain.split("\n"), ""):
+            line = line.strip(" \t")
+            if line.strip(GONE) and not NO_PASSAGE.match(line) and not _is_heading(line):
+                lines.append(line)
+            elif lines:
+                passages += [_tidy(passage) for passage in TWO_BREAKS.split(" ".join(lines))]
+                lines = []
+        return [passage for passage in passages if WORD.search(passage)]
 
-    def _plain(self, nodes: Iterable[Node]) -> str:
-        return "".join(self._node(node) for node in nodes)
 
-    def _node(self, node: Node) -> str:
-        """What a reader of the page sees of a node within running text."""
-        if isinstance(node, Text):
-            return str(node.value)
-        if isinstance(node, Wikilink):
-            return self._link(node)
-        if isinstance(node, ExternalLink):
-            return self._plain(node.title.nodes) if node.title else "" if node.brackets else str(node.url)
-        if isinstance(node, HTMLEntity):
-            return str(node.normalize()).replace("\xa0", " ")
-        if isinstance(node, Tag):
-            return self._tag(node)
-        return "\n\n" if type(node).__name__ == "Heading" else ""
+class _Page:
+    """The pass over the marks of one page."""
 
-    def _link(self, link: Wikilink) -> str:
-        prefix, colon, _ = str(link.title).partition(":")
-        if colon and prefix.strip().lower() in self._skipped:
-            return ""
-        if link.text is not None:
-            return self._plain(link.text.nodes)
-        return str(link.title).strip().lstrip(":")
+    def __init__(self, skipped_prefixes: frozenset[str]) -> None:
+        self._skipped = skipped_prefixes
+        self._out: list[str] = []
+        self._open: list[tuple[str, int]] = []
+        """marks without their partners so far, with their places in what is written"""
+        self._count: Counter[str] = Counter()
+        """of the open marks, how many are of each kind"""
+        self._closing: dict[str, re.Match[str] | None] = {}
+        """of each opaque tag, where it is closed next"""
 
-    def _tag(self, tag: Tag) -> str:
-        name = str(tag.tag).strip().lower()
-        mark = "\n\n" if name in LINE_BREAKS else ""
-        if name in ("li", "dt", "dd") and tag.wiki_markup:
-            return f"\n{tag.wiki_markup}"  # a line of a list: left out as a whole
-        if name in KEPT_TAGS and tag.contents is not None:
-            return mark + self._plain(tag.contents.nodes) + mark
-        return mark
+    def plain(self, text: str) -> str:
+        """The text with links as their titles, and without what is no text."""
+        done = 0
+        for mark in MARK.finditer(text):
+            if mark.start() < done:
+                continue  # within an opaque tag
+            self._out.append(text[done : mark.start()])
+            done = mark.end()
+            if mark[2]:
+                done = self._tag(text, mark, done)
+            else:
+                self._bracket(mark[0], mark[0].lstrip(" \t:"))
+        self._out.append(text[done:])
+        return "".join(self._out)
+
+    def _bracket(self, whole: str, kind: str) -> None:
+        if kind not in PARTNER:
+            if kind != "[[" or self._count[kind] < DEEPEST_LINK:
+                self._push(kind)
+            self._out.append(whole)
+        elif not self._count[PARTNER[kind]]:
+            self._out.append(whole)
+        else:
+            content = self._pop(PARTNER[kind])
+            self._out.append(self._link("".join(content)[2:]) if kind == "]]" else GONE)
+
+    def _push(self, kind: str) -> None:
+        self._open.append((kind, len(self._out)))
+        self._count[kind] += 1
+
+    def _pop(self, kind: str) -> list[str]:
+        """Takes back what was written since the last open mark of a kind, with the mark."""
+        while True:
+            last, at = self._open.pop()
+            self._count[last] -= 1
+            if last == kind:
+                content = self._out[at:]
+                del self._out[at:]
+                return content
+
+    def _link(self, content: str) -> str:
+        target, pipe, title = content.partition("|")
+        prefix, colon, _ = target.partition(":")
+        if "\n" in target:
+            return content  # the brackets belong to different links
+        if colon and (prefix.strip().lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix.strip()))):
+            return GONE
+        return title if pipe else target.strip().removeprefix(":")
+
+    def _tag(self, text: str, tag: re.Match[str], done: int) -> int:
+        """Writes what a tag stands for; returns where to read on."""
+        closing, name, rest = tag[1] == "/", tag[2].lower(), tag[3]
+        if closing:
+            if self._count[name]:
+                self._pop(name)
+                self._out.append(GONE)
+        elif not rest.endswith("/"):
+            if name in OPAQUE:
+                return self._opaque(text, name, done)
+            if name in DROPPED or self._count[name] or HIDDEN.search(rest):
+                self._push(name)
+        if name == "br":
+            self._out.append(BREAK)
+        elif name in BLOCKS:
+            self._out.append("\n\n" + GONE)  # what follows begins no list
+        return done
+
+    def _opaque(self, text: str, name: str, done: int) -> int:
+        end = self._closing.get(name)
+        if name not in self._closing or (end and end.start() < done):
+            end = self._closing[name] = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, done)
+        if end is None or (name == "ref" and REFERENCE.search(text, done, end.start())):
+            return done  # never closed; or what is closed next is another one, as references do not nest
+        content = unescape(text[done : end.start()]) if name == "nowiki" else GONE
+        self._out.append("".join(f"&#{ord(c)};" if c in MARKUP else c for c in content))
+        return end.end()
+
+
+def _link_title(link: re.Match[str]) -> str:
+    return "".join(link[1].split(None, 1)[1:])
+
+
+def _is_heading(line: str) -> bool:
+    line = line.replace(GONE, "").rstrip()
+    return line.startswith("=") and line.endswith("=")
+
+
+def _tidy(text: str) -> str:
+    """A paragraph as a reader of the page sees it, on one line."""
+    text = STRAY.sub("", MAGIC_WORD.sub("", QUOTES.sub(_apostrophes, text.replace(GONE, "").replace(BREAK, " "))))
+    text = EMPTY_BRACKETS.sub("", " ".join(unescape(without_tags(text)).split()))
+    return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
+
+
+def _apostrophes(run: re.Match[str]) -> str:
+    """What is left of a run of them that makes text bold or italic."""
+    return "'" * (1 if len(run[0]) == 4 else max(0, len(run[0]) - 5))

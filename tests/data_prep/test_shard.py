@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import random
@@ -69,8 +68,7 @@ def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Ends a process and all that it started, at once."""
-    family = [process_ for process_ in psutil.Process(process.pid).children(recursive=True)]
-    for each in [*family, process]:
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
         try:
             os.kill(each.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -78,9 +76,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_a_run_killed_ten_times_ends_in_the_same_bytes(
-    corpus: Path, expected: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_killed_ten_times_ends_in_the_same_bytes(corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     draw = random.Random(7)
     kills, out = 0, tmp_path / "out"
     while kills < 10:
@@ -158,8 +154,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True)
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     yield folder
     subprocess.run(["umount", folder], check=True)
@@ -293,7 +289,7 @@ def test_all_faults_of_the_settings_are_reported_at_once(capfd: pytest.CaptureFi
 def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "c.toml").write_text('lenghts = [128]\nmasking = 3\n')
+    (tmp_path / "c.toml").write_text("lenghts = [128]\nmasking = 3\n")
     assert shard.main(["--config", str(tmp_path / "c.toml")]) == 2
     message = capfd.readouterr().err
     assert "unknown key 'lenghts'; did you mean 'lengths'?" in message

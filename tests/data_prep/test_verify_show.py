@@ -16,7 +16,8 @@ from data_prep import shard, show, verify
 from data_prep.files import FileRecord, sha256
 from data_prep.shards import MANIFEST, WORK, Manifest, fingerprint, read_shard
 
-SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
+SETTINGS += ["--validation", "0.05"]
 SHARD = "length-32/duplicate-1/shard-00000.arrow"
 
 
@@ -58,7 +59,9 @@ def test_a_sound_folder_passes(sound: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out.strip().endswith("all is right")
 
 
-@pytest.mark.parametrize("name", [SHARD, "vocab.txt", "tokenizer.json", "documents.arrow", "length-64/validation/shard-00000.arrow"])
+@pytest.mark.parametrize(
+    "name", [SHARD, "vocab.txt", "tokenizer.json", "documents.arrow", "length-64/validation/shard-00000.arrow"]
+)
 def test_a_flipped_bit_in_any_file_is_found(name: str, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flip(data / name)
     assert verify.main([str(data)]) == 1

@@ -1,0 +1,310 @@
+"""Wikitext to what a reader of the page sees as running text."""
+
+from __future__ import annotations
+
+import time
+
+import mwparserfromhell
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.readers.wikitext import Wikitext, is_disambiguation, without_tags
+
+ARTICLE = """{{Short description|Town in a county}}
+{{Use dmy dates|date=May 2020}}
+{{Infobox settlement
+| name        = Ashby
+| image       = [[File:Ashby.jpg|250px]]
+| population  = {{formatnum:12370}}<ref name="census">{{cite web |url=http://x.org |title=[[Census]]}}</ref>
+| coordinates = {{coord|52|44|N|1|28|W|display=inline,title}}
+}}
+[[File:Ashby market.jpg|thumb|left|The [[market]] of '''Ashby''' in 1900{{dubious}}]]
+'''Ashby''' ({{IPAc-en|ˈ|æ|ʃ|b|i}}) is a [[market town]] in the [[Leicestershire|county]],<!-- not the
+old one --> close to ''Derbyshire''.<ref>{{cite book |title=A|last=B}}</ref><ref name="x" /> Its population
+was 12,370 ({{lang|la|Ascebi}}; {{lang-fr|x}}), and [[king]]s came here.
+
+<!-- a remark -->
+== History ==
+{{main|History of Ashby}}
+The town was&nbsp;founded in 1086 &ndash; so they say.
+<!-- a line of its own -->
+It grew.{{citation needed|date=May 2010}} See [http://x.org/a the history] and [http://x.org/b].
+
+=== Later ===
+* one [[thing]]
+** under it
+# two
+; term : definition
+: indented
+Text right after a list.
+
+{| class="wikitable"
+|-
+! Year !! [[People]]
+|-
+| 1900 || 5,000
+|
+* in a cell
+{| class="inner"
+| nested
+|}
+|}
+After the table.
+----
+H<sub>2</sub>O costs <span style="color:red">5&nbsp;€</span>, <math>x^2 < 5</math> and E = mc<sup>2</sup>.<br />Next.
+
+<gallery>
+File:A.jpg|A caption
+</gallery>
+
+<blockquote>A quoted passage.</blockquote>
+
+<pre>
+code
+</pre>
+
+==References==
+{{reflist|30em|refs=
+<ref name="a">Text of a note.</ref>
+}}
+<references />
+[[Category:Towns in Leicestershire]]
+[[de:Ashby]]
+__NOTOC__
+"""
+
+
+def passages(text: str) -> list[str]:
+    return Wikitext(("datei", "kategorie")).passages(text)
+
+
+def test_an_article() -> None:
+    assert passages(ARTICLE) == [
+        "Ashby is a market town in the county, close to Derbyshire. Its population was 12,370, and kings came here.",
+        "The town was founded in 1086 – so they say. It grew. See the history and.",
+        "Text right after a list.",
+        "After the table.",
+        "H2O costs 5 €, and E = mc2. Next.",
+        "A quoted passage.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # links
+        ("A [[link]] and [[target|another]], [[a|b|c]].", "A link and another, b|c."),
+        ("[[Bus]]es, [[:Category:Buses]], [[#Part]], [[Talk:A|talk]].", "Buses, Category:Buses, #Part, talk."),
+        ("[[File:a.jpg|thumb|It [[is|was]] {{small|[[so]]}} [http://x y]]]A", "A"),
+        ("A[[ image : b.png ]][[Datei:c.png|mini]][[CATEGORY:D]][[Kategorie:E|F]][[Bild:g.jpg]].", "A."),
+        ("A.[[fr:B]][[zh-min-nan:C]][[simple:D]] [[wikt:e|f]] [[:de:G]]", "A. f de:G"),
+        (
+            "[http://x.org Title of ''it''], [//y.org Y], [mailto:a@b.c mail], [https://z.org].",
+            "Title of it, Y, mail, .",
+        ),
+        ("At http://x.org/a_b it is [1] [so].", "At http://x.org/a_b it is [1] [so]."),
+        ("([http://x.org]) ( [[File:a.ogg]] ) (;, ) A", "A"),
+        ("[http://x.org [[a]] b]", "a b"),
+        # style
+        (
+            "'''''Both''''' '''bold''' ''italic'' L''''état''' rock 'n' roll ''''''",
+            "Both bold italic L'état rock 'n' roll '",
+        ),
+        ("<b>a</b> <I>b</I><small>c</small> <font color=red>d</font> <code>e</code>", "a bc d e"),
+        ("__NOTOC__A __FORCETOC__ __init__", "A __init__"),
+        # templates
+        ("A{{b}} {{c|{{d|[[e]]}}|f={{{g|}}}}}h", "A h"),
+        ("A {{b\n|c=d\n\n|e=[[f]]\n}} g", "A g"),
+        ("It is ({{convert|5|km}}) long ({{lang|la|x}}, born 1900; {{y}}).", "It is long (born 1900)."),
+        ("A {{b}}, c {{d}} ({{e}}) . F . . . g", "A, c. F. . . g"),
+        ("{{{1|default}}} A {{{b}}}", "A"),
+        ("{{#if:{{{x|}}}|yes}}A", "A"),
+        # references and other tags
+        ('A<ref>b</ref> c<ref name="d"/>e<ref name=f group=g >h [[i]]</ref>.', "A ce."),
+        ("A<REF>b</REF>.", "A."),
+        ('A<ref name="not closed">b c<ref>d</ref> e', "Ab c e"),
+        ("A<references><ref>b</ref></references>C", "AC"),
+        ("A <math>\\frac{{a}}{b}</math> b <math display=block>{{</math>c", "A b c"),
+        ("<nowiki>[[not a link]] ''x'' {{y}} &amp; <ref></nowiki>", "[[not a link]] ''x'' {{y}} & <ref>"),
+        ("<nowiki>* no list</nowiki>", "* no list"),
+        ("A<nowiki/>B <ref/>C <br/>D<br>E</br>F <hr>", "AB C D E F"),
+        ("A<includeonly>b</includeonly><noinclude>c</noinclude><onlyinclude>d</onlyinclude>", "Acd"),
+        ("A<ul><li>b<ul><li>c</li></ul></li></ul>D <table><tr><td>e<table></table></td></tr></table>F", "AD F"),
+        ('A<span style="display: none">b<span>c</span>d</span>E', "AE"),
+        ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>字", "漢字"),
+        ("<syntaxhighlight lang=c>a < b;</syntaxhighlight><source>x</source>A", "A"),
+        ("A<score>{ c }</score><timeline>x</timeline><imagemap>y</imagemap>B<H2>c</H2>", "AB"),
+        ("a < b, c > d, a<b, <THE END>, <http://x.org>", "a < b, c > d, a<b, <THE END>, <http://x.org>"),
+        ("<b>not closed <div>there</span>", None),
+        # characters
+        ("&lt;b&gt; &amp;nbsp; &eacute;&#233;&#xE9; AT&T &copy= &bogus;", "<b> &nbsp; ééé AT&T &copy= &bogus;"),
+        ("a&nbsp;b&#160;c\u00a0d\te", "a b c d e"),
+        ("a&#xD800;b &#0; &#99999999; &#x110000;", "a\ufffdb \ufffd \ufffd \ufffd"),
+        ("a<!-- b -->c<!-- not closed", "ac"),
+        ("a\x00b\x01c", "abc"),
+    ],
+)
+def test_pieces(text: str, expected: str | None) -> None:
+    assert passages(text) == (["not closed", "there"] if expected is None else [expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A\nb\n\nc\n \nd\r\n\r\ne", ["A b", "c", "d", "e"]),
+        ("A\n<!-- b -->\nc", ["A c"]),
+        ("A\n{{b}}\nc", ["A", "c"]),
+        ("A\n* b\nc\n# d\n:e\n;f\n**g\nh", ["A", "c", "h"]),
+        ("A\n*b {{c\n|d}} e\nf", ["A", "f"]),
+        ("*a<br>b<br><br>c\nd<br>* e", ["d * e"]),
+        ("A\n==B==\nc\n===D=== <!-- e -->\nf\n= G =\nh = i", ["A", "c", "f", "h = i"]),
+        ("== {{b}} [[c]] ==\nD", ["D"]),
+        ("{|\n| a\n|}\nB {| c |}", ["B {| c |}"]),
+        (":{| class=x\n! a\n|}B", ["B"]),
+        ("{| {{b}}\n|-\n| c || d\ne\n\nf\n{{end}}\n|}\nG", ["G"]),
+        ("{{a|\n{| class=b\n| c\n|}\n}}D", ["D"]),
+        ("{|\n| not closed\n|-\n! b !! c\nD", ["D"]),
+        ("{{not closed\n| b = c\n| d\nE", ["E"]),
+        ("[[not closed\n\nA [[b]] c]]\n\nd", ["not closed", "A b c", "d"]),
+        ("[[x\n\nA | b [[c]] d]]", ["x", "A | b c d"]),
+        ("[[File:not closed.jpg|thumb\n\nA}} b {{", ["File:not closed.jpg|thumb", "A b"]),
+        ("!Kung is\n! a header\n!! b", ["!Kung is"]),
+        ("<p>a</p><p>b</p>c<div>d</div>", ["a", "b", "c", "d"]),
+        ("a<br><br>b<br />c", ["a", "b c"]),
+        ("a\n----\nb", ["a", "b"]),
+        ("<poem>\na\nb\n</poem>", ["a b"]),
+        ("<div>\n* a\n</div>\nB", ["B"]),
+        ("", []),
+        ("{{a}}", []),
+        ("[[File:a.jpg]], {{b}}.\n\n—\n\n...", []),
+        ("Word", ["Word"]),
+    ],
+)
+def test_paragraphs(text: str, expected: list[str]) -> None:
+    assert passages(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "is_one"),
+    [
+        ("Mercury (disambiguation)", "", True),
+        ("Mercury", "A\n{{disambiguation}}", True),
+        ("Mercury", "{{Disambig|geo}}", True),
+        ("Mercury", "{{ Human name disambiguation }}", True),
+        ("Mercury", "{{hndis|x}}", True),
+        ("Merkur", "{{Begriffsklärung}}", True),
+        ("Mercury", "__DISAMBIG__", True),
+        ("Mercury", "{{disambiguation needed}}", False),
+        ("Mercury", "{{about|x|y|Mercury (disambiguation)}} This is no disambiguation.", False),
+    ],
+)
+def test_disambiguation(title: str, text: str, is_one: bool) -> None:
+    assert is_disambiguation(title, text) is is_one
+
+
+def test_tags_alone() -> None:
+    assert without_tags("a<br>b <BR/>c <ref name=x>d</ref> <refs> a < b </li>e<!x>") == "a b c d <refs> a < b e<!x>"
+
+
+def test_the_words_are_those_that_another_parser_finds() -> None:
+    """Of plain prose with links, styles, references and templates, mwparserfromhell leaves the same."""
+    prose = ARTICLE[ARTICLE.index("'''Ashby''' (") : ARTICLE.index("== History")].replace(
+        "({{lang|la|Ascebi}}; {{lang-fr|x}})", ""
+    )
+    theirs = mwparserfromhell.parse(prose).strip_code().replace("()", "").split()
+    assert " ".join(passages(prose)).split() == " ".join(theirs).replace(" ,", ",").split()
+
+
+MARKS = [
+    *"[]{}|'*#:;=!<>/&\n -",
+    "{{",
+    "}}",
+    "[[",
+    "]]",
+    "{|",
+    "|}",
+    "\n{|",
+    "\n|}",
+    "{{{",
+    "}}}",
+    "'''",
+    "<!--",
+    "-->",
+]
+MARKS += ["<ref>", "</ref>", "<ref name=a/>", "<nowiki>", "</nowiki>", "<table>", "</table>", "<br>", "<div>", "</div>"]
+MARKS += [
+    "[http://x y]",
+    "[http://",
+    "File:",
+    "a",
+    "word",
+    "&amp;",
+    "&#xD800;",
+    "__TOC__",
+    "==",
+    "\n\n",
+    "(",
+    ")",
+    ",",
+    "\x00",
+]
+
+
+@given(st.lists(st.sampled_from(MARKS), max_size=60).map("".join))
+@settings(max_examples=1000, deadline=None)
+def test_broken_wikitext_raises_nothing(text: str) -> None:
+    for passage in passages(text):
+        assert passage == " ".join(passage.split())
+        assert passage
+        assert "\x00" not in passage
+        passage.encode()
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_text_raises_nothing(text: str) -> None:
+    passages(text)
+    is_disambiguation("", text)
+
+
+UNITS = [
+    *MARKS,
+    "[[a|",
+    "{{a|",
+    "[[a|{{b",
+    "<a b='",
+    "<div ",
+    "<b>",
+    "<ul>",
+    "<ref><div>",
+    "{{ ",
+    "( ",
+    "(,",
+    "[http://a ",
+    "[[File:a|",
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_hostile_wikitext_takes_no_longer_for_being_long(unit: str) -> None:
+    """Many of one mark, never closed, closed once or as often: seconds where time is linear, else hours."""
+    many, ends = unit * (200_000 // len(unit)), "x]]}}|}</ul></ref></nowiki>-->)"
+    check_time(many, many + ends, unit * 8_000 + ends * 8_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<ref>" * 400_000 + "</ref>", "[[" * 300_000 + "word " * 200_000 + "]]" * 300_000, "(" + "," * 400_000 + "x"],
+    ids=["references", "links", "commas"],
+)
+def test_hostile_wikitext_of_several_megabytes(text: str) -> None:
+    check_time(text)
+
+
+def check_time(*texts: str) -> None:
+    start = time.process_time()
+    for text in texts:
+        passages(text)
+        is_disambiguation("", text)
+    assert time.process_time() - start < 20

@@ -1,0 +1,124 @@
+"""The conventions of the house: floors, folders, and a README whose commands work."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, write_wiki
+
+FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks"]
+FOLDERS = {*FLOORS, "cluster", "tests", ".ci", ".git"}
+UNTRACKED = {".venv", "build", "data", "cloze.egg-info"}
+
+
+def sources() -> list[Path]:
+    return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down_the_floors_only(path: Path) -> None:
+    floor = FLOORS.index(path.relative_to(ROOT).parts[0])
+    found = set(imports(path))
+    assert not found & {*FLOORS[floor + 1 :], "cluster", "tests"}
+    if floor == 0:
+        assert not found & {"torch", "deepspeed", "transformers"}
+
+
+def test_preparing_data_loads_no_torch() -> None:
+    entries = ", ".join(f"data_prep.{name}" for name in ("shard", "verify", "show", "fetch"))
+    code = f"import sys, {entries}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"
+
+
+def test_there_is_no_unknown_folder() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    assert {name.split("/")[0] for name in tracked.stdout.splitlines() if "/" in name} <= FOLDERS
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    if path.read_text().strip():
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree)
+
+
+def test_no_module_hides_one_of_the_standard_library() -> None:
+    """A script's own folder comes first on the path, so `data_prep/random.py` would break NumPy."""
+    for floor in FLOORS:
+        assert not {path.stem for path in (ROOT / floor).glob("*.py")} & set(sys.stdlib_module_names)
+
+
+def readme_commands() -> list[str]:
+    """The lines of README's console blocks that a reader would type."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
+
+
+NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "data_prep/fetch.py", "sbatch", "srun")
+
+
+@pytest.fixture(scope="module")
+def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with the folders that README speaks of."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_wiki(folder / "wiki")
+    (folder / "books").mkdir()
+    (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
+    shutil.copy(ROOT / "tests/example.toml", folder / "wiki.toml")
+    for name in ("data_prep", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def test_readme_has_commands() -> None:
+    assert {"make demo", "make test"} <= set(readme_commands())
+    assert "python data_prep/shard.py --docs wiki/" in readme_commands()
+
+
+@pytest.mark.parametrize("command", [each for each in readme_commands() if not any(n in each for n in NEEDS_MORE)])
+def test_readme_commands_work_in_their_order(command: str, readers_folder: Path) -> None:
+    words = shlex.split(command)
+    bin_folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    if words[0] == "mpirun":
+        words[1:1] = ["--allow-run-as-root", "--oversubscribe"]
+    done = subprocess.run(
+        words, cwd=readers_folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [each for each in readme_commands() if "fetch.py" in each])
+def test_readme_downloads_are_understood(command: str) -> None:
+    """Without a network, a right command fails on the network and not on its words."""
+    words = shlex.split(command)[1:]
+    entry = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    done = subprocess.run([*entry, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {line.split()[1] for line in readme_commands() if line.startswith("make ")}
+    assert named <= targets
