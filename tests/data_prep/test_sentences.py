@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from data_prep.sentences import split_sentences
 
-
 CHARACTERS = "aB .!?…—“”’é中。\xa0\u3000\u2003\u200b\u0301\n\t1"
 
 
