@@ -123,25 +123,29 @@ def scaling(settings: Preparation) -> dict[str, Any]:
 
 
 def growth(settings: Preparation) -> list[dict[str, Any]]:
-    """Memory and time of a run with two workers, for corpora of growing size."""
+    """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
     files = sorted((settings.data / "wiki").rglob("wiki_*"))
     rows = []
     for megabytes in settings.growth_mb:
         sizes = itertools.accumulate(path.stat().st_size for path in files)
         count = sum(1 for size in sizes if size <= megabytes * 1e6) + 1
-        rows.append(watched(settings.data, [str(path) for path in files[:count]]))
+        with tempfile.TemporaryDirectory() as folder:
+            for number, path in enumerate(files[:count]):
+                (Path(folder) / f"{number:04}").symlink_to(path.resolve())
+            rows.append(watched([folder], settings.data / "vocab.txt"))
     everything = [str(settings.data / "wiki"), str(settings.data / "books")]
-    return [*rows, watched(settings.data, everything)]
+    return [*rows, watched(everything, settings.data / "vocab.txt"), watched(everything, None)]
 
 
-def watched(data: Path, docs: list[str]) -> dict[str, Any]:
+def watched(docs: list[str], vocabulary: Path | None) -> dict[str, Any]:
     """Runs shard.py and watches the memory of each of its processes."""
-    paths = [path for each in docs for path in (Path(each).rglob("*") if Path(each).is_dir() else [Path(each)])]
+    paths = [path for each in docs for path in Path(each).rglob("*")]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, str(SHARD), "--docs", *docs, "--vocab", str(data / "vocab.txt"), "--out", f"{out}/d"]
+        command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
+        command += ["--vocab", str(vocabulary)] if vocabulary else []
         start = time.perf_counter()
-        process = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         peaks: dict[int, int] = {}
         while process.poll() is None:
             for each in family(process.pid):
@@ -155,6 +159,7 @@ def watched(data: Path, docs: list[str]) -> dict[str, Any]:
     workers = [peak for pid, peak in peaks.items() if pid != process.pid]
     return {
         "text_mb": round(size / 1e6, 1),
+        "vocabulary": "given" if vocabulary else "trained",
         "seconds": round(seconds, 1),
         "mb_per_s": round(size / 1e6 / seconds, 2),
         "worker_peak_mb": round(max(workers) / 1e6),
@@ -187,7 +192,9 @@ def main(arguments: list[str]) -> int:
     results["scaling"] = scaling(settings)
     console.print(f"two workers against one: {results['scaling']['two_workers_against_one']} x")
     results["growth"] = growth(settings)
-    table = Table("text MB", "seconds", "MB/s", "peak MB of a worker", "peak MB of the main process", box=None)
+    table = Table(
+        "text MB", "vocabulary", "seconds", "MB/s", "peak MB of a worker", "peak MB of the main process", box=None
+    )
     for row in results["growth"]:
         table.add_row(*map(str, row.values()))
     console.print(table)

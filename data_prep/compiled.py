@@ -32,7 +32,7 @@ def _cache_folder() -> Path:
     for path in sorted(here.glob("*.py")):
         digest.update(path.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    for place in (here / "__pycache__", cache, Path(tempfile.gettempdir())):
+    for place in (here / "__pycache__", cache):
         folder = place / f"{PREFIX}{digest.hexdigest()[:16]}"
         try:
             if not folder.is_dir():
@@ -43,7 +43,7 @@ def _cache_folder() -> Path:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise AssertionError("not even the folder for temporary files can be written")
+    return Path(tempfile.mkdtemp(prefix=PREFIX))  # for this process alone
 
 
 def nothing_compiled_yet() -> bool:

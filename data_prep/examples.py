@@ -8,6 +8,7 @@ shards come out uniformly shuffled over the whole corpus, and the corpus is neve
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from data_prep.tokens import read_corpus
 from data_prep.vocabulary import VOCABULARY, Special, Vocabulary, load_vocabulary
 
 KEY = "key"
+TOGETHER = 6  # sets of shards made at a time: one sweep over the partners, and memory for so many
 
 
 @dataclass(frozen=True)
@@ -68,20 +70,36 @@ def make_examples(task: ExamplesTask) -> dict[str, Any]:
     corpus = read_corpus(task.folder / parts.paths[task.part], parts.firsts[task.part])
     vocabulary = _vocabulary(task.folder / VOCABULARY, settings.cased, parts.vocabulary_sha256)
     members = read_members(task.folder, parts.num_documents, parts.held_out_sha256)
-    files, counts = [], []
+    files: list[dict[str, Any]] = []
+    counts: list[dict[str, Any]] = []
     for length in settings.lengths:
-        sets = shard_sets(length, settings.duplicates, members.validation.size > 0)
-        drafts = [_draft(each, corpus, members, settings) for each in sets]
-        if settings.pairs == "nsp":
-            _add_partners(drafts, corpus, task)
         schema = example_schema(length, len(vocabulary), parts.num_documents)
-        rules = masking_rules(settings, length, vocabulary)
-        finished = [finish(each, corpus, vocabulary.special, rules, schema, settings.pairs == "nsp") for each in drafts]
-        counts += [each.counts for each in finished]
+        finished = _finish_sets(task, length, corpus, members, vocabulary, schema)
         name = f"{WORK}/examples/{task.name}-{length}.arrow"
-        batches = (each.batch for each in finished)
-        files.append(write_batches(task.folder, name, keyed_schema(schema), batches).as_json())
+        files.append(write_batches(task.folder, name, keyed_schema(schema), _noting(finished, counts)).as_json())
     return {"files": files, "counts": counts}
+
+
+def _finish_sets(
+    task: ExamplesTask, length: int, corpus: Corpus, members: Members, vocabulary: Vocabulary, schema: pa.Schema
+) -> Iterator[Finished]:
+    """The examples of each set of one length; some sets at a time, so that memory does not grow with the duplicates."""
+    settings = task.settings
+    pairs, rules = settings.pairs == "nsp", masking_rules(settings, length, vocabulary)
+    sets = shard_sets(length, settings.duplicates, members.validation.size > 0)
+    for at in range(0, len(sets), TOGETHER):
+        drafts = [_draft(each, corpus, members, settings) for each in sets[at : at + TOGETHER]]
+        if pairs:
+            _add_partners(drafts, corpus, task)
+        for draft in drafts:
+            yield finish(draft, corpus, vocabulary.special, rules, schema, pairs)
+
+
+def _noting(finished: Iterable[Finished], counts: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """The record batches alone; what they count is noted on the way."""
+    for each in finished:
+        counts.append(each.counts)
+        yield each.batch
 
 
 def all_sets(settings: Settings, validation: bool) -> list[ShardSet]:

@@ -59,10 +59,10 @@ def extract(task: ExtractTask) -> dict[str, Any]:
                     yield Document(each.id, each.title, sentences)
 
     parts = []
-    for number, (batch, size) in enumerate(_parts(documents(), task.bundle.part_bytes)):
+    for number, batch in enumerate(_parts(documents(), task.bundle.part_bytes)):
         name = f"{WORK}/documents/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, iter([batch]))
-        parts.append({**record.as_json(), "sentences": len(batch["sentences"].values), "text_bytes": size})
+        parts.append({**record.as_json(), "text_bytes": batch["sentences"].values.nbytes})
     return {
         "files": parts,
         "source": task.bundle.source,
@@ -71,18 +71,18 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     }
 
 
-def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Groups documents into record batches of about part_bytes of text, with the size of each."""
+def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Groups documents into record batches of about so many characters."""
     group: list[Document] = []
     size = 0
     for document in documents:
         group.append(document)
         size += sum(map(len, document.passages))
         if size >= part_bytes:
-            yield _as_batch(group), size
+            yield _as_batch(group)
             group, size = [], 0
     if group:
-        yield _as_batch(group), size
+        yield _as_batch(group)
 
 
 def _as_batch(group: list[Document]) -> pa.RecordBatch:

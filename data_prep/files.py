@@ -16,7 +16,7 @@ from data_prep.errors import DamageError, UserError
 
 BLOCK = 1 << 20
 UNFINISHED = ".tmp"
-NUMBERS = re.compile(r"\[[\s\d.,e-]+\]")  # lists of numbers go on one line
+NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # lists of numbers go on one line
 
 
 @dataclass(frozen=True)

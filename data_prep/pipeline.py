@@ -6,8 +6,9 @@ tokens     sentences become pieces                                              
 examples   pairs, truncation, masks, for each length and duplicate                  examples.py
 shards     the global shuffle                                                       shuffle.py
 
-A task writes its files, then its record; a step with all its records writes them into one file, `work/STEP.json`, and
-what it read is deleted. Nothing here depends on who ran which task, or when: results are taken in the order of tasks.
+A task writes its files, then its record; a step that has all records writes them into STEP.json, and what it read is
+deleted. All of this happens in the folder `.cloze-work`, which goes when the manifest is written. Nothing here depends
+on who ran which task, or when: results are taken in the order of tasks.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from data_prep.shards import (
     FORMAT,
     MANIFEST,
     WORK,
+    Manifest,
     ShardSet,
     example_schema,
     fingerprint,
@@ -82,18 +84,19 @@ class Pipeline:
     def run(self) -> Record:
         """Does what is left to do and returns the manifest."""
         given = load_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
-        files = find_files(self.settings.sources, self.settings.format)
+        files = find_files(self.settings.sources, self.settings.format, self.folder)
         plan = describe(self.settings, files, given)
-        with locked(self.folder):
-            if (self.folder / MANIFEST).exists():
-                return self._finished(plan)
+        if (self.folder / MANIFEST).exists():
+            return self._finished(plan)
+        refuse_foreign(self.folder)
+        with locked(self.folder, self.console):
             self._check_plan(plan)
             return self._run_steps(plan, files, given)
 
     def _finished(self, plan: Record) -> Record:
-        manifest: Record = read_json(self.folder / MANIFEST)
-        refuse_changes(self.folder, {key: manifest.get(key) for key in plan}, plan)
-        self.console.print(f"{self.folder} is complete already; nothing to do")
+        manifest = Manifest.read(self.folder).content
+        refuse_changes(self.folder, manifest, plan)
+        self.console.print(f"{self.folder} is complete already; nothing to do", markup=False)
         shutil.rmtree(self.folder / WORK, ignore_errors=True)
         return manifest
 
@@ -104,7 +107,7 @@ class Pipeline:
             if before["settings"]["errors"] == "fail":  # what was read without a fault is the same under any policy
                 before["settings"]["errors"] = self.settings.errors
             refuse_changes(self.folder, before, plan)
-            self.console.print(f"continuing in {self.folder}")
+            self.console.print(f"continuing in {self.folder}", markup=False)
         write_json(path, plan)
 
     def _anything_done(self) -> bool:
@@ -119,14 +122,14 @@ class Pipeline:
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self._forget("documents", "words")
-        parts, held_out = self._split(tokens, vocabulary)
+        parts, num_held_out = self._split(tokens, vocabulary)
         examples = self._examples(tokens, parts)
         tables = [*vocabulary_files, self._write_documents(documents, tokens)]
-        sets = self._shards(examples, vocabulary, parts, len(held_out) > 0)
+        sets = self._shards(examples, vocabulary, parts, num_held_out > 0)
         manifest = {
             **plan,
             "format": FORMAT,
-            "corpus": corpus_figures(documents, tokens, len(held_out)),
+            "corpus": corpus_figures(documents, tokens, num_held_out),
             "vocabulary": {"size": len(vocabulary), "sha256": vocabulary.sha256, "cased": vocabulary.cased},
             "files": [record.as_json() for record in tables],
             "sets": sets,
@@ -135,7 +138,7 @@ class Pipeline:
         }
         manifest["fingerprint"] = fingerprint(manifest)
         write_json(self.folder / MANIFEST, manifest)
-        shutil.rmtree(self.folder / WORK)
+        shutil.rmtree(self.folder / WORK, ignore_errors=True)  # on NFS the lock stays until we end
         return manifest
 
     # The steps. Each returns its records in the order of its tasks.
@@ -150,10 +153,10 @@ class Pipeline:
         barren = [source for source, count in found.items() if not count]
         if barren:
             formats = {file.format for file in files if file.source in barren}
+            shutil.rmtree(self.folder / WORK, ignore_errors=True)
             raise UserError(
                 f"no document in {', '.join(barren)}, read as {', '.join(sorted(formats))}\n"
-                "say what the files are with --format, or leave the source out; "
-                f"then remove {self.folder / WORK} and start again"
+                "say what the files are with --format, or leave the source out"
             )
         return records
 
@@ -166,7 +169,8 @@ class Pipeline:
             progress = StepProgress(self.console, "vocabulary", "", 1, 0)
             with progress.shown():
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
-                vocabulary = train_vocabulary(add_up(records), self.settings.vocab_size, self.settings.cased)
+                counts = add_up(self.folder / record["files"][0]["path"] for record in records)
+                vocabulary = train_vocabulary(counts, self.settings.vocab_size, self.settings.cased)
                 os.environ["TOKENIZERS_PARALLELISM"] = "false"
             vocabulary.write(self.folder)
             write_json(done, {"records": []})
@@ -183,7 +187,7 @@ class Pipeline:
             for number, file in enumerate(files)
         ]
 
-    def _split(self, tokens: list[Record], vocabulary: Vocabulary) -> tuple[Parts, list[int]]:
+    def _split(self, tokens: list[Record], vocabulary: Vocabulary) -> tuple[Parts, int]:
         """Numbers the documents, and chooses those held out."""
         counts = [record["documents"] for record in tokens]
         firsts = np.cumsum([0, *counts])
@@ -199,7 +203,7 @@ class Pipeline:
                 np.save(file, held_out(digests, self.settings.validation, self.settings.seed))
         record = FileRecord.of(self.folder, HELD_OUT)
         parts = Parts(paths, tuple(firsts[:-1].tolist()), int(firsts[-1]), record.sha256, vocabulary.sha256)
-        return parts, np.load(path).tolist()
+        return parts, len(np.load(path))
 
     def _examples(self, tokens: list[Record], parts: Parts) -> list[Record]:
         tasks = [
@@ -354,8 +358,14 @@ def corpus_figures(documents: list[Record], tokens: list[Record], validation: in
     }
 
 
+def refuse_foreign(folder: Path) -> None:
+    """Raises UserError for a folder that holds something else: we write into empty folders and our own."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / WORK).is_dir():
+        raise UserError(f"{folder}: holds other files already; give --out a new folder")
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, console: Console) -> Iterator[None]:
     """Makes the folder and keeps other runs out of it."""
     path = folder / WORK / "lock"
     try:
@@ -366,12 +376,14 @@ def locked(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise UserError(
                 f"{folder}: another run is at work here ({file.read().strip() or 'unknown'})\n"
                 "wait for it, or take another --out"
             ) from None
+        except OSError:
+            console.print("note: this file system has no locks; see to it that no other run writes into the folder")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

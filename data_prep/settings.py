@@ -39,7 +39,7 @@ class Settings:
     docs: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
     out: Path | None = None
-    """Output folder (default: data/<name of the first source>)."""
+    """Output folder (default: data/<names of the sources>)."""
     config: Path | None = None
     """TOML file with any of these settings; flags come before it."""
     format: Format | None = None
@@ -100,6 +100,8 @@ class Settings:
         """What decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_IN_THE_BYTES}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
+        values["mask_split"] = [float(share) for share in self.mask_split]
+        values["shard_size"] = self.shard_bytes
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -146,7 +148,10 @@ def read_config(path: Path) -> Settings:
     values, faults = {}, []
     for key, value in content.items():
         name = key.replace("-", "_")
-        if name not in fields or name == "config":
+        if name == "config":
+            faults.append(f"--config {path}: a file of settings cannot name another one")
+            continue
+        if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             faults.append(f"--config {path}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
             continue
@@ -165,19 +170,26 @@ def _typed(name: str, value: Any) -> Any:
         return ((value,) if isinstance(value, str) else tuple(str(each) for each in value),)
     if name in ("out", "vocab"):
         return Path(value)
-    default = Settings.__dataclass_fields__[name].default
+    default = 1 if name == "workers" else Settings.__dataclass_fields__[name].default
     if isinstance(default, bool) or isinstance(value, bool):
         if type(default) is not type(value):
             raise TypeError(name)
         return value
     if isinstance(default, tuple):
         kind = float if name == "mask_split" else int
-        return tuple(kind(each) for each in value)
+        return tuple(_number(kind, each) for each in value)
     if isinstance(default, int | float):
-        return type(default)(value)
+        return _number(type(default), value)
     if default is not None and not isinstance(value, type(default)):
         raise TypeError(name)
     return value
+
+
+def _number(kind: type, value: Any) -> Any:
+    """A number that loses nothing by being of this kind; raises TypeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+        raise TypeError(value)
+    return kind(value)
 
 
 def find_faults(settings: Settings) -> list[str]:
@@ -204,6 +216,7 @@ def find_faults(settings: Settings) -> list[str]:
     for number, length in zip(s.max_predictions, s.lengths, strict=False):
         check(0 < number <= length - 3, f"--max-predictions {number}: from 1 to {length - 3} at length {length}")
     check(1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000")
+    check(len(s.mask_split) == 3, "--mask-split: three shares, such as 80 10 10")
     check(0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1")
     check(
         min(s.mask_split) >= 0 and math.isclose(sum(s.mask_split), 100, abs_tol=1e-6),
@@ -213,7 +226,7 @@ def find_faults(settings: Settings) -> list[str]:
     check(0 <= s.validation < 1, f"--validation {s.validation}: a share from 0, below 1")
     check(s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1")
     check(0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1")
-    check(s.vocab_size > len("#"), f"--vocab-size {s.vocab_size}: too few")
+    check(s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual")
     for name, allowed in (
         ("errors", ("fail", "replace", "skip")),
         ("masking", ("token", "whole-word")),
@@ -221,7 +234,7 @@ def find_faults(settings: Settings) -> list[str]:
     ):
         check(getattr(s, name) in allowed, f"--{name} {getattr(s, name)}: one of {', '.join(allowed)}")
     try:
-        check(s.shard_bytes >= 64_000, f"--shard-size {s.shard_size}: at least 64KB")
+        check(64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB")
     except ValueError:
         faults.append(f"--shard-size {s.shard_size}: a number and a unit, such as 64MB")
     return faults

@@ -9,6 +9,7 @@ Whatever interrupts it, the same command continues it. Then `verify.py` checks t
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,13 +20,14 @@ from data_prep.errors import UserError
 from data_prep.pipeline import Pipeline
 from data_prep.progress import closing_table, duration
 from data_prep.settings import Settings, parse_settings
-from data_prep.sources import source_name
+from data_prep.sources import group_sources
 from data_prep.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
     silence_other_ranks()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, and say how to go on
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     errors = Console(stderr=True, highlight=False)
     try:
@@ -36,7 +38,7 @@ def main(arguments: list[str]) -> int:
                 folder = settings.out or default_folder(settings)
                 manifest = Pipeline(folder, settings, workers, console).run()
                 console.print(closing_table(manifest))
-                console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}")
+                console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
     except UserError as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2
@@ -47,8 +49,9 @@ def main(arguments: list[str]) -> int:
 
 
 def default_folder(settings: Settings) -> Path:
-    """data/<name of the sources>."""
-    return Path("data") / "-".join(dict.fromkeys(source_name(each) for each in settings.sources))
+    """data/<names of the sources>."""
+    names = list(dict.fromkeys(name for name, _ in group_sources(settings.sources)))
+    return Path("data") / ("-".join(names) if len(names) <= 3 else f"{names[0]}-and-{len(names) - 1}-more")
 
 
 if __name__ == "__main__":

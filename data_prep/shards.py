@@ -33,8 +33,9 @@ from data_prep.files import FileRecord, json_bytes, read_json, replacing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "files", "sets", "bytes", "fingerprint"}
 DOCUMENTS = "documents.arrow"
-WORK = "work"
+WORK = ".cloze-work"  # what a run needs until it is finished
 
 DOCUMENTS_SCHEMA = pa.schema(
     [
@@ -153,11 +154,13 @@ class Manifest:
         except FileNotFoundError:
             if not folder.is_dir():
                 raise UserError(f"{folder}: no such folder") from None
-            if (folder / WORK).is_dir():
+            if (folder / WORK / "plan.json").exists():
                 raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{folder / MANIFEST}: not of format {FORMAT}, the one that this version reads")
+        if missing := KEYS - content.keys():
+            raise DamageError(f"{folder / MANIFEST}: lacks {', '.join(sorted(missing))}: it was edited")
         return cls(content)
 
     @property

@@ -8,6 +8,7 @@ Also works on a folder that is not finished, from the moment that it has example
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ class Show:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
     console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     wanted = tyro.cli(Show, args=arguments, prog="show.py", config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        finished = (wanted.data / MANIFEST).exists() or not (wanted.data / WORK).is_dir()
+        finished = (wanted.data / MANIFEST).exists() or not (wanted.data / WORK / "plan.json").exists()
         example, cased = _finished_example(wanted) if finished else _unfinished_example(wanted)
         vocabulary = load_vocabulary(wanted.data / VOCABULARY, cased)
         console.print(_heading(wanted, example), markup=False)
@@ -62,7 +65,7 @@ def main(arguments: list[str]) -> int:
 def _finished_example(wanted: Show) -> tuple[dict[str, Any], bool]:
     manifest = Manifest.read(wanted.data)
     sets = manifest.sets()
-    length = wanted.length or min(shards.length for shards in sets)
+    length = min(shards.length for shards in sets) if wanted.length is None else wanted.length
     chosen = ShardSet(length, 0 if wanted.validation else wanted.duplicate, wanted.validation)
     if chosen not in sets:
         raise UserError(f"{wanted.data}: no {chosen.folder}; there is {', '.join(each.folder for each in sets)}")
@@ -81,13 +84,13 @@ def _finished_example(wanted: Show) -> tuple[dict[str, Any], bool]:
 def _unfinished_example(wanted: Show) -> tuple[dict[str, Any], bool]:
     """From the examples before the global shuffle."""
     settings = read_json(wanted.data / WORK / "plan.json")["settings"]
-    length = wanted.length or min(settings["lengths"])
+    length = min(settings["lengths"]) if wanted.length is None else wanted.length
     number = settings["duplicates"] if wanted.validation else wanted.duplicate
     row = wanted.index
     files = sorted((wanted.data / WORK / "examples").glob(f"*-{length}.arrow"))
     for path in files:
         reader = map_batches(path)
-        if number >= reader.num_record_batches:
+        if not 0 <= number < reader.num_record_batches:
             break
         batch = reader.get_batch(number)
         if 0 <= row < batch.num_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from data_prep.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.base import COMPRESSED, Span, read_head
 
+LABEL = re.compile(r"\w[\w.+-]*")  # of a source, as in LABEL=PATH
 FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20
 
 
@@ -44,11 +46,11 @@ class Bundle:
     """text that goes into one file of documents"""
 
 
-def find_files(arguments: list[str], format: str | None) -> list[SourceFile]:
-    """All files that the arguments name, in an order that only depends on their names."""
+def find_files(arguments: list[str], format: str | None, out: Path | None = None) -> list[SourceFile]:
+    """All files that the arguments name, in an order that only depends on their names; none of the output folder."""
     if format is not None and format not in READERS:
         raise UserError(f"--format {format}: unknown; there is: {', '.join(READERS)}")
-    files = [file for argument in arguments for file in _files_of(argument, format)]
+    files = [file for name, paths in group_sources(arguments) for file in _files_of(name, paths, format, out)]
     places = [os.path.realpath(file.path) for file in files]
     counts = Counter(places)
     twice = [file.path for file, place in zip(files, places, strict=True) if counts[place] > 1]
@@ -58,29 +60,53 @@ def find_files(arguments: list[str], format: str | None) -> list[SourceFile]:
     return files
 
 
-def source_name(argument: str) -> str:
-    """The name of a source: given as NAME=PATH, or that of the folder or file."""
-    label, path = _split_label(argument)
-    return (
-        label or Path(os.path.abspath(path)).name.partition(".")[0].translate({ord(c): None for c in "*?[]"}) or "text"
-    )
+def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
+    """The sources by name, each with its paths.
+
+    Files of one folder that stand next to each other are one source: a shell spells out its globs.
+    """
+    groups: list[tuple[str, list[str]]] = []
+    last = None
+    for argument in arguments:
+        label, path = _split_label(argument)
+        parent = os.path.dirname(os.path.abspath(path)) if not label and os.path.isfile(path) else None
+        if parent is not None and parent == last:
+            groups[-1] = (os.path.basename(parent) or "text", [*groups[-1][1], path])
+        else:
+            groups.append((label or _name_of(path), [path]))
+        last = parent
+    return groups
+
+
+def _name_of(path: str) -> str:
+    """The name of a folder, of a file without its suffixes, or of the folder that a glob begins with."""
+    while glob.has_magic(path) and not os.path.exists(path):
+        path = os.path.dirname(path)
+    name = os.path.basename(os.path.abspath(path))
+    if os.path.isfile(path):
+        suffix = Path(name).suffix
+        name = Path(name.removesuffix(suffix) if suffix in COMPRESSED else name).stem
+    return name or "text"
 
 
 def _split_label(argument: str) -> tuple[str, str]:
-    label, equals, path = argument.partition("=")
-    if equals and label and os.sep not in label and not os.path.exists(argument):
+    label, _, path = argument.partition("=")
+    if path and LABEL.fullmatch(label) and not os.path.exists(argument):
         return label, path
     return "", argument
 
 
-def _files_of(argument: str, format: str | None) -> list[SourceFile]:
-    name, (_, path) = source_name(argument), _split_label(argument)
+def _files_of(name: str, arguments: list[str], format: str | None, out: Path | None) -> list[SourceFile]:
+    path = arguments[0]
     if path == demo.NAME and not os.path.exists(path):
         return [
             SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME)
             for file in demo.files()
         ]
-    sizes = {file: _size(file) for file in _expand(path)}
+    expanded = sorted({file for each in arguments for file in _expand(each)}, key=lambda file: file.parts)
+    if out is not None:
+        expanded = [file for file in expanded if out.resolve() not in file.resolve().parents]
+    sizes = {file: _size(file) for file in expanded}
     paths = [file for file, size in sizes.items() if size]
     if not paths:
         raise UserError(f"--docs {path}: no file with anything in it")

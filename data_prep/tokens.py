@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,32 @@ def token_schema(vocabulary_size: int) -> pa.Schema:
     )
 
 
+COUNTS_SCHEMA = pa.schema(
+    [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
+)
+MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
+
+
 def count_part(task: PartTask) -> dict[str, Any]:
     """The words of one file of documents, and how often each occurs."""
     text, ends = _text_of(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
     table = WordTable(task.cased)
     numbers, _ = table.number(text, ends)
-    return {"files": [], "words": dict(count_words(numbers, table.words(), task.cased))}
+    counts = count_words(numbers, table.words(), task.cased)
+    batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
+    return {"files": [write_batches(task.folder, f"{WORK}/words/{task.name}.arrow", COUNTS_SCHEMA, [batch]).as_json()]}
 
 
-def add_up(records: list[dict[str, Any]]) -> Counter[str]:
-    """The counts of several parts together."""
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record["words"])
+def add_up(paths: Iterable[Path]) -> dict[str, int]:
+    """The counts of several files together, without the rarest words where they are too many to keep."""
+    total: dict[str, int] = {}
+    for path in paths:
+        batch = map_batches(path).get_batch(0)
+        for word, count in zip(batch["word"].to_pylist(), batch["count"].to_pylist(), strict=True):
+            total[word] = total.get(word, 0) + count
+        if len(total) > MOST_WORDS:
+            kept = heapq.nsmallest(MOST_WORDS // 2, total.items(), key=lambda item: (-item[1], item[0]))
+            total = dict(kept)
     return total
 
 

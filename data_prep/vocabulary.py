@@ -107,19 +107,17 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:
-        raise UserError(f"--vocab {path}: no such file; leave --vocab out to train one from the text") from None
+        raise UserError(f"{path}: no such file (shard.py trains a vocabulary from the text without --vocab)") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--vocab {path}: cannot be read as UTF-8 text: {error}") from error
-    pieces = text.removesuffix("\n").replace("\r\n", "\n").split("\n")
+        raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    pieces = text.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").split("\n")
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
-        raise UserError(f"--vocab {path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
+        raise UserError(f"{path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
     first: dict[str, int] = {}
     for line, piece in enumerate(pieces, 1):
         if piece in first:
-            raise UserError(
-                f"--vocab {path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id"
-            )
+            raise UserError(f"{path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id")
         first[piece] = line
     return Vocabulary(tuple(pieces), cased)
 

@@ -10,10 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from data_prep.errors import UserError
@@ -45,8 +48,13 @@ def mpi_rank() -> int:
 
 
 def num_cores() -> int:
-    """The cores that this process may use: those of its affinity, which Slurm and containers set."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use: its affinity, which Slurm sets, and its quota, which containers have."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no quota
+        return cores
 
 
 class Workers:
@@ -88,8 +96,15 @@ class Workers:
 def open_workers(size: int) -> Iterator[Workers | None]:
     """The workers of this machine or MPI job; None on the ranks that are workers themselves, when all is done."""
     if mpi_size() > 1:
+        from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
 
+        if MPI.COMM_WORLD.Get_size() != mpi_size():
+            raise UserError(
+                f"the launcher started {mpi_size()} processes, but MPI connects {MPI.COMM_WORLD.Get_size()} of them\n"
+                "under Slurm: srun --mpi=pmix (srun --mpi=list shows what there is)"
+            )
+        _quiet()
         with MPICommExecutor() as executor:
             yield None if executor is None else Workers(cast(Executor, executor), mpi_size() - 1)
     elif size == 1:
@@ -98,7 +113,7 @@ def open_workers(size: int) -> Iterator[Workers | None]:
     else:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["data_prep.pipeline"])
-        with ProcessPoolExecutor(size, mp_context=context, initializer=_start_worker) as executor:
+        with ProcessPoolExecutor(size, context, _start_worker) as executor:
             try:
                 yield Workers(executor, size)
             except BaseException:
@@ -107,8 +122,17 @@ def open_workers(size: int) -> Iterator[Workers | None]:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
+    threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
+
+
+def _end_with_main() -> None:
+    """Ends this worker when the main process is gone, however it went: nobody would take its results."""
+    main = multiprocessing.parent_process()
+    assert main is not None
+    connection.wait([main.sentinel])
+    os._exit(1)
 
 
 def _quiet() -> None:

@@ -24,9 +24,9 @@ PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}")
 def files() -> list[Path]:
     """Every other Python file of the standard library and the installed packages: some 20 MB of text."""
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
-    found = {path for folder in folders for path in folder.rglob("*.py")}
-    kept = (path for path in found if path.is_file() and not {"test", "tests", "__pycache__"} & set(path.parts))
-    return sorted(kept)[::2]
+    found = {path: folder for folder in folders for path in folder.rglob("*.py") if path.is_file()}
+    skipped = {"test", "tests", "__pycache__"}
+    return sorted(path for path, folder in found.items() if not skipped & set(path.relative_to(folder).parts))[::2]
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:

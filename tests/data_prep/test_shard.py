@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 from conftest import ROOT, WORDS, sentence, write_wiki
 
-from data_prep import shard
+from data_prep import shard, tokens
+from data_prep.errors import UserError
+from data_prep.settings import find_faults, read_config
 from data_prep.shards import MANIFEST, WORK, Manifest
 
 SHARD = str(ROOT / "data_prep/shard.py")
@@ -106,7 +109,7 @@ def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         command(corpus, out, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for(lambda: any((out / WORK).glob("records/documents/*")) or (out / WORK / "documents.json").exists())
+    wait_for(lambda: any((out / WORK).glob("records/documents/*.json")) or (out / WORK / "documents.json").exists())
     return process
 
 
@@ -343,3 +346,90 @@ def test_documents_of_one_word_each(tmp_path: Path) -> None:
     content = Manifest.read(tmp_path / "out").content
     assert content["corpus"]["documents"] == len(set(WORDS)) == len(WORDS)
     assert content["sets"][0]["random_next"] == content["sets"][0]["examples"]
+
+
+def test_a_folder_with_other_files_is_left_alone(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "project" / "work"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("chapter one")
+    assert run(wiki, tmp_path / "project") == 2
+    assert "holds other files already" in capfd.readouterr().err
+    assert (mine / "thesis.txt").read_text() == "chapter one"
+
+
+def test_shards_may_lie_in_the_folder_that_is_read(wiki: Path) -> None:
+    assert run(wiki, wiki / "shards") == 0
+    assert run(wiki, wiki / "shards") == 0
+
+
+def test_no_worker_outlives_a_main_process_that_was_killed(corpus: Path, tmp_path: Path) -> None:
+    process = begin(corpus, tmp_path / "out")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 3
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), 20)
+
+
+def test_termination_is_as_polite_as_ctrl_c(corpus: Path, tmp_path: Path) -> None:
+    process = begin(corpus, tmp_path / "out")
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues where it stopped" in errors
+
+
+def test_a_source_without_documents_leaves_nothing_behind(wiki: Path, tmp_path: Path) -> None:
+    blank = tmp_path / "blank"
+    blank.mkdir()
+    (blank / "blank.md").write_text("# only\n\n## headings\n")
+    assert run(blank, tmp_path / "out") == 2
+    assert run(wiki, tmp_path / "out") == 0
+
+
+def test_settings_that_mean_the_same_are_the_same(wiki: Path, tmp_path: Path) -> None:
+    assert run(wiki, tmp_path / "out") == 0
+    assert run(wiki, tmp_path / "out", "--mask-split", "80", "10", "10", "--shard-size", "128000") == 0
+
+
+def test_a_launcher_that_does_not_connect_its_processes_is_refused(
+    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    done = subprocess.run(command(wiki, tmp_path / "out"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "srun --mpi=pmix" in done.stderr
+
+
+def test_words_too_many_to_keep_are_dropped_from_the_rarest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MOST_WORDS", 4)
+    paths = []
+    for number, counts in enumerate([{"a": 5, "b": 1, "c": 1}, {"d": 3, "e": 1}, {"b": 1, "a": 1}]):
+        batch = pa.record_batch([list(counts), list(counts.values())], schema=tokens.COUNTS_SCHEMA)
+        tokens.write_batches(tmp_path, str(number), tokens.COUNTS_SCHEMA, [batch])
+        paths.append(tmp_path / str(number))
+    assert tokens.add_up(paths) == {"a": 6, "d": 3, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("workers = 2", True),
+        ('workers = "4"', False),
+        ("workers = 1.5", False),
+        ("seed = 1.9", False),
+        ("lengths = [128.7]", False),
+        ("mask-split = [90, 10]", False),
+        ("cased = 1", False),
+        ("cased = true", True),
+        ('config = "other.toml"', False),
+        ("validation = 0", True),
+    ],
+)
+def test_values_of_a_file_must_be_of_their_kind(line: str, allowed: bool, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f'docs = ["x"]\n{line}\n')
+    try:
+        accepted = not find_faults(read_config(tmp_path / "c.toml"))
+    except UserError:
+        accepted = False
+    assert accepted == allowed

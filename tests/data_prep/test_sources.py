@@ -17,7 +17,7 @@ from data_prep import sources
 from data_prep.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.base import Options, Problems
-from data_prep.sources import SourceFile, find_files, make_bundles, source_name
+from data_prep.sources import SourceFile, find_files, group_sources, make_bundles
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 JSON = '{"text": "One."}\n{"text": "Two."}\n'
@@ -102,14 +102,36 @@ def test_a_label_names_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     files = find_files(["wiki=a", "b/*.jsonl", "c=d.jsonl"], None)
     assert [(file.source, file.name) for file in files] == [
         ("wiki", "x.jsonl"),
-        ("text", "y.jsonl"),
+        ("b", "y.jsonl"),
         ("c=d", "c=d.jsonl"),
     ]
-    assert source_name("x/wiki.2020.xml.bz2") == "wiki"
-    assert source_name("label=x/y") == "label"
-    assert source_name("x/y=z") == "y=z"
-    assert source_name(".") == tmp_path.name
-    assert source_name("books/*") == "text"
+
+
+def test_sources_are_named_after_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "20231101.de").mkdir()
+    fill(tmp_path / "20231101.de", **{"wiki.2020_dot_jsonl": JSON, "a_dot_jsonl": JSON})
+    monkeypatch.chdir(tmp_path)
+    given = ["20231101.de", "20231101.de/*.jsonl", "label=x/y", "..=x", ".", "20231101.de/wiki.2020.jsonl"]
+    names = [group_sources([each])[0][0] for each in given]
+    assert names == ["20231101.de", "20231101.de", "label", "..=x", tmp_path.name, "wiki.2020"]
+
+
+def test_files_that_a_shell_spelled_out_are_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "many").mkdir()
+    fill(tmp_path / "many", **{f"{number}_dot_jsonl": JSON for number in range(50)})
+    (tmp_path / "many" / "empty.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    arguments = sorted(str(path) for path in Path("many").iterdir())
+    files = find_files(arguments, None)
+    assert {file.source for file in files} == {"many"}
+    assert len(files) == 50
+
+
+def test_what_was_written_into_the_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    fill(tmp_path, a_dot_jsonl=JSON)
+    fill(tmp_path / "out", b_dot_jsonl=JSON)
+    assert [file.name for file in find_files([str(tmp_path)], None, tmp_path / "out")] == ["a.jsonl"]
 
 
 def test_files_of_each_format(tmp_path: Path) -> None:
@@ -147,7 +169,7 @@ def test_the_demo() -> None:
 def test_missing_paths(tmp_path: Path) -> None:
     assert message(tmp_path / "none") == f"--docs {tmp_path}/none: no such file or folder"
     assert message(tmp_path / "*.txt") == f"--docs {tmp_path}/*.txt: no such file or folder (no match)"
-    assert message("label=") == "--docs : no such file or folder"
+    assert message("label=") == "--docs label=: no such file or folder"
 
 
 def test_folders_with_nothing_in_them(tmp_path: Path) -> None:
@@ -197,7 +219,7 @@ def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     again = "is named twice (1 such files); each text counts once"
     assert message(folder, folder / "a.txt") == f"--docs: {folder}/a.txt {again}"
     monkeypatch.chdir(tmp_path)
-    assert message("x/b.txt", "x/../x/b.txt") == f"--docs: x/b.txt {again}"
+    assert message("x/b.txt", "x/../x/b.txt") == f"--docs: x/../x/b.txt {again}"
     assert message("x/c", f"more={tmp_path}/x/c") == f"--docs: x/c/d.txt {again}"
     assert "(3 such files)" in message("x", "x/*")
     (folder / "e.txt").symlink_to("b.txt")
