@@ -7,7 +7,8 @@ export CLOZE_DATA
 .PHONY: demo test test-all lint benchmark clean
 
 demo: .venv/installed
-	$(BIN)/python data_prep/shard.py --docs demo --out build/demo --lengths 128 512 --duplicates 2 --vocab-size 8192
+	test -e build/demo/manifest.json || \
+	  $(BIN)/python data_prep/shard.py --docs demo --out build/demo --duplicates 2 --vocab-size 8192
 	$(BIN)/python data_prep/verify.py build/demo
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
 

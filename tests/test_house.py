@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from conftest import ROOT, write_wiki
 
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks"]
 FOLDERS = {*FLOORS, "cluster", "tests", ".ci", ".git"}
-UNTRACKED = {".venv", "build", "data", "cloze.egg-info"}
 
 
 def sources() -> list[Path]:
@@ -85,7 +83,8 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wiki(folder / "wiki")
     (folder / "books").mkdir()
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
-    shutil.copy(ROOT / "tests/example.toml", folder / "wiki.toml")
+    [settings] = re.findall(r"```toml\n# wiki.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (folder / "wiki.toml").write_text(settings)
     for name in ("data_prep", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     return folder
