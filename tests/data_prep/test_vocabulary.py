@@ -83,7 +83,7 @@ def test_a_vocabulary_with_duplicates_is_refused_naming_both_lines(tmp_path: Pat
 
 
 def test_a_missing_vocabulary_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file; leave --vocab out to train one"):
+    with pytest.raises(UserError, match="no such file"):
         load_vocabulary(tmp_path / "vocab.txt", cased=False)
 
 
