@@ -300,10 +300,17 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
 
 
 def peak_mb(arguments: list[str]) -> tuple[int, float]:
-    """The exit code of a run with one worker, and the most memory that it took."""
+    """The exit code of a run with one worker, and the most memory that it took.
+
+    From the process itself while it runs: what `wait4` reports may be the memory of its parent before the exec.
+    """
     process = subprocess.Popen([sys.executable, SHARD, *arguments, "--workers", "1"], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    return os.waitstatus_to_exitcode(status), usage.ru_maxrss / 1024
+    peak = 0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))])
+        time.sleep(0.05)
+    return process.returncode, peak / 1024
 
 
 def one_line(path: Path, megabytes: int) -> Path:
