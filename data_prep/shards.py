@@ -102,8 +102,8 @@ def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Li
     item = schema.field("masked").type.value_type
     masked = pa.StructArray.from_arrays([pa.array(positions), pa.array(labels.values)], fields=list(item))
     columns = [
-        pa.ListArray.from_arrays(_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type),
-        pa.ListArray.from_arrays(_offsets(labels.ends), masked, type=schema.field("masked").type),
+        pa.ListArray.from_arrays(list_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type),
+        pa.ListArray.from_arrays(list_offsets(labels.ends), masked, type=schema.field("masked").type),
         *(pa.array(column, field.type) for column, field in zip(others, list(schema)[2:], strict=True)),
     ]
     return pa.record_batch(columns, schema=schema)
@@ -116,7 +116,8 @@ class Lists(NamedTuple):
     ends: Array
 
 
-def _offsets(ends: Array) -> pa.Array:
+def list_offsets(ends: Array) -> pa.Array:
+    """What Arrow wants to know of lists that end there."""
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
     return pa.array(offsets)

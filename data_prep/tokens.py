@@ -16,7 +16,7 @@ from data_prep.arrays import Array, smallest_type
 from data_prep.compiled import compiled
 from data_prep.files import FileRecord
 from data_prep.pairs import Corpus
-from data_prep.shards import WORK, map_batches, write_batches
+from data_prep.shards import WORK, list_offsets, map_batches, write_batches
 from data_prep.streams import GOLDEN, mix
 from data_prep.vocabulary import VOCABULARY, Vocabulary, count_words, load_vocabulary
 from data_prep.wordpiece import FastWordPiece
@@ -93,7 +93,7 @@ def encode_part(task: PartTask) -> dict[str, Any]:
     inner = schema.field("sentences").type.value_type
     ids = pa.array(pieces.ids.astype(inner.value_type.to_pandas_dtype()))
     sentences = pa.ListArray.from_arrays(
-        _offsets(document_ends), pa.ListArray.from_arrays(_offsets(sentence_ends), ids)
+        list_offsets(document_ends), pa.ListArray.from_arrays(list_offsets(sentence_ends), ids)
     )
     digests = _digests(pieces.ids, sentence_ends, document_ends)
     kept = batch.filter(pa.array(filled))
@@ -142,10 +142,6 @@ def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Arra
     filled = np.diff(piece_ends, prepend=0) > 0
     before = np.concatenate([[0], np.cumsum(filled)])
     return piece_ends[filled], before[document_ends]
-
-
-def _offsets(ends: Array) -> pa.Array:
-    return pa.array(np.concatenate([[0], ends]).astype(np.int32))
 
 
 @compiled
