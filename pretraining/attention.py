@@ -1,0 +1,172 @@
+"""Attention over ragged sequences: every piece attends to its own sequence, and nothing is computed for padding.
+
+One function, `attend`, takes what the machine has:
+
+    CPU          sequences of like lengths together: matrix products of the library, the rest in fused kernels
+    GPU          the variable-length flash kernels, where they can do what is asked
+    elsewhere    sequences of like lengths together, through scaled_dot_product_attention
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pretraining import kernels
+from pretraining.operations import Dropout
+
+GRAIN = 64
+"""Sequences whose lengths are equal when rounded up to it are computed together."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences that are computed together."""
+
+    starts: Tensor
+    """(s,) int32: where each begins"""
+    lengths: Tensor
+    """(s,) int32"""
+    length: int
+    """that of all, with padding"""
+
+    @functools.cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """(s, length) each: the row of every piece, and whether there is one."""
+        at = torch.arange(self.length, device=self.starts.device)
+        inside = at < self.lengths[:, None]
+        return torch.where(inside, self.starts[:, None] + at, 0).long(), inside
+
+
+class Layout:
+    """Where the sequences of a batch lie; made once a batch, for all layers."""
+
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...]):
+        self.starts = starts
+        self.lengths = lengths
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """The sequences by their lengths, rounded up."""
+        rounded: dict[int, list[int]] = {}
+        for index, length in enumerate(self.lengths):
+            rounded.setdefault(-(-length // GRAIN), []).append(index)
+        device = self.starts.device
+        sizes = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+        groups = []
+        for _, members in sorted(rounded.items()):
+            index = torch.tensor(members, device=device)
+            longest = max(self.lengths[member] for member in members)
+            groups.append(Group(self.starts[index], sizes[index], -(-longest // 16) * 16))
+        return groups
+
+
+def attend(qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropout) -> Tensor:
+    """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
+    if kernels.usable(qkv):
+        return _GroupedAttention.apply(qkv, bias, layout, heads, dropout)  # type: ignore[no-any-return]
+    query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
+    if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
+        out = _flash(query, key, value, layout, dropout.probability)
+    else:
+        out = _grouped(query, key, value, layout, dropout.probability)
+    return out.reshape(len(qkv), -1)
+
+
+def _grouped(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
+    """(n, heads, size) each -> (n, heads, size), for any device and type."""
+    out = torch.empty_like(query)
+    for group in layout.groups:
+        rows, inside = group.rows
+        padded = [each[rows].transpose(1, 2) for each in (query, key, value)]  # (s, heads, length, size)
+        context = F.scaled_dot_product_attention(*padded, attn_mask=inside[:, None, None], dropout_p=dropout)
+        out = out.index_put((rows[inside],), context.transpose(1, 2)[inside])
+    return out
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
+    """The same on a GPU, without padding."""
+    starts, longest = layout.starts, layout.longest
+    if importlib.util.find_spec("flash_attn"):
+        from flash_attn import flash_attn_varlen_func
+
+        return flash_attn_varlen_func(  # type: ignore[no-any-return]
+            query, key, value, starts, starts, longest, longest, dropout_p=dropout
+        )
+    if not dropout:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return varlen_attn(query, key, value, starts, starts, longest, longest)  # type: ignore[return-value]
+    jagged = [
+        torch.nested.nested_tensor_from_jagged(each, starts.long(), max_seqlen=longest).transpose(1, 2)
+        for each in (query, key, value)
+    ]
+    return F.scaled_dot_product_attention(*jagged, dropout_p=dropout).transpose(1, 2).values()  # type: ignore[no-any-return]
+
+
+class _GroupedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropout) -> Tensor:
+        n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
+        out = qkv.new_empty(n, hidden)
+        saved = []
+        for group in layout.groups:
+            s, length = len(group.starts), group.length
+            parts = qkv.new_empty(3, s * heads, length, size)
+            kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, s, heads, length, size)
+            query, key, value = parts
+            shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
+            dropped = torch.empty_like(shares) if dropout.probability else shares
+            where = (group.starts, group.lengths, dropout.keys, dropout.site, float(dropout.probability))
+            kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, s, heads, length)
+            context = dropped @ value
+            kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, s, heads, length, size)
+            saved += [parts, shares]
+        ctx.save_for_backward(*saved)
+        ctx.layout, ctx.heads, ctx.dropout = layout, heads, dropout
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        heads, dropout = ctx.heads, ctx.dropout
+        n, hidden = grad.shape
+        size, grad = hidden // heads, grad.contiguous()
+        grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
+        for index, group in enumerate(ctx.layout.groups):
+            parts, shares = ctx.saved_tensors[2 * index : 2 * index + 2]
+            query, key, value = parts
+            s, length = len(group.starts), group.length
+            grad_context = torch.empty_like(query)
+            kernels.call(
+                "split_heads", grad, None, group.starts, group.lengths, grad_context, 1, s, heads, length, size
+            )
+            dropped = shares
+            if dropout.probability:
+                dropped = torch.empty_like(shares)
+                where = (group.starts, group.lengths, dropout.keys, dropout.site, float(dropout.probability))
+                kernels.call("redo_dropout", shares, *where, dropped, s, heads, length)
+            grad_scores = grad_context @ value.transpose(1, 2)
+            grad_parts = torch.empty_like(parts)
+            torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
+            kernels.call(
+                "softmax_backward", grad_scores, shares, dropped, group.lengths, size**-0.5, s, heads, length
+            )
+            torch.bmm(grad_scores, key, out=grad_parts[0])
+            torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
+            kernels.call(
+                "merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, s, heads, length, size
+            )
+        return grad_qkv, grad_bias.to(grad.dtype), None, None, None

@@ -1,0 +1,214 @@
+"""The operations between matrix products: fused kernels on a CPU, PyTorch's own elsewhere; equal but for rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from data_prep.arrays import Array
+from pretraining import kernels
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def mix(values: Array) -> Array:
+    """Scrambles 64-bit numbers (the finish of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * MIX_1
+    values = (values ^ (values >> np.uint64(27))) * MIX_2
+    return values ^ (values >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Where and how much is dropped.
+
+    The kernels drop what a hash of (row key, site, column) says. A row key stands for (draw, example, position): a mask
+    depends neither on the ranks nor on what else is in the batch. Elsewhere PyTorch's generator decides.
+    """
+
+    probability: float
+    keys: Tensor
+    """(n,) int32, for each row"""
+    site: int = 0
+
+    def at(self, site: int) -> Dropout:
+        """For another place of the model: other masks."""
+        return Dropout(self.probability, self.keys, site)
+
+    def rows(self, chosen: Tensor) -> Dropout:
+        """For some of the rows."""
+        return Dropout(self.probability, self.keys[chosen], self.site)
+
+
+def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
+    """A key for each piece, from the draw (one for each step of a run), its example and its position."""
+    with np.errstate(over="ignore"):
+        keys = np.full(len(examples), draw, np.uint64)
+        for part in examples.T:
+            keys = mix((keys ^ part.astype(np.uint64)) + GOLDEN)
+        pieces = mix(np.repeat(keys, lengths) + positions.astype(np.uint64) * GOLDEN)
+    return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
+
+
+def gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias), with erf."""
+    if kernels.usable(x):
+        return _Gelu.apply(x, bias)  # type: ignore[no-any-return]
+    return F.gelu(x + bias)
+
+
+def add_and_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, dropout: Dropout
+) -> Tensor:
+    """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
+    if kernels.usable(x):
+        return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)  # type: ignore[no-any-return]
+    dropped = F.dropout(x + bias, dropout.probability) if dropout.probability else x + bias
+    return F.layer_norm(residual + dropped, weight.shape, weight, shift, epsilon)
+
+
+def drop(x: Tensor, dropout: Dropout) -> Tensor:
+    """Dropout by itself."""
+    if not dropout.probability:
+        return x
+    return _Drop.apply(x, dropout) if kernels.usable(x) else F.dropout(x, dropout.probability)  # type: ignore[no-any-return]
+
+
+def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The sum of the rows that the ids of pieces, positions and segments name."""
+    if word.device.type == "cpu":
+        return _Embed.apply(word, position, segment, *ids)  # type: ignore[no-any-return]
+    pieces, positions, segments = ids
+    return F.embedding(pieces, word) + F.embedding(positions, position) + F.embedding(segments, segment)
+
+
+def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The sum of the cross-entropies of the predictions, and how many of them are right.
+
+    `weight` and `bias` may have more rows than the vocabulary; they take no part.
+    """
+    if kernels.usable(hidden):
+        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)  # type: ignore[no-any-return]
+    logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
+    return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.call("gelu_forward", x, bias, out, *x.shape)
+        ctx.save_for_backward(x, bias)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, bias = ctx.saved_tensors
+        grad_x, grad_bias = torch.empty_like(x), torch.empty_like(bias)
+        kernels.call("gelu_backward", grad.contiguous(), x, bias, grad_x, grad_bias, *x.shape)
+        return grad_x, grad_bias
+
+
+class _AddAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drop: Dropout
+    ) -> Tensor:
+        out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
+        shape = (drop.keys, drop.site, float(drop.probability), epsilon, out, means, scales, *x.shape)
+        kernels.call("norm_forward", x, bias, residual.contiguous(), weight, shift, *shape)
+        ctx.save_for_backward(x, means, scales, weight)  # x is now the sum that was normalised
+        ctx.dropout = drop
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        total, means, scales, weight = ctx.saved_tensors
+        drop = ctx.dropout
+        grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
+        grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
+        inputs = (grad.contiguous(), total, means, scales, weight, drop.keys, drop.site, float(drop.probability))
+        outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
+        kernels.call("norm_backward", *inputs, *outputs, *total.shape)
+        return grad_x, grad_bias, grad_residual, grad_weight, grad_shift, None, None
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
+        ctx.dropout = dropout
+        return _Drop.dropped(x, dropout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Drop.dropped(grad, ctx.dropout), None
+
+    @staticmethod
+    def dropped(x: Tensor, dropout: Dropout) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        kernels.call(
+            "dropout_rows", x.contiguous(), dropout.keys, dropout.site, float(dropout.probability), out, *x.shape
+        )
+        return out
+
+
+class _Embed(torch.autograd.Function):
+    """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
+
+    @staticmethod
+    def forward(ctx: Any, word: Tensor, position: Tensor, segment: Tensor, *ids: Tensor) -> Tensor:
+        pieces, positions, segments = ids
+        ctx.save_for_backward(*ids)
+        ctx.sizes = len(word), len(position), len(segment)
+        return word[pieces].add_(position[positions]).add_(segment[segments])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows = grad.float()
+
+        def sums(size: int, ids: Tensor) -> Tensor:
+            return rows.new_zeros(size, rows.shape[1]).index_add_(0, ids, rows)
+
+        pieces, positions, segments = ctx.saved_tensors
+        num_words, num_positions, num_segments = ctx.sizes
+        found, where = pieces.unique(return_inverse=True)
+        words = grad.new_zeros(num_words, grad.shape[1])
+        words[found] = sums(len(found), where).to(grad.dtype)
+        others = sums(num_positions, positions), sums(num_segments, segments)
+        return words, *(each.to(grad.dtype) for each in others), None, None, None
+
+
+class _MaskedLoss(torch.autograd.Function):
+    """The gradient takes the logits' place in the forward pass, so that nothing as large is kept twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.t()
+        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
+        ctx.save_for_backward(hidden, weight, logits)
+        right = correct.sum()
+        ctx.mark_non_differentiable(right)
+        return losses.sum(), right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        hidden, weight, difference = ctx.saved_tensors
+        scale = grad.to(hidden.dtype)
+        grad_hidden = (difference @ weight) * scale
+        grad_weight = difference.t() @ (hidden * scale)
+        return grad_hidden, grad_weight, difference.sum(0) * scale, None, None

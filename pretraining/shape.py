@@ -1,0 +1,72 @@
+"""The sizes of an encoder, and what follows from them: its parameters and the arithmetic of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SIZES = {  # layers, hidden
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+VOCABULARY_MULTIPLE = 64
+"""Rows of the word embeddings are padded to it: matrix products over odd sizes are slow. Never visible outside."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that make an encoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    """width of the feed-forward layers"""
+    vocabulary: int
+    """pieces of the vocabulary"""
+    positions: int = 512
+    segments: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    epsilon: float = 1e-12
+    """of the layer norms"""
+
+    @classmethod
+    def named(cls, size: str, vocabulary: int) -> Shape:
+        """One of the published sizes."""
+        layers, hidden = SIZES[size]
+        return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)
+
+    @property
+    def padded_vocabulary(self) -> int:
+        return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+    def num_parameters(self) -> int:
+        """With both heads; the padding of the vocabulary is not counted."""
+        h, i = self.hidden, self.intermediate
+        embeddings = (self.vocabulary + self.positions + self.segments) * h + 2 * h
+        layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
+        pooler, next_head = h * h + h, 2 * h + 2
+        masked_head = h * h + h + 2 * h + self.vocabulary
+        return embeddings + self.layers * layer + pooler + masked_head + next_head
+
+    def flops(self, lengths: Sequence[int], predictions: int) -> float:
+        """Useful operations of a training step (forward and backward) on sequences of these real lengths.
+
+        Matrix products alone, a multiplication and an addition each, as everyone counts them: linear layers,
+        attention over real pieces, and the heads on the positions that are predicted.
+        """
+        h, pieces = self.hidden, sum(lengths)
+        linear = 2 * (4 * h * h + 2 * h * self.intermediate) * pieces
+        attention = 4 * h * sum(length * length for length in lengths)
+        masked_head = 2 * (h * h + h * self.vocabulary) * predictions
+        next_head = 2 * (h * h + 2 * h) * len(lengths)
+        return 3.0 * (self.layers * (linear + attention) + masked_head + next_head)
