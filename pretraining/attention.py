@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,9 +160,7 @@ class _GroupedAttention(torch.autograd.Function):
             grad_scores = grad_context @ value.transpose(1, 2)
             grad_parts = torch.empty_like(parts)
             torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
-            kernels.call(
-                "softmax_backward", grad_scores, shares, dropped, group.lengths, size**-0.5, s, heads, length
-            )
+            kernels.call("softmax_backward", grad_scores, shares, dropped, group.lengths, size**-0.5, s, heads, length)
             torch.bmm(grad_scores, key, out=grad_parts[0])
             torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
             kernels.call(

@@ -13,16 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from data_prep.arrays import Array
 from pretraining import kernels
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-def mix(values: Array) -> Array:
-    """Scrambles 64-bit numbers (the finish of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * MIX_1
-    values = (values ^ (values >> np.uint64(27))) * MIX_2
-    return values ^ (values >> np.uint64(31))
+from pretraining.order import fold
 
 
 @dataclass(frozen=True)
@@ -49,11 +40,7 @@ class Dropout:
 
 def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
     """A key for each piece, from the draw (one for each step of a run), its example and its position."""
-    with np.errstate(over="ignore"):
-        keys = np.full(len(examples), draw, np.uint64)
-        for part in examples.T:
-            keys = mix((keys ^ part.astype(np.uint64)) + GOLDEN)
-        pieces = mix(np.repeat(keys, lengths) + positions.astype(np.uint64) * GOLDEN)
+    pieces = fold(np.repeat(fold(draw, *examples.T), lengths), positions)
     return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
 
 
@@ -120,7 +107,14 @@ class _Gelu(torch.autograd.Function):
 class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drop: Dropout
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        shift: Tensor,
+        epsilon: float,
+        drop: Dropout,
     ) -> Tensor:
         out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
         shape = (drop.keys, drop.site, float(drop.probability), epsilon, out, means, scales, *x.shape)

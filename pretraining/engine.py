@@ -1,0 +1,165 @@
+"""DeepSpeed, set up from a recipe: who owns which share of weights, gradients and optimizer, and in which numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.cpp_extension import get_default_build_root
+
+from data_prep.errors import UserError
+from pretraining.model import Bert, Losses
+from pretraining.optimizers import build_optimizer
+from pretraining.recipe import Recipe
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NEVER = 1 << 40
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """The numbers that the model computes in."""
+    if wanted == "auto":
+        if device.type == "cuda":
+            wanted = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        else:
+            wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
+    if wanted == "fp16" and device.type == "cpu":
+        raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
+    return DTYPES[wanted]
+
+
+def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, ranks: int) -> dict[str, Any]:
+    """What DeepSpeed is told. Its batch sizes are for its own books: the trainer says where a step ends."""
+    parallel, precision = recipe.parallel, recipe.precision
+    stage = parallel.zero
+    if stage == 0 and dtype != torch.float32:
+        stage = 1  # without ZeRO, DeepSpeed adds up gradients in 16 bits; stage 1 computes the same in fp32
+    zero: dict[str, Any] = {"stage": stage}
+    if device.type == "cpu":
+        zero["overlap_comm"] = False
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = False
+    if parallel.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if parallel.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": ranks,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": recipe.optimizer.clip,
+        "steps_per_print": NEVER,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
+    if dtype == torch.bfloat16:
+        config["bf16"] = {"enabled": True, "immediate_grad_update": True}
+    if dtype == torch.float16:
+        config["fp16"] = {
+            "enabled": True,
+            "initial_scale_power": precision.loss_scale_power,
+            "loss_scale_window": precision.loss_scale_window,
+            "min_loss_scale": precision.loss_scale_min,
+        }
+    return merged(config, recipe.deepspeed)
+
+
+def merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`config` with the recipe's own settings of DeepSpeed added, table by table."""
+    result = dict(config)
+    for name, value in more.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = merged(result[name], value) if both else value
+    return result
+
+
+class Engine:
+    """A model in training: forward, backward and the optimizer's step, over all ranks."""
+
+    def __init__(self, model: Bert, recipe: Recipe, device: torch.device, ranks: int):
+        self.dtype = choose_dtype(recipe.precision.dtype, device)
+        self.device = device
+        self._ranks = ranks
+        self._clip = recipe.optimizer.clip
+        self.zero_3 = recipe.parallel.zero == 3
+        if recipe.compute.compile:
+            for layer in model.layers:
+                layer.compile()
+        with quiet():
+            import deepspeed
+
+            deepspeed.utils.logger.setLevel(logging.ERROR)
+            self.deepspeed, _, _, _ = deepspeed.initialize(
+                model=model.to(device),
+                optimizer=build_optimizer(model, recipe.optimizer),
+                config=deepspeed_config(recipe, self.dtype, device, ranks),
+                dist_init_required=False,
+            )
+        self.model: Bert = self.deepspeed.module
+
+    def forward(self, batch: Any) -> Losses:
+        """The sums of this rank's micro-batch."""
+        return self.deepspeed(batch)  # type: ignore[no-any-return]
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks.
+
+        The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
+        """
+        self.deepspeed.set_gradient_accumulation_boundary(last)
+        self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
+
+    def step(self, rate: float) -> None:
+        """Moves the weights, at this learning rate, and forgets the gradients."""
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = rate
+        self.deepspeed.step()
+
+    @property
+    def gradient_norm(self) -> Tensor | float | None:
+        """Of the last step, before clipping."""
+        norm: Tensor | float | None = self.deepspeed.get_global_grad_norm()
+        return norm
+
+    @property
+    def loss_scale(self) -> float | None:
+        """In fp16."""
+        return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter in full, in fp32 on the host, one after another; all ranks must go through it."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        for name, parameter in self.model.named_parameters():
+            if (
+                self.dtype == torch.float32
+                and not hasattr(parameter, "_hp_mapping")
+                and not hasattr(parameter, "ds_id")
+            ):
+                full = parameter.detach()
+            else:
+                full = safe_get_full_fp32_param(parameter)
+            yield name, full.to("cpu", torch.float32)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """DeepSpeed tells of its every step otherwise, by logging and by printing."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def must_compile() -> bool:
+    """Whether DeepSpeed will compile its communication between CPUs, which it does once on a machine."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    return not any(root.rglob("deepspeed_shm_comm_op.so"))

@@ -1,0 +1,676 @@
+"""Who am I among the processes of a run, and how they agree, fail and end together.
+
+    ranks = find_ranks(os.environ)
+    connect(ranks, choose_device("auto", ranks))
+    with together():                 # start-up: an error on one rank is raised on every rank
+        recipe = load(...)
+    agree(recipe, "recipe")
+    with Watch(ranks):               # the work: an error on one rank ends all of them
+        train(...)
+    disconnect()
+
+An entry catches `UserError`, prints it where `speaks(ranks, error)`, and calls `leave(2)`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+
+from data_prep.errors import UserError
+from data_prep.workers import num_cores
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(20000, 30000)  # below those that Linux hands out by itself
+BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: no ranks of a step
+ANSWER_SECONDS = 15.0  # a store answers at once; what does not is another program
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process's place among all."""
+
+    rank: int = 0
+    ranks: int = 1
+    """of the whole run"""
+    local_rank: int = 0
+    local_ranks: int = 1
+    """of this machine"""
+    address: str = LOOPBACK
+    """of rank 0"""
+    port: int = 0
+    """where rank 0 listens; 0 where there is nobody to listen to"""
+    launcher: str = "plain"
+
+    def __post_init__(self) -> None:
+        for name, rank, ranks in (
+            ("rank", self.rank, self.ranks),
+            ("local rank", self.local_rank, self.local_ranks),
+        ):
+            if not 0 <= rank < ranks:
+                raise UserError(
+                    f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
+                    "start the ranks with torchrun, deepspeed, srun or mpirun, and set none of their variables yourself"
+                )
+        if self.local_ranks > self.ranks:
+            raise UserError(f"{self.launcher}: {self.local_ranks} ranks on this machine, but {self.ranks} in all")
+
+    @property
+    def one_machine(self) -> bool:
+        return self.local_ranks == self.ranks
+
+
+class UnreachedError(UserError):
+    """Rank 0 is not there to print anything."""
+
+
+class SharedError(UserError):
+    """Raised on every rank at once: nobody needs to be told."""
+
+
+def find_ranks(environment: Mapping[str, str]) -> Ranks:
+    """What the launcher says about this process; one process without a launcher.
+
+    The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
+    """
+    variables = _Variables(environment)
+    if "RANK" in environment:
+        return _from_torch(variables)
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return _from_mpi(variables, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    if "MPI_LOCALNRANKS" in environment:  # MPICH, Intel MPI, MVAPICH
+        return _from_mpi(variables, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    if _is_slurm_step(variables):
+        return _from_slurm(variables)
+    if int(environment.get("PMI_SIZE") or 1) > 1 or "PMIX_RANK" in environment:
+        raise UserError(
+            "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
+            "use Open MPI's or MPICH's mpirun, srun or torchrun"
+        )
+    if int(environment.get("WORLD_SIZE") or 1) > 1:
+        raise UserError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
+            "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
+        )
+    return Ranks()
+
+
+def missing_tasks(environment: Mapping[str, str], ranks: Ranks) -> int:
+    """How many tasks Slurm reserved that nobody started: a batch script that forgot `srun`. 0 if all is well.
+
+    Inside `sbatch` the script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but belongs to no step of four tasks:
+    it must not wait for the other three.
+    """
+    tasks = environment.get("SLURM_NTASKS", "")
+    return int(tasks) if ranks.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
+
+
+class _Variables:
+    """Whole numbers and words of the environment, with messages for those that are not there."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.all = environment
+
+    def number(self, *names: str) -> int:
+        """The first of these that is set."""
+        name = next((name for name in names if self.all.get(name)), None)
+        if name is None:
+            raise UserError(
+                f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
+                "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
+            )
+        if not re.fullmatch(r"\d+", self.all[name]):
+            raise UserError(f"{name}={self.all[name]!r} is no whole number\nunset it, or let the launcher set it")
+        return int(self.all[name])
+
+    def port(self, default: int) -> int:
+        """What the user or the launcher chose, else the default."""
+        port = self.number("MASTER_PORT") if self.all.get("MASTER_PORT") else default
+        if not 0 < port < 1 << 16:
+            raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
+        return port
+
+
+def _from_torch(variables: _Variables) -> Ranks:
+    """torchrun, deepspeed, or the same variables set by hand."""
+    environment = variables.all
+    name = next(
+        (
+            name
+            for variable, name in (("TORCHELASTIC_RUN_ID", "torchrun"), ("LOCAL_SIZE", "deepspeed"))
+            if variable in environment
+        ),
+        "RANK and WORLD_SIZE",
+    )
+    rank, ranks = variables.number("RANK"), variables.number("WORLD_SIZE")
+    if ranks == 1:
+        return Ranks(rank, ranks, launcher=name)
+    if not environment.get("MASTER_ADDR"):
+        raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
+    local_rank, local_ranks = variables.number("LOCAL_RANK"), variables.number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    return Ranks(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], variables.port(29500), name)
+
+
+def _from_mpi(variables: _Variables, prefix: str, names: Sequence[str]) -> Ranks:
+    """mpirun; without a network address of rank 0, which MPI itself knows."""
+    rank, ranks, local_rank, local_ranks = (variables.number(prefix + name) for name in names)
+    if ranks == 1:
+        return Ranks(rank, launcher="mpirun")
+    job = next((variables.all[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in variables.all), "")
+    address, port = variables.all.get("MASTER_ADDR"), variables.port(PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    if not address and ranks == local_ranks:
+        address = LOOPBACK
+    elif not address:
+        address, port = _ask_mpi(ranks, port)
+    return Ranks(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
+
+
+def _ask_mpi(ranks: int, port: int) -> tuple[str, int]:
+    """Where rank 0 runs, told by rank 0."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UserError(
+            "mpirun started ranks on several machines, and does not say where rank 0 is\n"
+            "either: mpirun -x MASTER_ADDR=<host of rank 0> …, or: pip install 'cloze[mpi]' (mpi4py finds it)"
+        )
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_size() != ranks:
+        raise UserError(
+            f"mpirun started {ranks} ranks, but mpi4py's MPI connects {MPI.COMM_WORLD.Get_size()} of them\n"
+            "mpi4py is built for another MPI: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=…)"
+        )
+    return cast("tuple[str, int]", MPI.COMM_WORLD.bcast((socket.gethostname(), port)))
+
+
+def _is_slurm_step(variables: _Variables) -> bool:
+    """Whether srun started this process as one of its tasks."""
+    environment = variables.all
+    if not all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        return False
+    return variables.number("SLURM_STEP_ID") < BATCH_STEP
+
+
+def _from_slurm(variables: _Variables) -> Ranks:
+    """srun."""
+    rank, ranks = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
+    if ranks == 1:
+        return Ranks(rank, launcher="srun")
+    environment = variables.all
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    local_ranks = expand_tasks(tasks)[variables.number("SLURM_NODEID")] if tasks else ranks
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
+    # Steps of one job, and jobs that follow one another, get different ports.
+    own = 16 * variables.number("SLURM_JOB_ID", "SLURM_JOBID") + variables.number("SLURM_STEP_ID")
+    port = variables.port(PORTS[own % len(PORTS)])
+    return Ranks(rank, ranks, variables.number("SLURM_LOCALID"), local_ranks, address, port, "srun")
+
+
+def first_node(nodes: str) -> str:
+    """The first host of Slurm's short form: `node[003-010,12],other` -> `node003`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
+        raise UserError("Slurm does not say on which nodes this step runs\nset MASTER_ADDR to the host of rank 0")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+
+
+def expand_tasks(tasks: str) -> list[int]:
+    """Tasks on each node from Slurm's short form: `4(x2),3` -> [4, 4, 3]."""
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in tasks.split(",")]
+    if not all(found):
+        raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not understood\nstart the ranks with srun")
+    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
+    """Where this rank computes: a GPU of its own where there are any."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no working GPU"
+        raise UserError(
+            f"a GPU was asked for, but {reason}\n"
+            "take the device `auto` or `cpu`, or install a torch with CUDA and check nvidia-smi"
+        )
+    count = torch.cuda.device_count()
+    if count >= ranks.local_ranks:
+        return torch.device("cuda", ranks.local_rank)
+    if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0:  # srun --gpus-per-task=1
+        return torch.device("cuda", 0)  # each rank sees its own alone: `connect` checks that it does
+    raise UserError(
+        f"{ranks.local_ranks} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
+        f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"
+    )
+
+
+def default_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
+    """How many threads this rank's arithmetic takes, so that the ranks of a machine share its cores.
+
+    A launcher may have bound each rank to cores of its own, or to the same as its neighbours: once connected, the
+    ranks tell one another (all of them must call this), and a core counts by how many ranks may use it.
+    """
+    chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
+        return int(chosen)  # torchrun sets 1 by itself wherever it is not set: that is nobody's choice
+    cores = _affinity()
+    if ranks.ranks == 1 or not dist.is_initialized():
+        return max(1, num_cores() // ranks.local_ranks)
+    host = socket.gethostname()
+    users = Counter(core for name, theirs in _exchange((host, cores)) if name == host for core in theirs)
+    share = sum(1 / users[core] for core in cores) + 1e-6
+    if num_cores() < len(cores):  # a container's quota, which all ranks share
+        share = min(share, num_cores() / ranks.local_ranks)
+    return max(1, int(share))
+
+
+def _affinity() -> list[int]:
+    """The cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+@dataclass
+class _Connection:
+    """What `connect` opened, for `disconnect` to close."""
+
+    store: Any
+    watched: Any
+    """the same store for `Watch`: one connection serves one thread at a time"""
+    environment: dict[str, str | None]
+    """variables as they were before"""
+
+
+_connection: _Connection | None = None  # as torch.distributed itself: a process belongs to one run
+
+
+def connect(ranks: Ranks, device: torch.device, timeout: float = 1800.0, patience: float = 300.0) -> None:
+    """Joins the process group: gloo between CPUs, NCCL between GPUs.
+
+    `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
+    another, both in seconds.
+    """
+    global _connection
+    before = _set_environment(ranks, device)
+    try:
+        store = _meet(ranks, patience)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            if ranks.ranks > 1:
+                _check_own_gpus(store, ranks, device, patience)
+        watched = _join_group(store, ranks, device, timeout)
+    except BaseException:
+        _restore(before)
+        raise
+    _connection = _Connection(store, watched, before)
+    if device.type == "cpu":
+        atexit.register(disconnect)  # gloo's threads would turn an exit code of 1 into an abort
+
+
+def disconnect() -> None:
+    """Leaves the process group: DeepSpeed's ZeRO-3 may abort at exit where it is still open."""
+    global _connection
+    atexit.unregister(disconnect)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if _connection is not None:
+        _restore(_connection.environment)
+        _connection = None
+
+
+def leave(code: int) -> None:
+    """Ends the process with this code whatever threads, sockets and destructors would still like to do."""
+    _flush()
+    os._exit(code)
+
+
+def speaks(ranks: Ranks, error: Exception) -> bool:
+    """Whether this rank prints the error: rank 0, and where nobody reached rank 0 the next one."""
+    return ranks.rank == 0 or (isinstance(error, UnreachedError) and ranks.rank == 1)
+
+
+def _set_environment(ranks: Ranks, device: torch.device) -> dict[str, str | None]:
+    """Sets what DeepSpeed and gloo read there, whatever the launcher; returns what was there before."""
+    new = {
+        "DS_ACCELERATOR": device.type,
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.ranks),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_ranks),
+        "LOCAL_SIZE": str(ranks.local_ranks),
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port),
+    }
+    if ranks.one_machine and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
+        new["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's own name may lead nowhere
+    before = {name: os.environ.get(name) for name in new}
+    os.environ.update(new)
+    return before
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _meet(ranks: Ranks, patience: float) -> Any:
+    """The store of this run, once every rank has come to it."""
+    if ranks.ranks == 1:
+        return dist.HashStore()  # type: ignore[attr-defined]  # no network
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens, not rank 0
+    hosts = ranks.rank == 0 and not agent
+    if not hosts:
+        _wait_for_listener(ranks, patience)
+    try:
+        store = _open_store(ranks, hosts)
+        if ranks.rank == 0:
+            store.set("cloze/ranks", str(ranks.ranks))
+        elif not _has(store, "cloze/ranks", patience if agent else ANSWER_SECONDS):
+            raise _port_in_use(ranks)
+        others = int(store.get("cloze/ranks"))
+        if others != ranks.ranks or store.add(f"cloze/joined/{ranks.rank}", 1) > 1:
+            raise _port_in_use(ranks)
+    except (dist.DistError, OSError, LateError) as error:  # LateError: in Python 3.10 no OSError
+        if hosts and "in use" not in str(error).lower():
+            raise UserError(
+                f"rank 0 cannot listen at {ranks.address}:{ranks.port}: {error}\nis MASTER_ADDR the host of rank 0?"
+            ) from error
+        raise _port_in_use(ranks) from error
+    _wait_for_all(store, ranks, patience)
+    return store
+
+
+def _open_store(ranks: Ranks, hosts: bool) -> Any:
+    """The TCPStore at rank 0's address. Another program there may keep silent: torch would wait for it for ever."""
+    opened: Future[Any] = Future()
+
+    def open_it() -> None:
+        try:
+            opened.set_result(
+                dist.TCPStore(  # type: ignore[attr-defined]
+                    ranks.address,
+                    ranks.port,
+                    is_master=hosts,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=ANSWER_SECONDS),
+                )
+            )
+        except Exception as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=open_it, daemon=True).start()
+    return opened.result(ANSWER_SECONDS)
+
+
+def _wait_for_listener(ranks: Ranks, patience: float) -> None:
+    """Until something listens where rank 0 should: it may start later than we."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with socket.create_connection((ranks.address, ranks.port), timeout=ANSWER_SECONDS):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UnreachedError(
+                    f"rank {ranks.rank} did not reach rank 0 at {ranks.address}:{ranks.port} in {patience:.0f} s: "
+                    f"{error}\nwas rank 0 started, is MASTER_ADDR its host, and does no firewall close the port?"
+                ) from error
+        time.sleep(0.1)
+
+
+def _wait_for_all(store: Any, ranks: Ranks, patience: float) -> None:
+    """Until every rank has joined; rank 0 names those that have not."""
+    joined = [f"cloze/joined/{rank}" for rank in range(ranks.ranks)]
+    if ranks.rank > 0:
+        if not _has(store, "cloze/complete", patience + ANSWER_SECONDS) or store.get("cloze/complete") != b"yes":
+            raise UserError(f"rank 0 at {ranks.address}:{ranks.port} gave up waiting for all ranks")
+        return
+    deadline = time.monotonic() + patience
+    missing = [rank for rank, key in enumerate(joined) if not _has(store, key, deadline - time.monotonic())]
+    store.set("cloze/complete", "no" if missing else "yes")
+    if missing:
+        time.sleep(1)  # the store ends with us: time to read it
+        raise UserError(
+            f"{_named(missing)} of {ranks.ranks} did not come in {patience:.0f} s\n"
+            f"were all started ({ranks.launcher}), and can their hosts reach {ranks.address}:{ranks.port}?"
+        )
+
+
+def _has(store: Any, key: str, seconds: float) -> bool:
+    """Whether the key is there, or comes within so many seconds. (`store.wait` would print a warning of its own.)"""
+    deadline = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _port_in_use(ranks: Ranks) -> UserError:
+    return UserError(
+        f"port {ranks.port} of {ranks.address} is in use by another program or run\n"
+        "choose a free one: MASTER_PORT=<port> before the command (torchrun and deepspeed: --master-port <port>)"
+    )
+
+
+def _join_group(store: Any, ranks: Ranks, device: torch.device, timeout: float) -> Any:
+    """Makes torch's process group; returns a second connection to the store."""
+    try:
+        watched = store.clone()
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
+            rank=ranks.rank,
+            world_size=ranks.ranks,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        raise _lost(error) from error
+    return watched
+
+
+def _lost(error: Exception) -> UnreachedError:
+    """Where an operation of all ranks fails, one of them has ended, or is cut off."""
+    return UnreachedError(
+        f"another rank has ended, or cannot be reached any more: {str(error).splitlines()[0]}\n"
+        "its own output or its machine's log says why"
+    )
+
+
+def _check_own_gpus(store: Any, ranks: Ranks, device: torch.device, patience: float) -> None:
+    """Two ranks on one GPU would hang NCCL or share its memory: each rank finds them, and raises the same."""
+    mine = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+    store.set(f"cloze/gpu/{ranks.rank}", mine)
+    keys = [f"cloze/gpu/{rank}" for rank in range(ranks.ranks)]
+    store.wait(keys, timedelta(seconds=patience))
+    gpus = [value.decode() for value in store.multi_get(keys)]
+    gpu, count = Counter(gpus).most_common(1)[0]
+    if count > 1:
+        shared = [rank for rank, each in enumerate(gpus) if each == gpu]
+        raise SharedError(
+            f"{_named(shared)} have the same GPU ({gpu}): each rank needs one of its own\n"
+            "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _exchange(value: Any, error: str | None = None) -> list[Any]:
+    """Every rank's value, in the order of ranks. An error that any rank brings instead is raised on all."""
+    found: list[Any] = [None] * dist.get_world_size()
+    try:
+        dist.all_gather_object(found, (value, error))
+    except RuntimeError as lost:
+        raise _lost(lost) from lost
+    errors = {rank: theirs for rank, (_, theirs) in enumerate(found) if theirs is not None}
+    if errors:
+        raise SharedError(_joined(errors, len(found)))
+    return [each for each, _ in found]
+
+
+def _joined(errors: Mapping[int, str], ranks: int) -> str:
+    """One message of several ranks' messages."""
+    by_message: dict[str, list[int]] = {}
+    for rank, message in errors.items():
+        by_message.setdefault(message, []).append(rank)
+    if len(errors) == ranks and len(by_message) == 1:
+        return next(iter(by_message))
+    return "\n".join(f"{_named(which)}: {message}" for message, which in by_message.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """An error that any rank meets inside is raised on every rank when all have come to the end.
+
+    `agree` may be used inside: ranks that fail before it are heard there.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        yield
+        return
+    try:
+        yield
+    except (SharedError, UnreachedError):
+        raise
+    except Exception as error:
+        mistake = not isinstance(error, UserError)  # of ours: this rank keeps its traceback
+        try:
+            _exchange(None, traceback.format_exc() if mistake else str(error))
+        except SharedError as shared:
+            if not mistake:
+                raise shared from error
+        raise
+    else:
+        _exchange(None)
+
+
+def agree(value: Any, what: str) -> None:
+    """Raises on every rank unless `value` (of dicts, lists, texts, numbers) is the same on all."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
+    digests = _exchange(hashlib.sha256(content).hexdigest())
+    if len(set(digests)) > 1:
+        others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        raise SharedError(
+            f"{what}: {_named(others)} differ{'s' * (len(others) == 1)} from rank 0\n"
+            "all ranks need the same command, files and version of the code: check what the machines see"
+        )
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+class Watch:
+    """Around the work: where one rank fails, no other waits for it in an all-reduce for ever.
+
+    The failing rank writes its message into the store; a thread of every other rank looks there each second, and
+    ends its process with code 2. `say` prints the message, on rank 0 only and only if the error is another rank's.
+    """
+
+    FAILURE, SEEN = "cloze/failure", "cloze/seen"
+
+    def __init__(self, ranks: Ranks, say: Callable[[str], None] = _print_error, every: float = 1.0) -> None:
+        self._ranks, self._say, self._every = ranks, say, every
+        self._stopped = threading.Event()
+        self._ending = threading.Lock()
+
+    def __enter__(self) -> Watch:
+        if self._ranks.ranks > 1:
+            assert _connection is not None, "connect first"
+            self._store, self._thread_store = _connection.store, _connection.watched
+            threading.Thread(target=self._look, daemon=True, name="watch").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ranks.ranks == 1:
+            return
+        if error is None:
+            try:
+                dist.barrier()  # still watched: a rank that fails now does not leave us here
+            except RuntimeError as lost:
+                self.fail(str(_lost(lost)))
+                raise _lost(lost) from lost
+        elif not isinstance(error, SharedError):
+            told = str(error) if isinstance(error, UserError) else traceback.format_exc()
+            self.fail("interrupted" if isinstance(error, KeyboardInterrupt) else told)
+        self._stopped.set()
+
+    def fail(self, message: str) -> None:
+        """Tells the others. Does not come back if another rank failed first: then ours follows from that."""
+        self._stopped.set()
+        own = f"{self._ranks.rank} {message}"
+        try:
+            first = self._store.compare_set(self.FAILURE, "", own).decode()
+        except dist.DistError:
+            return  # rank 0 has gone, and with it the store: whoever looks there sees that
+        if first != own:
+            self._end(first, self._store)
+        self._store.add(self.SEEN, 1)
+        if self._ranks.rank == 0:
+            self._wait_until_seen(self._store)
+
+    def _look(self) -> None:
+        while not self._stopped.wait(self._every):
+            try:
+                if self._thread_store.check([self.FAILURE]):
+                    self._end(self._thread_store.get(self.FAILURE).decode(), self._thread_store)
+            except dist.DistError:
+                if not self._stopped.wait(3):  # at a regular end, rank 0 may be gone a moment before we stop looking
+                    if self._ranks.rank == 1:
+                        self._say("rank 0 has ended, or its machine is gone")
+                    leave(2)
+
+    def _end(self, failure: str, store: Any) -> None:
+        """Ends this process for another rank's failure."""
+        with self._ending:  # never released: the first to come ends the process
+            rank, _, message = failure.partition(" ")
+            store.add(self.SEEN, 1)
+            if self._ranks.rank == 0:
+                self._say(f"rank {rank}: {message}")
+                self._wait_until_seen(store)
+            leave(2)
+
+    def _wait_until_seen(self, store: Any) -> None:
+        """The store lives in rank 0: it stays until the others have read it, or are gone."""
+        deadline = time.monotonic() + 3 * self._every
+        while time.monotonic() < deadline and store.add(self.SEEN, 0) < self._ranks.ranks:
+            time.sleep(0.05)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a closed pipe, a closed file
+            if stream.isatty():
+                stream.write("\x1b[?25h")  # a live display hides the cursor
+            stream.flush()

@@ -1,0 +1,67 @@
+"""Values as TOML writes them: for the recipes that runs keep, and for messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+Key = tuple[str | int, ...]
+"""where a value stands: ("phases", 0, "rate")"""
+
+
+def dotted(key: Key) -> str:
+    """As the command line writes it: phases.0.rate."""
+    return ".".join(map(str, key))
+
+
+def toml_text(table: dict[str, Any]) -> str:
+    """A whole file."""
+    return "\n".join(_lines(table)) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """One value, on one line."""
+    if isinstance(value, str):
+        return "".join(map(_visible, json.dumps(value, ensure_ascii=False)))
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_name(name)} = {toml_value(each)}" for name, each in value.items()) + "}"
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: not too long."""
+    text = toml_value(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _lines(table: dict[str, Any], above: Key = ()) -> Iterator[str]:
+    """A table: its values, then the tables in it."""
+    inner = {name: value for name, value in table.items() if isinstance(value, dict) or _is_tables(value)}
+    for name, value in table.items():
+        if name not in inner:
+            yield f"{_name(name)} = {toml_value(value)}"
+    for name, value in inner.items():
+        key = (*above, _name(name))
+        for each in value if isinstance(value, list) else [value]:
+            yield ""
+            yield f"[[{dotted(key)}]]" if isinstance(value, list) else f"[{dotted(key)}]"
+            yield from _lines(each, key)
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _name(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def _visible(character: str) -> str:
+    """A character of a text; one that a terminal would not show, as its number."""
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

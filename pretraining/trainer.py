@@ -1,0 +1,251 @@
+"""The training loop: phases, steps, and what happens between steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from data_prep.errors import UserError
+from data_prep.shards import Manifest
+from pretraining import checkpoint
+from pretraining.batches import Loader, StepBatches
+from pretraining.checkpoint import Progress
+from pretraining.dataset import Dataset, num_held_out
+from pretraining.engine import Engine
+from pretraining.evaluate import evaluate
+from pretraining.export import summarise_data
+from pretraining.metrics import EvaluationRecord, Meter, RunLog, matrix_rate
+from pretraining.order import Order, fold
+from pretraining.plan import measure_text
+from pretraining.recipe import Phase, Recipe, micro_batches
+from pretraining.schedule import PhaseSchedule, build_schedules
+from pretraining.shape import Shape
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, on what, and where it goes."""
+
+    recipe: Recipe
+    data: Path
+    manifest: Manifest
+    run: Path
+    stop_after: str | None = None
+    """name of a phase"""
+
+    @property
+    def shape(self) -> Shape:
+        return self.recipe.model.shape(self.manifest.vocabulary_size)
+
+
+class Trainer:
+    """One rank's part of a run."""
+
+    def __init__(self, job: Job, engine: Engine, progress: Progress, console: Console):
+        self.job, self.engine, self.progress = job, engine, progress
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.schedules = build_schedules(job.recipe)
+        self.logged = progress.step
+        """the last step in the log"""
+        self.rate = 0.0
+        """of the last step"""
+        self.scores: EvaluationRecord | None = None
+        """the latest of the validation"""
+        ceiling = job.recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
+        self.meter = Meter(engine.device, ceiling)
+        self.log = RunLog(
+            job.run,
+            console,
+            total_steps=sum(schedule.steps or 0 for schedule in self.schedules),
+            phases=len(self.schedules),
+            tensorboard=job.recipe.logging.tensorboard,
+            first_step=progress.step + 1 if progress.step else 0,
+            active=self.rank == 0,
+        )
+
+    def train(self) -> None:
+        """Runs the phases that are left."""
+        with self.log:
+            for number in range(self.progress.phase, len(self.schedules)):
+                self.run_phase(number)
+                if self.job.recipe.phases[number].name == self.job.stop_after:
+                    break
+
+    @property
+    def finished(self) -> bool:
+        return self.progress.phase == len(self.schedules)
+
+    def run_phase(self, number: int) -> None:
+        """One phase, from where it stands to its end."""
+        phase, schedule = self.job.recipe.phases[number], self.schedules[number]
+        dataset = self.dataset(phase)
+        order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
+        self.log.say(f"phase {phase.name}: length {phase.length}, {phase.batch} sequences a step")
+        self.meter.watch.lap()
+        with Loader(
+            dataset,
+            order,
+            global_batch=phase.batch,
+            rank=self.rank,
+            ranks=self.ranks,
+            accumulation=micro_batches(phase, self.ranks, number),
+            start=self.progress.phase_step,
+            stop=schedule.steps,
+        ) as loader:
+            clock = Clock(self.progress.phase_seconds, self.engine.device)
+            for batches in loader:
+                if schedule.finished(self.progress.phase_step, clock.seconds):
+                    break
+                self.train_step(batches, phase, schedule.rate(self.progress.phase_step, clock.seconds))
+                self.between_steps(schedule, clock)
+        self.finish_phase(number)
+
+    def train_step(self, batches: StepBatches, phase: Phase, rate: float) -> None:
+        """One optimizer step. Losses are divided by the counts of the global batch: exact for any ranks and micro-batch."""
+        step = self.progress.step
+        self.engine.model.draw = int(fold(self.job.recipe.seed, step)[0])
+        if self.engine.device.type == "cuda":  # there, dropout draws from the generator
+            torch.cuda.manual_seed(int(fold(self.job.recipe.seed, step, self.rank)[0]) >> 1)
+        for index, batch in enumerate(batches.micro):
+            losses = self.engine.forward(batch.to(self.engine.device))
+            loss = losses.masked / max(batches.predictions, 1) + losses.next / batches.sequences
+            self.engine.backward(loss, last=index == len(batches.micro) - 1)
+            self.meter.add(
+                losses,
+                predictions=len(batch.labels),
+                sequences=len(batch.lengths),
+                pieces=sum(batch.lengths),
+                padded=len(batch.lengths) * phase.length,
+                flops=self.job.shape.flops(batch.lengths, len(batch.labels)),
+            )
+        self.engine.step(rate)
+        self.meter.step(batches.waited)
+        self.rate = rate
+        self.progress.step += 1
+        self.progress.phase_step += 1
+
+    def between_steps(self, schedule: PhaseSchedule, clock: Clock) -> None:
+        """Logs, evaluates and saves where it is time to."""
+        recipe, step = self.job.recipe, self.progress.step
+        last = schedule.steps is not None and self.progress.phase_step == schedule.steps
+        evaluates = is_due(step, recipe.evaluation.every) and not last
+        saves = is_due(step, recipe.checkpoints.every) and not last
+        if is_due(step, recipe.logging.every) or last or saves:
+            self.log_step()
+            clock.agree()
+            self.progress.phase_seconds = clock.seconds
+        clock.step()
+        if evaluates:
+            self.evaluate()
+        if saves:
+            self.save()
+
+    def log_step(self) -> None:
+        """Writes what happened since the last time; the first to know when a run has come to nothing."""
+        record = self.meter.flush(
+            step=self.progress.step,
+            phase=self.progress.phase + 1,
+            rate=self.rate,
+            gradient_norm=self.engine.gradient_norm,
+            loss_scale=self.engine.loss_scale,
+            flops_left=self.flops_left(),
+        )
+        self.log.step(record)
+        self.logged = self.progress.step
+        if not math.isfinite(record.loss):
+            raise UserError(
+                f"the loss is {record.loss} at step {record.step} (learning rate {record.rate:.2e}); lower the rate or "
+                f"lengthen its warm-up, and go on from the last checkpoint with the same command"
+            )
+
+    def evaluate(self) -> None:
+        """Scores the model on the held-out examples of the phase's length, if there are any."""
+        phase = self.job.recipe.phases[self.progress.phase]
+        if num_held_out(self.job.manifest, phase.length):
+            with self.meter.watch.pause():
+                self.scores = evaluate(
+                    self.engine,
+                    self.dataset(phase, validation=True),
+                    micro_batch=phase.micro_batch,
+                    limit=self.job.recipe.evaluation.examples or None,
+                    step=self.progress.step,
+                    phase=self.progress.phase + 1,
+                )
+            self.log.evaluation(self.scores)
+
+    def save(self) -> None:
+        """A checkpoint of where the run stands."""
+        with self.meter.watch.pause():
+            path = checkpoint.save(
+                self.job.run, self.engine, self.progress, self.record(), self.job.recipe.checkpoints.keep
+            )
+        self.log.say(f"saved {path}")
+
+    def finish_phase(self, number: int) -> None:
+        """Scores and saves its end, which is the beginning of the next."""
+        if self.logged < self.progress.step:
+            self.log_step()
+        self.evaluate()
+        self.progress.phase, self.progress.phase_step, self.progress.phase_seconds = number + 1, 0, 0.0
+        self.save()
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of the run, besides where it stands."""
+        scores = {} if self.scores is None else {**asdict(self.scores), "perplexity": self.scores.perplexity}
+        return {
+            "shape": asdict(self.job.shape),
+            "recipe": self.job.recipe.as_dict(),
+            "data": summarise_data(self.job.manifest),
+            "step": self.progress.step,
+            "metrics": scores,
+        }
+
+    def dataset(self, phase: Phase, validation: bool = False) -> Dataset:
+        """The examples of the phase's length."""
+        return Dataset(self.job.data, self.job.manifest, phase.length, validation, self.rank, self.ranks)
+
+    def flops_left(self) -> float | None:
+        """Of all phases, for the time left; None where the clock decides."""
+        total = 0.0
+        for number in range(self.progress.phase, len(self.schedules)):
+            phase, steps = self.job.recipe.phases[number], self.schedules[number].steps
+            if steps is None:
+                return None
+            done = self.progress.phase_step if number == self.progress.phase else 0
+            total += (steps - done) * phase.batch * measure_text(self.job.shape, phase.length, self.job.manifest).flops
+        return total
+
+
+class Clock:
+    """The seconds of a phase, the same on all ranks: rank 0's, agreed on in steps that log."""
+
+    def __init__(self, seconds: float, device: torch.device):
+        self.seconds = seconds
+        self._device = device
+        self._start = time.monotonic() - seconds
+        self._agreed, self._steps, self._pace = seconds, 0, 0.0
+
+    def step(self) -> None:
+        """A step is done. Between agreements, steps take what they took before."""
+        self._steps += 1
+        self.seconds = self._agreed + self._steps * self._pace
+
+    def agree(self) -> None:
+        """Takes rank 0's clock; all ranks call it together."""
+        now = torch.tensor([time.monotonic() - self._start], dtype=torch.float64, device=self._device)
+        dist.broadcast(now, src=0)
+        self._pace = (float(now) - self._agreed) / (self._steps + 1)
+        self.seconds = self._agreed = float(now)
+        self._steps = -1  # the step that has just been done is in it
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens after this one; 0 is never."""
+    return bool(every) and step % every == 0
