@@ -124,21 +124,22 @@ class ColumnSums {
     }
 };
 
-// out = gelu(x + bias)
+// out = gelu(x + bias); x becomes the slope there, which is all that the backward pass needs
 template <class T>
-void gelu_forward(const T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
+void gelu_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < width; ++j) {
             float value = load(x[i * width + j]) + load(bias[j]), below, density;
             normal(value, below, density);
             store(out[i * width + j], value * below);
+            store(x[i * width + j], std::fma(value, density, below));
         }
 }
 
 // grad_x, and grad_bias = its sum over rows
 template <class T>
-void gelu_backward(const T* grad, const T* x, const T* bias, T* grad_x, T* grad_bias, int64_t rows, int64_t width,
+void gelu_backward(const T* grad, const T* slope, T* grad_x, T* grad_bias, int64_t rows, int64_t width,
                    int64_t threads) {
     threads = threads_for(rows, threads);
     ColumnSums sums(threads, width);
@@ -148,9 +149,7 @@ void gelu_backward(const T* grad, const T* x, const T* bias, T* grad_x, T* grad_
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; ++i)
             for (int64_t j = 0; j < width; ++j) {
-                float value = load(x[i * width + j]) + load(bias[j]), below, density;
-                normal(value, below, density);
-                float result = load(grad[i * width + j]) * std::fma(value, density, below);
+                float result = load(grad[i * width + j]) * load(slope[i * width + j]);
                 store(grad_x[i * width + j], result);
                 sum[j] += result;
             }

@@ -45,7 +45,7 @@ def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Te
 
 
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x + bias), with erf."""
+    """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
     if kernels.usable(x):
         return _Gelu.apply(x, bias)  # type: ignore[no-any-return]
     return F.gelu(x + bias)
@@ -92,15 +92,15 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         out = torch.empty_like(x)
         kernels.call("gelu_forward", x, bias, out, *x.shape)
-        ctx.save_for_backward(x, bias)
+        ctx.save_for_backward(x)  # it is now the slope
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, bias = ctx.saved_tensors
-        grad_x, grad_bias = torch.empty_like(x), torch.empty_like(bias)
-        kernels.call("gelu_backward", grad.contiguous(), x, bias, grad_x, grad_bias, *x.shape)
+        (slope,) = ctx.saved_tensors
+        grad_x, grad_bias = torch.empty_like(slope), slope.new_empty(slope.shape[1])
+        kernels.call("gelu_backward", grad.contiguous(), slope, grad_x, grad_bias, *slope.shape)
         return grad_x, grad_bias
 
 

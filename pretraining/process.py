@@ -9,8 +9,8 @@ SPINS = "2000"
 """With more, threads that wait for one another burn the core that the one waited for needs. Measured on 2 cores with
 another program on one of them: 12 times slower with GNU OpenMP's own value; with nothing else running, 3% faster."""
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
-LARGE, PAD = (1 << 31) - 1, 1 << 26
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
+NEVER, PAD = -1, 1 << 26
 
 
 def prepare_process() -> None:
@@ -21,5 +21,5 @@ def prepare_process() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return  # not glibc
-    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, LARGE), (M_TOP_PAD, PAD)):
+    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
         mallopt(option, value)
