@@ -60,14 +60,14 @@ class Layout:
     def groups(self) -> list[Group]:
         """The sequences by their lengths, rounded up."""
         rounded: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            rounded.setdefault(-(-length // GRAIN), []).append(index)
+        for number, length in enumerate(self.lengths):
+            rounded.setdefault(-(-length // GRAIN), []).append(number)
         device = self.starts.device
         sizes = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         groups = []
         for _, members in sorted(rounded.items()):
-            index = torch.tensor(members, device=device)
             longest = max(self.lengths[member] for member in members)
+            index = torch.tensor(members, device=device)
             groups.append(Group(self.starts[index], sizes[index], -(-longest // 16) * 16))
         return groups
 
@@ -75,7 +75,7 @@ class Layout:
 def attend(qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropout) -> Tensor:
     """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
     if kernels.usable(qkv):
-        return _GroupedAttention.apply(qkv, bias, layout, heads, dropout)  # type: ignore[no-any-return]
+        return _GroupedAttention.apply(qkv, bias, layout, heads, dropout)
     query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
     if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
         out = _flash(query, key, value, layout, dropout.probability)
@@ -89,8 +89,8 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout:
     out = torch.empty_like(query)
     for group in layout.groups:
         rows, inside = group.rows
-        padded = [each[rows].transpose(1, 2) for each in (query, key, value)]  # (s, heads, length, size)
-        context = F.scaled_dot_product_attention(*padded, attn_mask=inside[:, None, None], dropout_p=dropout)
+        q, k, v = (each[rows].transpose(1, 2) for each in (query, key, value))  # (s, heads, length, size)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=inside[:, None, None], dropout_p=dropout)
         out = out.index_put((rows[inside],), context.transpose(1, 2)[inside])
     return out
 
@@ -101,18 +101,16 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: f
     if importlib.util.find_spec("flash_attn"):
         from flash_attn import flash_attn_varlen_func
 
-        return flash_attn_varlen_func(  # type: ignore[no-any-return]
-            query, key, value, starts, starts, longest, longest, dropout_p=dropout
-        )
+        return flash_attn_varlen_func(query, key, value, starts, starts, longest, longest, dropout_p=dropout)
     if not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
-        return varlen_attn(query, key, value, starts, starts, longest, longest)  # type: ignore[return-value]
-    jagged = [
+        return varlen_attn(query, key, value, starts, starts, longest, longest)
+    q, k, v = (
         torch.nested.nested_tensor_from_jagged(each, starts.long(), max_seqlen=longest).transpose(1, 2)
         for each in (query, key, value)
-    ]
-    return F.scaled_dot_product_attention(*jagged, dropout_p=dropout).transpose(1, 2).values()  # type: ignore[no-any-return]
+    )
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -144,8 +142,8 @@ class _GroupedAttention(torch.autograd.Function):
         n, hidden = grad.shape
         size, grad = hidden // heads, grad.contiguous()
         grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
-        for index, group in enumerate(ctx.layout.groups):
-            parts, shares = ctx.saved_tensors[2 * index : 2 * index + 2]
+        saved = iter(ctx.saved_tensors)
+        for group, parts, shares in zip(ctx.layout.groups, saved, saved, strict=True):
             query, key, value = parts
             s, length = len(group.starts), group.length
             grad_context = torch.empty_like(query)

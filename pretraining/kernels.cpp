@@ -45,23 +45,34 @@ inline void store(bfloat16& place, float value) {  // to nearest, ties to even; 
     place.bits = uint16_t((bits & 0x7FFFFFFF) > 0x7F800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-struct Dropout {
+// Every bit of the result depends on every bit of x (Wellons' lowbias32).
+inline uint32_t scrambled(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+class Dropout {
     uint32_t threshold;  // drop where the hash is below: probability * 2^32
     float scale;         // of what is kept: 1 / (1 - probability)
     uint32_t site;
 
+   public:
     Dropout(double probability, int64_t site)
-        : threshold(uint32_t(probability * 4294967296.0)), scale(float(1 / (1 - probability))), site(uint32_t(site)) {}
+        : threshold(uint32_t(probability * 4294967296.0)),
+          scale(float(1 / (1 - probability))),
+          site(scrambled(uint32_t(site) + 0x9E3779B9u)) {}
+
+    bool drops() const { return threshold > 0; }
+
+    // The key of a row at this site.
+    uint32_t key(uint32_t row_key) const { return scrambled(row_key ^ site); }
 
     // 0 or the scale.
-    inline float operator()(uint32_t row_key, uint32_t column) const {
-        uint32_t x = column * 0x9E3779B9u + row_key;
-        x ^= x >> 16;
-        x *= 0x7FEB352Du;
-        x ^= site ^ (x >> 15);
-        x *= 0x846CA68Bu;
-        x ^= x >> 16;
-        return x < threshold ? 0.0f : scale;
+    inline float operator()(uint32_t key, uint32_t column) const {
+        return scrambled(column * 0x9E3779B9u + key) < threshold ? 0.0f : scale;
     }
 };
 
@@ -171,8 +182,8 @@ void norm_forward(T* x, const T* bias, const T* residual, const T* weight, const
         for (int64_t i = 0; i < rows; ++i) {
             T* xi = x + i * width;
             const T* ri = residual + i * width;
-            if (dropout.threshold) {
-                const uint32_t key = keys[i];
+            if (dropout.drops()) {
+                const uint32_t key = dropout.key(keys[i]);
 #pragma omp simd
                 for (int64_t j = 0; j < width; ++j)
                     store(xi[j], load(ri[j]) + (load(xi[j]) + load(bias[j])) * dropout(key, uint32_t(j)));
@@ -222,8 +233,8 @@ void norm_backward(const T* grad, const T* sum, const float* means, const float*
             second /= float(width);
             for (int64_t j = 0; j < width; ++j) inner[j] = scale * (inner[j] - first - normed[j] * second);
             for (int64_t j = 0; j < width; ++j) store(grad_residual[at + j], inner[j]);
-            if (dropout.threshold) {
-                const uint32_t key = keys[i];
+            if (dropout.drops()) {
+                const uint32_t key = dropout.key(keys[i]);
 #pragma omp simd
                 for (int64_t j = 0; j < width; ++j) inner[j] *= dropout(key, uint32_t(j));
             }
@@ -245,7 +256,7 @@ void dropout_rows(const T* x, const uint32_t* keys, int64_t site, double probabi
 #pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
         const Dropout dropout(probability, site);
-        const uint32_t key = keys[i];
+        const uint32_t key = dropout.key(keys[i]);
 #pragma omp simd
         for (int64_t j = 0; j < width; ++j)
             store(out[i * width + j], load(x[i * width + j]) * dropout(key, uint32_t(j)));
@@ -321,8 +332,8 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
                 for (int64_t j = 0; j < n; ++j) sum += row[j] = exponential(row[j] - largest);
                 const float share = 1.0f / sum;
                 for (int64_t j = 0; j < n; ++j) store(to[j], row[j] *= share);
-                if (dropout.threshold) {
-                    const uint32_t key = keys[starts[s] + i];
+                if (dropout.drops()) {
+                    const uint32_t key = dropout.key(keys[starts[s] + i]);
 #pragma omp simd
                     for (int64_t j = 0; j < n; ++j) store(also[j], row[j] * dropout(key, head | uint32_t(j)));
                     std::memset(also + n, 0, (length - n) * sizeof(T));
@@ -330,7 +341,7 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
                 std::memset(to + n, 0, (length - n) * sizeof(T));
             }
             std::memset(scores + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
-            if (dropout.threshold)
+            if (dropout.drops())
                 std::memset(dropped + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
         }
     }
@@ -347,7 +358,7 @@ void redo_dropout(const T* shares, const int32_t* starts, const int32_t* lengths
         const uint32_t head = uint32_t(b % heads) << 16;
         for (int64_t i = 0; i < n; ++i) {
             const int64_t at = (b * length + i) * length;
-            const uint32_t key = keys[starts[s] + i];
+            const uint32_t key = dropout.key(keys[starts[s] + i]);
 #pragma omp simd
             for (int64_t j = 0; j < n; ++j)
                 store(dropped[at + j], load(shares[at + j]) * dropout(key, head | uint32_t(j)));

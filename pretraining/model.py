@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, shares_dropout: Dropout, dropout: Dropout) -> Tensor:
         context = attend(self.qkv(x), self.qkv.bias, layout, self.heads, shares_dropout)
-        return self.norm(self.output(context), self.output.bias, x, dropout)  # type: ignore[no-any-return]
+        return self.norm(self.output(context), self.output.bias, x, dropout)
 
 
 class FeedForward(nn.Module):
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
         inner = gelu(self.inner(x), self.inner.bias)
-        return self.norm(self.output(inner), self.output.bias, x, dropout)  # type: ignore[no-any-return]
+        return self.norm(self.output(inner), self.output.bias, x, dropout)
 
 
 class Layer(nn.Module):
@@ -125,7 +125,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, shares_dropout: Dropout, dropout: Dropout) -> Tensor:
         x = self.attention(x, layout, shares_dropout.at(self.sites), dropout.at(self.sites + 1))
-        return self.feed_forward(x, dropout.at(self.sites + 2))  # type: ignore[no-any-return]
+        return self.feed_forward(x, dropout.at(self.sites + 2))
 
 
 class MaskedHead(nn.Module):
@@ -140,7 +140,7 @@ class MaskedHead(nn.Module):
 
     def transformed(self, hidden: Tensor) -> Tensor:
         """(m, H): what the decoder multiplies."""
-        return self.norm(gelu(self.transform(hidden), self.transform.bias))  # type: ignore[no-any-return]
+        return self.norm(gelu(self.transform(hidden), self.transform.bias))
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return masked_loss(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
@@ -213,4 +213,4 @@ class Bert(nn.Module):
 
     def _next_logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         first = hidden[batch.starts[:-1].long()]
-        return self.next_head(torch.tanh(self.pooler(first)))  # type: ignore[no-any-return]
+        return self.next_head(torch.tanh(self.pooler(first)))

@@ -47,7 +47,7 @@ def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Te
 def gelu(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
     if kernels.usable(x):
-        return _Gelu.apply(x, bias)  # type: ignore[no-any-return]
+        return _Gelu.apply(x, bias)
     return F.gelu(x + bias)
 
 
@@ -56,7 +56,7 @@ def add_and_norm(
 ) -> Tensor:
     """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
     if kernels.usable(x):
-        return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)  # type: ignore[no-any-return]
+        return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)
     dropped = F.dropout(x + bias, dropout.probability) if dropout.probability else x + bias
     return F.layer_norm(residual + dropped, weight.shape, weight, shift, epsilon)
 
@@ -65,13 +65,13 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     """Dropout by itself."""
     if not dropout.probability:
         return x
-    return _Drop.apply(x, dropout) if kernels.usable(x) else F.dropout(x, dropout.probability)  # type: ignore[no-any-return]
+    return _Drop.apply(x, dropout) if kernels.usable(x) else F.dropout(x, dropout.probability)
 
 
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The sum of the rows that the ids of pieces, positions and segments name."""
     if word.device.type == "cpu":
-        return _Embed.apply(word, position, segment, *ids)  # type: ignore[no-any-return]
+        return _Embed.apply(word, position, segment, *ids)
     pieces, positions, segments = ids
     return F.embedding(pieces, word) + F.embedding(positions, position) + F.embedding(segments, segment)
 
@@ -82,7 +82,7 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
     `weight` and `bias` may have more rows than the vocabulary; they take no part.
     """
     if kernels.usable(hidden):
-        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)  # type: ignore[no-any-return]
+        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
     logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
 

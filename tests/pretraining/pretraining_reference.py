@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from pretraining.batches import Batch
+from pretraining.batches import Batch, collate
+from pretraining.dataset import Rows
 from pretraining.interchange import to_transformers
 from pretraining.model import Bert
 from pretraining.shape import Shape
@@ -18,28 +20,22 @@ from pretraining.shape import Shape
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
 
-def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0) -> Batch:
-    """Sequences of these lengths, some of their pieces to be predicted."""
+def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> Batch:
+    """Sequences of these lengths. No piece is 0: transformers gives no gradient to that one's embedding."""
     draw = np.random.default_rng(seed)
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    boundaries = np.repeat([draw.integers(1, length + 1) for length in lengths], lengths)
-    chosen = np.concatenate(
-        [
-            start + np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False))
-            for start, n in zip(starts, lengths, strict=False)
-        ]
-    )
-    return Batch(
-        pieces=torch.from_numpy(draw.integers(1, vocabulary, len(positions))),
-        segments=torch.from_numpy((positions >= boundaries).astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        starts=torch.from_numpy(starts.astype(np.int32)),
-        chosen=torch.from_numpy(chosen),
-        labels=torch.from_numpy(draw.integers(0, vocabulary, len(chosen))),
-        random_next=torch.from_numpy(draw.integers(0, 2, len(lengths))),
-        lengths=tuple(lengths),
-        examples=np.stack([np.zeros(len(lengths), np.int64), np.arange(len(lengths))], axis=1),
+    predicted = [np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False)) for n in lengths]
+    num_predictions = sum(map(len, predicted))
+    return collate(
+        Rows(
+            where=np.stack([np.zeros(len(lengths), np.int64), first + np.arange(len(lengths))], axis=1),
+            lengths=np.array(lengths),
+            pieces=draw.integers(1, vocabulary, sum(lengths)),
+            boundaries=np.array([draw.integers(1, length + 1) for length in lengths]),
+            random_next=draw.integers(0, 2, len(lengths)),
+            predictions=np.array([len(each) for each in predicted]),
+            positions=np.concatenate(predicted),
+            labels=draw.integers(0, vocabulary, num_predictions),
+        )
     )
 
 
@@ -50,10 +46,10 @@ def padded(batch: Batch, length: int | None = None) -> dict[str, Tensor]:
     labels = torch.full_like(ids, -100)
     flat = torch.full_like(batch.pieces, -100)
     flat[batch.chosen] = batch.labels
-    for row, (start, size) in enumerate(zip(batch.starts.tolist(), batch.lengths, strict=False)):
-        piece = slice(start, start + size)
-        ids[row, :size], segments[row, :size], mask[row, :size] = batch.pieces[piece], batch.segments[piece], 1
-        labels[row, :size] = flat[piece]
+    for row, (start, end) in enumerate(pairwise(batch.starts.tolist())):
+        size = end - start
+        ids[row, :size], segments[row, :size], mask[row, :size] = batch.pieces[start:end], batch.segments[start:end], 1
+        labels[row, :size] = flat[start:end]
     return {
         "input_ids": ids,
         "token_type_ids": segments,
@@ -81,8 +77,7 @@ def their_config(shape: Shape, **more: Any) -> BertConfig:
 def their_model(model: Bert) -> BertForPreTraining:
     """transformers' model with our weights."""
     theirs = BertForPreTraining(their_config(model.shape))
-    state = to_transformers(model.state_dict(), model.shape)
-    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), model.shape), strict=False)
     assert not unexpected
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     theirs.tie_weights()
@@ -92,4 +87,5 @@ def their_model(model: Bert) -> BertForPreTraining:
 def mean_loss(model: Bert, batch: Batch) -> Tensor:
     """As transformers means it: mean over predictions plus mean over sequences."""
     losses = model(batch)
-    return losses.masked / len(batch.labels) + losses.next / len(batch.lengths)
+    mean: Tensor = losses.masked / len(batch.labels) + losses.next / len(batch.lengths)
+    return mean
