@@ -1,4 +1,4 @@
-# make demo: from nothing to training shards on a corpus that every machine has.   make test: everything CI checks.
+# make demo: from nothing to a trained model, on a corpus that every machine has.   make test: everything CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
 CLOZE_DATA ?= ../shared/data
@@ -11,6 +11,8 @@ demo: .venv/installed
 	  $(BIN)/python data_prep/shard.py --docs demo --out build/demo --duplicates 2 --vocab-size 8192
 	$(BIN)/python data_prep/verify.py build/demo
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -- \
+	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --run build/demo-run
 
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest
@@ -25,6 +27,8 @@ lint: .venv/installed-dev
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/curve.py
 
 # Both marks are newer than pyproject.toml once it is installed, so that nothing is installed twice.
 .venv/bin/python:

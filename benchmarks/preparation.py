@@ -26,7 +26,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import alternate, environment, median_ratio, write_results
+from benchmarks.measure import DATA, SHARD, alternate, environment, median_ratio, write_results
 from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS
 from data_prep.readers.base import Options, Problems
@@ -35,8 +35,6 @@ from data_prep.settings import Settings
 from data_prep.vocabulary import load_vocabulary
 from data_prep.workers import open_workers
 
-SHARD = Path(__file__).parent.parent / "data_prep" / "shard.py"
-DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 BATCH = 1000  # sentences that the peer is given at a time
 
 

@@ -105,7 +105,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: f
     if not dropout:
         from torch.nn.attention.varlen import varlen_attn
 
-        return varlen_attn(query, key, value, starts, starts, longest, longest)
+        out = varlen_attn(query, key, value, starts, starts, longest, longest)
+        assert isinstance(out, Tensor)
+        return out
     q, k, v = (
         torch.nested.nested_tensor_from_jagged(each, starts.long(), max_seqlen=longest).transpose(1, 2)
         for each in (query, key, value)

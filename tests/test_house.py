@@ -85,7 +85,7 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
     [settings] = re.findall(r"```toml\n# wiki.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "wiki.toml").write_text(settings)
-    for name in ("data_prep", "benchmarks"):
+    for name in ("data_prep", "pretraining", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

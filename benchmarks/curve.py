@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Trains Cloze and transformers from the same weights on the same batches, and compares the losses.
+
+    python benchmarks/curve.py
+
+Both follow a recipe's learning rate, in bf16 and with dropout. The batches are real shards, made from the text in the
+folder that CLOZE_DATA names (or given with --shards). Losses of every step are kept in benchmarks/results/curve.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretraining.process import prepare_process
+
+prepare_process()
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.measure import DATA, environment, make_shards, padded, write_results
+from data_prep.shards import Manifest
+from pretraining.batches import StepBatches, step_batches
+from pretraining.config import load_recipe
+from pretraining.dataset import Dataset
+from pretraining.engine import Engine
+from pretraining.interchange import config_of, to_transformers
+from pretraining.model import Bert
+from pretraining.optimizers import is_decayed
+from pretraining.order import Order, fold
+from pretraining.ranks import Ranks, choose_device, connect, disconnect
+from pretraining.recipe import Recipe
+from pretraining.schedule import build_schedules
+
+RECIPE = Path(__file__).parent.parent / "pretraining" / "recipes" / "bert_mini.toml"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Compares the loss of Cloze and transformers, step by step."""
+
+    recipe: Path = RECIPE
+    """Recipe whose first phase is followed."""
+    shards: Path | None = None
+    """Folder of shards (default: made from the real text)."""
+    data: Path = DATA
+    """Folder of real text with wiki/ and vocab.txt."""
+    steps: int = 300
+    """Steps of training; the schedule is squeezed into them."""
+    smooth: int = 25
+    """Steps whose mean is compared."""
+
+
+def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: torch.device) -> list[float]:
+    """The loss of each step, as the trainer does it."""
+    engine = Engine(model, recipe, device, ranks=1)
+    [schedule] = build_schedules(recipe)
+    found = []
+    for step, global_batch in enumerate(batches):
+        engine.model.draw = int(fold(recipe.seed, step)[0])
+        total = 0.0
+        for index, batch in enumerate(global_batch.micro):
+            losses = engine.forward(batch.to(device))
+            loss = losses.masked / global_batch.predictions + losses.next / global_batch.sequences
+            engine.backward(loss, last=index == len(global_batch.micro) - 1)
+            total += loss.item()
+        engine.step(schedule.rate(step))
+        found.append(total)
+    return found
+
+
+def their_losses(recipe: Recipe, theirs: Any, batches: list[StepBatches], device: torch.device) -> list[float]:
+    """The same with transformers' model: autocast, fp32 weights, padded batches."""
+    theirs.to(device).train()
+    named = list(theirs.named_parameters())
+    settings = recipe.optimizer
+    groups = [
+        {"params": [each for name, each in named if is_decayed(name.replace("LayerNorm", "norm"))]},
+        {
+            "params": [each for name, each in named if not is_decayed(name.replace("LayerNorm", "norm"))],
+            "weight_decay": 0,
+        },
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=True
+    )
+    [schedule] = build_schedules(recipe)
+    found = []
+    for step, global_batch in enumerate(batches):
+        [batch] = global_batch.micro
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(step)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = theirs(**{name: each.to(device) for name, each in padded(batch).items()}).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def compare(settings: Curve, shards: Path, device: torch.device) -> dict[str, Any]:
+    """Both curves, and how far their running means are apart."""
+    from transformers import BertConfig, BertForPreTraining
+
+    manifest = Manifest.read(shards)
+    full = load_recipe(settings.recipe)
+    phase = full.phases[0].model_copy(update={"steps": settings.steps, "micro_batch": full.phases[0].batch})
+    recipe = full.model_copy(update={"phases": (phase,)})
+    shape = recipe.model.shape(manifest.vocabulary_size)
+    dataset = Dataset(shards, manifest, phase.length)
+    order = Order(recipe.seed, dataset.shard_rows)
+    batches = [step_batches(dataset, order, step, phase.batch, 0, 1, 1) for step in range(settings.steps)]
+    model = Bert(shape).initialize(recipe.seed)
+    theirs = BertForPreTraining(BertConfig(**config_of(shape, 0, torch.float32)))
+    theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
+    theirs.tie_weights()
+    ours = our_losses(recipe, model, batches, device)
+    reference = their_losses(recipe, theirs, batches, device)
+    spans = range(0, settings.steps - settings.smooth + 1, settings.smooth)
+    means = [[statistics.mean(each[at : at + settings.smooth]) for at in spans] for each in (ours, reference)]
+    return {
+        "recipe": settings.recipe.stem,
+        "steps": settings.steps,
+        "batch": phase.batch,
+        "smooth": settings.smooth,
+        "largest_difference_of_means": round(max(abs(a - b) for a, b in zip(*means, strict=True)), 4),
+        "means": {
+            name: [round(each, 4) for each in values]
+            for name, values in zip(("cloze", "transformers"), means, strict=True)
+        },
+        "losses": {"cloze": [round(each, 4) for each in ours], "transformers": [round(each, 4) for each in reference]},
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Curve, args=arguments, prog="curve.py", config=(tyro.conf.FlagCreatePairsOff,))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if settings.shards is None and not (settings.data / "wiki").is_dir():
+        console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
+        return 2
+    device = choose_device("auto", Ranks())
+    connect(Ranks(), device)
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare(settings, settings.shards or make_shards(settings.data, Path(folder)), device)
+    disconnect()
+    for number, pair in enumerate(zip(*found["means"].values(), strict=True)):
+        begin = number * settings.smooth
+        console.print(
+            f"steps {begin + 1:>4} to {begin + settings.smooth:>4}: cloze {pair[0]:.4f}  transformers {pair[1]:.4f}"
+        )
+    console.print(f"largest difference of these means: {found['largest_difference_of_means']}")
+    path = write_results("curve", {"environment": environment(["torch", "deepspeed", "transformers"]), **found})
+    console.print(f"kept in {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
