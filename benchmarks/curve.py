@@ -78,15 +78,12 @@ def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: 
 def their_losses(recipe: Recipe, theirs: Any, batches: list[StepBatches], device: torch.device) -> list[float]:
     """The same with transformers' model: autocast, fp32 weights, padded batches."""
     theirs.to(device).train()
-    named = list(theirs.named_parameters())
     settings = recipe.optimizer
-    groups = [
-        {"params": [each for name, each in named if is_decayed(name.replace("LayerNorm", "norm"))]},
-        {
-            "params": [each for name, each in named if not is_decayed(name.replace("LayerNorm", "norm"))],
-            "weight_decay": 0,
-        },
-    ]
+    decayed: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    for name, parameter in theirs.named_parameters():
+        (decayed if is_decayed(name.replace("LayerNorm", "norm")) else others).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
         groups, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=True
     )
@@ -125,18 +122,19 @@ def compare(settings: Curve, shards: Path, device: torch.device) -> dict[str, An
     ours = our_losses(recipe, model, batches, device)
     reference = their_losses(recipe, theirs, batches, device)
     spans = range(0, settings.steps - settings.smooth + 1, settings.smooth)
-    means = [[statistics.mean(each[at : at + settings.smooth]) for at in spans] for each in (ours, reference)]
+    curves = {"cloze": ours, "transformers": reference}
+    means = {
+        name: [round(statistics.mean(losses[at : at + settings.smooth]), 4) for at in spans]
+        for name, losses in curves.items()
+    }
     return {
         "recipe": settings.recipe.stem,
         "steps": settings.steps,
         "batch": phase.batch,
         "smooth": settings.smooth,
-        "largest_difference_of_means": round(max(abs(a - b) for a, b in zip(*means, strict=True)), 4),
-        "means": {
-            name: [round(each, 4) for each in values]
-            for name, values in zip(("cloze", "transformers"), means, strict=True)
-        },
-        "losses": {"cloze": [round(each, 4) for each in ours], "transformers": [round(each, 4) for each in reference]},
+        "largest_difference_of_means": round(max(abs(a - b) for a, b in zip(*means.values(), strict=True)), 4),
+        "means": means,
+        "losses": {name: [round(each, 4) for each in losses] for name, losses in curves.items()},
     }
 
 
@@ -153,10 +151,8 @@ def main(arguments: list[str]) -> int:
         found = compare(settings, settings.shards or make_shards(settings.data, Path(folder)), device)
     disconnect()
     for number, pair in enumerate(zip(*found["means"].values(), strict=True)):
-        begin = number * settings.smooth
-        console.print(
-            f"steps {begin + 1:>4} to {begin + settings.smooth:>4}: cloze {pair[0]:.4f}  transformers {pair[1]:.4f}"
-        )
+        end = (number + 1) * settings.smooth
+        console.print(f"steps to {end:>4}: cloze {pair[0]:.4f}  transformers {pair[1]:.4f}")
     console.print(f"largest difference of these means: {found['largest_difference_of_means']}")
     path = write_results("curve", {"environment": environment(["torch", "deepspeed", "transformers"]), **found})
     console.print(f"kept in {path}")
