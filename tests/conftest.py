@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pretraining.process import prepare_process
+
+prepare_process()  # before any test loads torch, as the entries do
+
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CLOZE_DATA", ROOT / "../shared/data")).resolve()
 
@@ -20,12 +24,16 @@ WORDS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real data are skipped, saying why, where it is not."""
+    """Tests on real data and on GPUs are skipped, saying why, where there are none."""
+    missing = {}
     if not REAL_DATA.is_dir():
-        skip = pytest.mark.skip(reason=f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder")
-        for item in items:
-            if item.get_closest_marker("realdata"):
-                item.add_marker(skip)
+        missing["realdata"] = f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder"
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        missing["gpu"] = "no GPU"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
