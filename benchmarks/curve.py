@@ -24,7 +24,8 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import DATA, environment, make_shards, padded, write_results
+from benchmarks.measure import DATA, environment, write_results
+from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
 from pretraining.batches import StepBatches, step_batches
 from pretraining.config import load_recipe

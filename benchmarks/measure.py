@@ -6,19 +6,12 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import torch
-
-from pretraining.batches import Batch
 
 RESULTS = Path(__file__).parent / "results"
 SHARD = Path(__file__).parent.parent / "data_prep" / "shard.py"
@@ -68,31 +61,3 @@ def write_results(name: str, results: dict[str, Any]) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path
-
-
-def make_shards(data: Path, folder: Path) -> Path:
-    """Shards of real text with the published vocabulary, one duplicate of each length."""
-    out = folder / "shards"
-    command = [sys.executable, str(SHARD), "--docs", str(data / "wiki/AA"), "--out", str(out)]
-    options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", "128", "512"]
-    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
-    return out
-
-
-def padded(batch: Batch) -> dict[str, torch.Tensor]:
-    """The batch as transformers takes it, padded to its longest sequence."""
-    width = max(batch.lengths)
-    ids, segments, mask = (torch.zeros(len(batch.lengths), width, dtype=torch.int64) for _ in range(3))
-    labels, flat = torch.full_like(ids, -100), torch.full_like(batch.pieces, -100)
-    flat[batch.chosen] = batch.labels
-    for row, (start, end) in enumerate(pairwise(batch.starts.tolist())):
-        size = end - start
-        ids[row, :size], segments[row, :size], mask[row, :size] = batch.pieces[start:end], batch.segments[start:end], 1
-        labels[row, :size] = flat[start:end]
-    return {
-        "input_ids": ids,
-        "token_type_ids": segments,
-        "attention_mask": mask,
-        "labels": labels,
-        "next_sentence_label": batch.random_next,
-    }

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measure import DATA, environment, make_shards, median_ratio, padded, write_results
+from benchmarks.measure import DATA, environment, median_ratio, write_results
+from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
 from pretraining.batches import Batch, step_batches
 from pretraining.dataset import Dataset

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
+from benchmarks.peer import padded
 from pretraining.batches import Batch, collate
 from pretraining.dataset import Rows
 from pretraining.interchange import to_transformers
 from pretraining.model import Bert
 from pretraining.shape import Shape
+
+__all__ = ["SMALL", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
 
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
@@ -37,26 +38,6 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
             labels=draw.integers(0, vocabulary, num_predictions),
         )
     )
-
-
-def padded(batch: Batch, length: int | None = None) -> dict[str, Tensor]:
-    """What transformers' BertForPreTraining is given for it."""
-    length = length or max(batch.lengths)
-    ids, segments, mask = (torch.zeros(len(batch.lengths), length, dtype=torch.int64) for _ in range(3))
-    labels = torch.full_like(ids, -100)
-    flat = torch.full_like(batch.pieces, -100)
-    flat[batch.chosen] = batch.labels
-    for row, (start, end) in enumerate(pairwise(batch.starts.tolist())):
-        size = end - start
-        ids[row, :size], segments[row, :size], mask[row, :size] = batch.pieces[start:end], batch.segments[start:end], 1
-        labels[row, :size] = flat[start:end]
-    return {
-        "input_ids": ids,
-        "token_type_ids": segments,
-        "attention_mask": mask,
-        "labels": labels,
-        "next_sentence_label": batch.random_next,
-    }
 
 
 def their_config(shape: Shape, **more: Any) -> BertConfig:
