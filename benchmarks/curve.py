@@ -118,7 +118,9 @@ def compare(settings: Curve, shards: Path, device: torch.device) -> dict[str, An
     batches = [step_batches(dataset, order, step, phase.batch, 0, 1, 1) for step in range(settings.steps)]
     model = Bert(shape).initialize(recipe.seed)
     theirs = BertForPreTraining(BertConfig(**config_of(shape, 0, torch.float32)))
-    theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
+    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
+    assert not unexpected
+    assert all(".decoder." in name for name in missing)  # tied
     theirs.tie_weights()
     ours = our_losses(recipe, model, batches, device)
     reference = their_losses(recipe, theirs, batches, device)

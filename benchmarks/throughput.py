@@ -13,12 +13,14 @@ benchmarks/results/throughput-<device>.json.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -204,6 +206,19 @@ def run_contest(contest: Contest, settings: Throughput, shards: Path, device: to
     }
 
 
+@contextmanager
+def prepared_environment(prepared: bool) -> Iterator[None]:
+    """What must be in the environment before a process loads torch."""
+    before = dict(os.environ)
+    if prepared:
+        prepare_process()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def open_sides(
     names: list[str], shape: Shape, contest: Contest, device: torch.device
 ) -> tuple[dict[str, Connection], list[Any]]:
@@ -213,7 +228,8 @@ def open_sides(
     for name in names:
         pipes[name], theirs = context.Pipe()
         processes.append(context.Process(target=take_part, args=(name, shape, contest, device, theirs)))
-        processes[-1].start()
+        with prepared_environment(SIDES[name][1]):
+            processes[-1].start()
         theirs.close()
     for pipe in pipes.values():
         assert pipe.recv() == "ready"
@@ -233,8 +249,8 @@ def summarise(shape: Shape, batches: list[Batch], seconds: list[float], ceiling:
 
 
 GROUPS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::_fused", "gemm", "nvjet", "cutlass"),
     "products of attention": ("aten::bmm", "flash"),
+    "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
     "softmax and heads of attention": ("_GroupedAttention",),
     "gelu": ("_Gelu",),
     "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm"),

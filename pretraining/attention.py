@@ -10,9 +10,9 @@ One function, `attend`, takes what the machine has:
 from __future__ import annotations
 
 import functools
-import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,10 +51,12 @@ class Layout:
     def __init__(self, starts: Tensor, lengths: tuple[int, ...]):
         self.starts = starts
         self.lengths = lengths
+        self.longest = max(lengths)
 
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
+    @functools.cached_property
+    def offsets(self) -> Tensor:
+        """As jagged tensors want the starts; one for all, so that they are seen to be of the same form."""
+        return self.starts.long()
 
     @functools.cached_property
     def groups(self) -> list[Group]:
@@ -98,21 +100,33 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout:
 def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
     """The same on a GPU, without padding."""
     starts, longest = layout.starts, layout.longest
-    if importlib.util.find_spec("flash_attn"):
-        from flash_attn import flash_attn_varlen_func
-
-        return flash_attn_varlen_func(query, key, value, starts, starts, longest, longest, dropout_p=dropout)
-    if not dropout:
+    if (flash_attention := _flash_attention()) is not None:
+        return flash_attention(query, key, value, starts, starts, longest, longest, dropout_p=dropout)
+    if not dropout and query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= (8, 0):
         from torch.nn.attention.varlen import varlen_attn
 
         out = varlen_attn(query, key, value, starts, starts, longest, longest)
         assert isinstance(out, Tensor)
         return out
     q, k, v = (
-        torch.nested.nested_tensor_from_jagged(each, starts.long(), max_seqlen=longest).transpose(1, 2)
+        torch.nested.nested_tensor_from_jagged(  # told the lengths, it need not ask the GPU for them
+            each, layout.offsets, min_seqlen=min(layout.lengths), max_seqlen=longest
+        ).transpose(1, 2)
         for each in (query, key, value)
     )
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
+
+
+@functools.cache
+def _flash_attention() -> Callable[..., Tensor] | None:
+    """The flash-attn package's function, where it is installed and works with this PyTorch."""
+    if not kernels.allowed():
+        return None
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return None
+    return cast(Callable[..., Tensor], flash_attn_varlen_func)
 
 
 class _GroupedAttention(torch.autograd.Function):

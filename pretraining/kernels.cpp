@@ -135,17 +135,49 @@ class ColumnSums {
     }
 };
 
+inline void gelu(float value, float& result, float& slope) {
+    float below, density;
+    normal(value, below, density);
+    result = value * below;
+    slope = std::fma(value, density, below);
+}
+
+// Both for each bfloat16 there is, the slope in the upper half: looking up is faster than computing.
+std::vector<uint32_t> gelu_of_each_bfloat16() {
+    std::vector<uint32_t> table(1 << 16);
+    for (uint32_t bits = 0; bits < table.size(); ++bits) {
+        float result, slope;
+        bfloat16 both[2];
+        gelu(bits_to_float(bits << 16), result, slope);
+        store(both[0], result);
+        store(both[1], slope);
+        table[bits] = both[0].bits | uint32_t(both[1].bits) << 16;
+    }
+    return table;
+}
+
+inline void gelu_row(float* x, const float* bias, float* out, int64_t width) {
+    for (int64_t j = 0; j < width; ++j) gelu(x[j] + bias[j], out[j], x[j]);
+}
+
+inline void gelu_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width) {
+    static const std::vector<uint32_t> table = gelu_of_each_bfloat16();
+    const uint32_t* entries = table.data();
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) {
+        bfloat16 value;
+        store(value, load(x[j]) + load(bias[j]));
+        const uint32_t entry = entries[value.bits];
+        out[j].bits = uint16_t(entry);
+        x[j].bits = uint16_t(entry >> 16);
+    }
+}
+
 // out = gelu(x + bias); x becomes the slope there, which is all that the backward pass needs
 template <class T>
 void gelu_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
-    for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < width; ++j) {
-            float value = load(x[i * width + j]) + load(bias[j]), below, density;
-            normal(value, below, density);
-            store(out[i * width + j], value * below);
-            store(x[i * width + j], std::fma(value, density, below));
-        }
+    for (int64_t i = 0; i < rows; ++i) gelu_row(x + i * width, bias, out + i * width, width);
 }
 
 // grad_x, and grad_bias = its sum over rows
@@ -307,7 +339,7 @@ void merge_heads(const T* heads_first, const int32_t* starts, const int32_t* len
 // scores (sequences, heads, length, length) become softmax(scale * scores) over each sequence's own pieces;
 // dropped = dropout of it
 template <class T>
-void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, uint32_t site,
+void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
                      double probability, double scale, T* dropped, int64_t sequences, int64_t heads, int64_t length,
                      int64_t threads) {
 #pragma omp parallel num_threads(threads_for(sequences* heads, threads))
@@ -405,10 +437,10 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
                 row[j] = load(to[j]) + load(bias[j]);
                 largest = row[j] > largest ? row[j] : largest;
             }
-            const float right = row[labels[i]];
+            const float right = row[labels[i]];  // an answer only if no equal comes before it
+            correct[i] = right == largest && std::find(row, row + labels[i], right) == row + labels[i];
             for (int64_t j = 0; j < width; ++j) sum += row[j] = exponential(row[j] - largest);
             losses[i] = std::log(sum) + largest - right;
-            correct[i] = right == largest;
             const float share = 1.0f / sum;
             row[labels[i]] -= sum;
             for (int64_t j = 0; j < width; ++j) store(to[j], row[j] * share);

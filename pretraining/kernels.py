@@ -23,10 +23,12 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = (
-    "-O3 -march=native -mprefer-vector-width=512 -std=c++17 -fPIC -fopenmp "
+    "-O3 -march=native -std=c++17 -fPIC -fopenmp "
     # sums may be reordered and divisions become multiplications, but NaN and infinity stay what they are
     "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math"
 ).split()
+if platform.machine() in ("x86_64", "AMD64"):
+    FLAGS.append("-mprefer-vector-width=512")
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -41,6 +43,10 @@ def allow(allowed: bool) -> None:
     """Whether this process may use the kernels; otherwise PyTorch's operations do all."""
     global _allowed
     _allowed = allowed
+
+
+def allowed() -> bool:
+    return _allowed
 
 
 def usable(tensor: Tensor) -> bool:
@@ -90,17 +96,21 @@ def _built(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     parts = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode()]
     name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
-    for place in (Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cloze", Path(tempfile.mkdtemp())):
-        library = place / name
-        if library.exists():
-            return library
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=place) as work:
-                return _build(compiler, Path(work)).replace(library)
-        except PermissionError:
-            continue  # a home that may not be written: for this process alone
-    raise OSError(f"no folder can be written for {name}")
+    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
+    try:
+        return _built_in(place, name, compiler)
+    except OSError:  # a home that is not there, full, or may not be written: for this process alone
+        return _built_in(Path(tempfile.mkdtemp(prefix="cloze-")), name, compiler)
+
+
+def _built_in(place: Path, name: str, compiler: str) -> Path:
+    """Built beside its place and renamed, so that ranks that build at the same time do not meet."""
+    library = place / name
+    if not library.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as work:
+            _build(compiler, Path(work)).replace(library)
+    return library
 
 
 def _build(compiler: str, work: Path) -> Path:

@@ -33,9 +33,6 @@ class Dropout:
         """For another place of the model: other masks."""
         return Dropout(self.probability, self.keys, site)
 
-    def rows(self, chosen: Tensor) -> Dropout:
-        """For some of the rows."""
-        return Dropout(self.probability, self.keys[chosen], self.site)
 
 
 def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
@@ -202,7 +199,6 @@ class _MaskedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         hidden, weight, difference = ctx.saved_tensors
-        scale = grad.to(hidden.dtype)
-        grad_hidden = (difference @ weight) * scale
-        grad_weight = difference.t() @ (hidden * scale)
-        return grad_hidden, grad_weight, difference.sum(0) * scale, None, None
+        grad_hidden = (difference @ weight) * grad  # a scalar in fp32, which leaves the others in their type
+        grad_weight = difference.t() @ (hidden * grad)
+        return grad_hidden, grad_weight, difference.sum(0) * grad, None, None

@@ -45,10 +45,6 @@ class Shape:
     def padded_vocabulary(self) -> int:
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
-    @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads
-
     def num_parameters(self) -> int:
         """With both heads; the padding of the vocabulary is not counted."""
         h, i = self.hidden, self.intermediate

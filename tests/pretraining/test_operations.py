@@ -136,6 +136,12 @@ def test_masked_loss(rows: int, vocabulary: int) -> None:
     )
 
 
+def test_of_equal_logits_one_is_the_answer() -> None:
+    zeros = torch.zeros(2, 4)
+    _, right = masked_loss(zeros, torch.ones(64, 4), torch.zeros(64), torch.tensor([0, 1]), 50)
+    assert int(right) == 1
+
+
 def test_sums_of_embedding_gradients_do_not_stand_still_in_bf16() -> None:
     """4,096 gradients of 1 are 4,096; added one by one in bfloat16 they are 256."""
     tables = tensors(8, (10, 4), (4096, 4), (2, 4), dtype=torch.bfloat16)
