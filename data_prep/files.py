@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,7 +72,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been there
+            unfinished.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 

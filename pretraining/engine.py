@@ -5,34 +5,40 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
+import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import get_default_build_root
+from torch.nn.utils import clip_grad_norm_
 
 from data_prep.errors import UserError
 from pretraining.model import Bert, Losses
 from pretraining.optimizers import build_optimizer
+from pretraining.plan import Dtype
 from pretraining.recipe import Recipe
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NEVER = 1 << 40
 
 
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
     """The numbers that the model computes in."""
     if wanted == "auto":
         if device.type == "cuda":
-            wanted = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+            wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         else:
             wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
     return DTYPES[wanted]
+
+
+def name_dtype(dtype: torch.dtype) -> Dtype:
+    """As recipes name it."""
+    return next(name for name, each in DTYPES.items() if each == dtype)
 
 
 def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, ranks: int) -> dict[str, Any]:
@@ -54,12 +60,13 @@ def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, r
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": ranks,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": recipe.optimizer.clip,
+        "gradient_clipping": recipe.optimizer.clip if stage else 0.0,  # without ZeRO, Engine.step clips
         "steps_per_print": NEVER,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",  # gradients meet in it too, so that the number of ranks does not matter
     }
     if dtype == torch.bfloat16:
         config["bf16"] = {"enabled": True, "immediate_grad_update": True}
@@ -89,8 +96,7 @@ class Engine:
         self.dtype = choose_dtype(recipe.precision.dtype, device)
         self.device = device
         self._ranks = ranks
-        self._clip = recipe.optimizer.clip
-        self.zero_3 = recipe.parallel.zero == 3
+        config = deepspeed_config(recipe, self.dtype, device, ranks)
         if recipe.compute.compile:
             for layer in model.layers:
                 layer.compile()
@@ -98,13 +104,19 @@ class Engine:
             import deepspeed
 
             deepspeed.utils.logger.setLevel(logging.ERROR)
+            # It would try its compilers, and compile an operation between CPUs that only inference calls.
+            deepspeed.ops.__compatible_ops__ = {}
             self.deepspeed, _, _, _ = deepspeed.initialize(
+                args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model.to(device),
                 optimizer=build_optimizer(model, recipe.optimizer),
-                config=deepspeed_config(recipe, self.dtype, device, ranks),
+                config=config,
                 dist_init_required=False,
             )
         self.model: Bert = self.deepspeed.module
+        self.zero: int = config["zero_optimization"]["stage"]
+        self._clip = recipe.optimizer.clip
+        self._norm: Tensor | None = None  # without ZeRO
 
     def forward(self, batch: Any) -> Losses:
         """The sums of this rank's micro-batch."""
@@ -122,12 +134,14 @@ class Engine:
         """Moves the weights, at this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
+        if self.zero == 0:  # DeepSpeed clips there too, but does not tell the norm
+            self._norm = clip_grad_norm_(self.model.parameters(), self._clip or math.inf)
         self.deepspeed.step()
 
     @property
     def gradient_norm(self) -> Tensor | float | None:
-        """Of the last step, before clipping."""
-        norm: Tensor | float | None = self.deepspeed.get_global_grad_norm()
+        """Of the last step, before clipping. Where it is not finite, ZeRO has left the step out."""
+        norm: Tensor | float | None = self.deepspeed.get_global_grad_norm() if self.zero else self._norm
         return norm
 
     @property
@@ -157,9 +171,3 @@ def quiet() -> Iterator[None]:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def must_compile() -> bool:
-    """Whether DeepSpeed will compile its communication between CPUs, which it does once on a machine."""
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    return not any(root.rglob("deepspeed_shm_comm_op.so"))

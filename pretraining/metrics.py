@@ -265,8 +265,8 @@ class RunLog:
         first_step: int = 0,
         active: bool = True,
     ) -> None:
-        """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
-        written before a stop, and is cut away."""
+        """`total_steps` is 0 where the clock decides. `first_step` is the first that will be logged from now on: what
+        the files say of it and later steps was written before a stop, and is cut away."""
         self._path, self._console = folder / METRICS, console
         self._total, self._phases, self._first, self._active = total_steps, phases, first_step, active
         self._tensorboard = tensorboard
@@ -397,9 +397,9 @@ def _step_of(path: Path, number: int, line: bytes) -> int:
 
 
 def step_line(record: StepRecord, total: int) -> str:
-    """One line, for files and pipes: at most 140 columns for the numbers that runs have."""
+    """One line, for files and pipes: at most 140 columns for the numbers that runs have. `total` is 0 by the clock."""
     parts = [
-        f"{record.step:>{len(str(total))}}/{total}",
+        f"{record.step:>{len(str(total))}}/{total}" if total else f"{record.step:>6}",
         f"loss {record.loss:.4f}",
         f"masked {record.masked:.4f} {record.masked_accuracy:5.1%}",
         f"next {record.next:.4f} {record.next_accuracy:5.1%}",
@@ -431,9 +431,12 @@ def _panel(record: StepRecord, total: int, phases: int, width: int) -> Group:
     head = Table.grid(padding=(0, 1))
     left = "" if record.seconds_left is None else f"{duration(record.seconds_left)} left"
     phase = f"phase {record.phase} of {phases}  " if phases > 1 else ""
-    title = f"{phase}step {record.step:,} of {total:,}"
-    bar = ProgressBar(total, record.step, width=max(10, min(40, width - len(title) - len(left) - 10)))
-    head.add_row(title, bar, f"{record.step / max(total, 1):.0%}", left)
+    if total:
+        title = f"{phase}step {record.step:,} of {total:,}"
+        bar = ProgressBar(total, record.step, width=max(10, min(40, width - len(title) - len(left) - 10)))
+        head.add_row(title, bar, f"{record.step / total:.0%}", left)
+    else:
+        head.add_row(f"{phase}step {record.step:,}", left)
     losses = (
         f"  loss {record.loss:.4f}   masked {record.masked:.4f} ({record.masked_accuracy:.1%} right)"
         f"   next {record.next:.4f} ({record.next_accuracy:.1%} right)"

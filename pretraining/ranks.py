@@ -83,6 +83,9 @@ class Ranks:
         return self.local_ranks == self.ranks
 
 
+INTERRUPTED = "interrupted; the same command continues from the last checkpoint"
+
+
 class UnreachedError(UserError):
     """Rank 0 is not there to print anything."""
 
@@ -501,6 +504,11 @@ def _lost(error: Exception) -> UnreachedError:
     )
 
 
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether it is of an operation of all ranks; gloo's have no type of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
 def _check_own_gpus(store: Any, ranks: Ranks, device: torch.device, patience: float) -> None:
     """Two ranks on one GPU would hang NCCL or share its memory: each rank finds them, and raises the same."""
     mine = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
@@ -593,7 +601,8 @@ class Watch:
     """Around the work: where one rank fails, no other waits for it in an all-reduce for ever.
 
     The failing rank writes its message into the store; a thread of every other rank looks there each second, and
-    ends its process with code 2. `say` prints the message, on rank 0 only and only if the error is another rank's.
+    ends its process with code 2, or with 130 where that rank was interrupted. `say` prints the message, on rank 0 only
+    and only if the error is another rank's.
     """
 
     FAILURE, SEEN = "cloze/failure", "cloze/seen"
@@ -619,26 +628,35 @@ class Watch:
             try:
                 dist.barrier()  # still watched: a rank that fails now does not leave us here
             except RuntimeError as lost:
-                self.fail(str(_lost(lost)))
-                raise _lost(lost) from lost
+                raise self._fail_as_lost(lost) from lost
+        elif isinstance(error, RuntimeError) and _is_lost(error):
+            raise self._fail_as_lost(error) from error
+        elif isinstance(error, KeyboardInterrupt):
+            self.fail(INTERRUPTED)
         elif not isinstance(error, SharedError):
-            told = str(error) if isinstance(error, UserError) else traceback.format_exc()
-            self.fail("interrupted" if isinstance(error, KeyboardInterrupt) else told)
+            self.fail(str(error) if isinstance(error, UserError) else traceback.format_exc())
         self._stopped.set()
 
-    def fail(self, message: str) -> None:
-        """Tells the others. Does not come back if another rank failed first: then ours follows from that."""
+    def _fail_as_lost(self, error: RuntimeError) -> UserError:
+        """The error of a rank that another has left alone: if rank 0 is there, it prints it."""
+        lost = _lost(error)
+        return SharedError(str(lost)) if self.fail(str(lost)) else lost
+
+    def fail(self, message: str) -> bool:
+        """Tells the others, and returns whether rank 0 hears it. Does not come back if another rank failed first: then
+        ours follows from that."""
         self._stopped.set()
         own = f"{self._ranks.rank} {message}"
         try:
             first = self._store.compare_set(self.FAILURE, "", own).decode()
         except dist.DistError:
-            return  # rank 0 has gone, and with it the store: whoever looks there sees that
+            return False  # rank 0 has gone, and with it the store: whoever looks there sees that
         if first != own:
             self._end(first, self._store)
         self._store.add(self.SEEN, 1)
         if self._ranks.rank == 0:
             self._wait_until_seen(self._store)
+        return True
 
     def _look(self) -> None:
         while not self._stopped.wait(self._every):
@@ -657,9 +675,12 @@ class Watch:
             rank, _, message = failure.partition(" ")
             store.add(self.SEEN, 1)
             if self._ranks.rank == 0:
-                self._say(f"rank {rank}: {message}")
+                if message == INTERRUPTED:
+                    print(f"\n{message}", file=sys.stderr, flush=True)
+                else:
+                    self._say(f"rank {rank}: {message}")
                 self._wait_until_seen(store)
-            leave(2)
+            leave(130 if message == INTERRUPTED else 2)
 
     def _wait_until_seen(self, store: Any) -> None:
         """The store lives in rank 0: it stays until the others have read it, or are gone."""

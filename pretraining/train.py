@@ -2,9 +2,10 @@
 """Pre-trains an encoder on shards.
 
     python pretraining/train.py --recipe pretraining/recipes/bert_mini.toml --data data/wiki --run runs/mini
-    torchrun --nproc-per-node 2 pretraining/train.py --recipe … --data … --run …
+    torchrun --nproc-per-node 2 -- pretraining/train.py --recipe … --data … --run …
+    deepspeed --num_gpus 2 pretraining/train.py --recipe … --data … --run …
 
-and likewise under deepspeed, srun and mpirun.
+and likewise under srun and mpirun. (Without the `--`, torchrun takes our --run for one of its own options.)
 
 Any value of the recipe can be given anew: `--phases.0.steps 100 --parallel.zero 2`. `--check` prints what the run will
 be, without training. The same command continues a run that was stopped.
@@ -13,11 +14,15 @@ be, without training. The same command continues a run that was stopped.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from types import FrameType
+from typing import Any, Literal, cast
 
 from pretraining.process import prepare_process
 
@@ -32,13 +37,14 @@ from data_prep.files import replacing
 from data_prep.shards import Manifest
 from pretraining import kernels
 from pretraining.checkpoint import TOKENIZER, Progress, find_checkpoint, finished, load_weights, read_record, restore
-from pretraining.engine import DTYPES, Engine, choose_dtype
+from pretraining.engine import DTYPES, Engine, choose_dtype, name_dtype
 from pretraining.export import export
 from pretraining.interchange import CONFIG, read_folder
 from pretraining.metrics import matrix_rate
 from pretraining.model import Bert
 from pretraining.plan import build_plan, load_recipe_and_data, render_plan
 from pretraining.ranks import (
+    INTERRUPTED,
     Ranks,
     Watch,
     agree,
@@ -48,6 +54,7 @@ from pretraining.ranks import (
     disconnect,
     find_ranks,
     leave,
+    missing_tasks,
     speaks,
     together,
 )
@@ -83,19 +90,23 @@ class Train:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
+    """Returns the exit code: 0 done, 1 a mistake of ours, 2 something that the user can cure, 130 interrupted."""
+    arguments = [each for each in arguments if not re.fullmatch(r"--local[_-]rank=\d+", each)]  # deepspeed adds it
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     ranks = Ranks()
     try:
         ranks = find_ranks(os.environ)
         if wanted.check:
             check(wanted, overrides, ranks, console)
         else:
+            if tasks := missing_tasks(os.environ, ranks):
+                errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
             train(wanted, overrides, ranks, console)
     except UserError as error:
         if speaks(ranks, error):
@@ -103,9 +114,19 @@ def main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         if ranks.rank == 0:
-            errors.print("\ninterrupted; the same command continues from the last checkpoint")
+            errors.print(f"\n{INTERRUPTED}")
         return 130
+    except Exception:
+        traceback.print_exc()
+        return 1
     return 0
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the work in good order, once: launchers send their signals again and again."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -> None:
@@ -115,14 +136,16 @@ def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     planned = wanted.ranks or ranks.ranks
     recipe, manifest = load_recipe_and_data(wanted.recipe, overrides, wanted.data, ranks=planned)
-    dtype = choose_dtype(recipe.precision.dtype, device)
-    measured = recipe.logging.peak_flops
-    if measured is None and wanted.pieces_per_second is None:
-        measured = matrix_rate(device, dtype)
+    dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
+    if dtype == "auto":
+        dtype = name_dtype(choose_dtype(dtype, device))
+    will_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
+    if will_run_here and measured is None and wanted.pieces_per_second is None:
+        measured = matrix_rate(device, DTYPES[dtype])
     plan = build_plan(
         recipe,
         ranks=planned,
-        dtype=next(name for name, each in DTYPES.items() if each == dtype),  # type: ignore[arg-type]
+        dtype=dtype,
         manifest=manifest,
         pieces_per_second=wanted.pieces_per_second,
         flops_per_second=measured,
@@ -147,9 +170,17 @@ def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
         with Watch(ranks):
             trainer.train()
             if ranks.rank == 0 and trainer.finished:
-                console.print(str(export(trainer.job.run, trainer.job.run / EXPORT)), markup=False)
+                finish(trainer.job.run, console)
     finally:
         disconnect()
+
+
+def finish(run: Path, console: Console) -> None:
+    """Exports the trained model, and says what it is good for."""
+    folder = run / EXPORT
+    console.print(str(export(run, folder)), markup=False, soft_wrap=True)
+    call = f'transformers.AutoModelForMaskedLM.from_pretrained("{folder}")'
+    console.print(f"load it: {call}", markup=False, soft_wrap=True)
 
 
 def load(wanted: Train, overrides: list[str], ranks: Ranks) -> tuple[Recipe, Manifest]:
@@ -181,6 +212,7 @@ def prepare(
     kernels.allow(recipe.compute.kernels == "auto" and not recipe.compute.compile)
     job = Job(recipe, wanted.data, manifest, wanted.run, wanted.stop_after)
     latest = find_latest(job, wanted.resume)
+    agree([latest and latest.name, str(wanted.init), wanted.stop_after], "--run, --init and --stop-after")
     model = Bert(job.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
     if latest is None and wanted.init is not None:
         start_with(model, wanted.init, manifest)
@@ -206,11 +238,27 @@ def find_latest(job: Job, resume: str) -> Path | None:
             f"--data {job.data}: {job.run} was trained on other data (fingerprint {before[:12]}, here {here[:12]}); "
             "give that folder, or allow it: --data.allow_other true"
         )
-    if Shape(**record["shape"]) != job.shape:
-        raise UserError(f"--run {job.run}: has checkpoints of another model ({record['shape']}); name a new folder")
-    if record["recipe"]["optimizer"]["name"] != job.recipe.optimizer.name:
-        raise UserError(f"--run {job.run}: was trained with {record['recipe']['optimizer']['name']}; name a new folder")
+    for what, then, now in changes(record, job):
+        raise UserError(f"--run {job.run}: was trained with {what} {then}, and this is {now}; name a new folder")
     return there[-1]
+
+
+def changes(record: dict[str, Any], job: Job) -> Iterator[tuple[str, Any, Any]]:
+    """What a checkpoint cannot be continued with: the name, what it was, and what it is now."""
+    recipe, before = job.recipe, Recipe.model_validate(record["recipe"])
+    progress = Progress(**record["progress"])
+    phase = progress.phase
+    settings: list[tuple[str, Any, Any]] = [
+        ("the model", Shape(**record["shape"]), job.shape),
+        ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
+        ("the phases", [each.name for each in before.phases], [each.name for each in recipe.phases]),
+    ]
+    if progress.phase_step and phase < len(recipe.phases):  # in the middle of a phase, the order of the data stays
+        settings.append(("seed", before.seed, recipe.seed))
+        for name in ("length", "batch"):
+            then, now = (getattr(each.phases[phase], name) for each in (before, recipe))
+            settings.append((f"phases.{phase}.{name}", then, now))
+    return (each for each in settings if each[1] != each[2])
 
 
 def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
@@ -221,8 +269,7 @@ def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
         (shape, weights, record), missing = load_weights(find_checkpoint(source)), ()
         if record["data"]["vocabulary"] != manifest.content["vocabulary"]["sha256"]:
             raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
-    kept = {"dropout": model.shape.dropout, "attention_dropout": model.shape.attention_dropout}
-    if replace(shape, **kept) != model.shape:
+    if replace(shape, dropout=model.shape.dropout, attention_dropout=model.shape.attention_dropout) != model.shape:
         raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
     left = model.load_state_dict(weights, strict=False)
     assert set(left.missing_keys) == set(missing)
@@ -244,18 +291,21 @@ def describe(
 ) -> None:
     """What is about to happen, in a few lines."""
     shape = job.shape
-    name = str(engine.dtype).removeprefix("torch.")
+    count = shape.num_parameters()
     console.print(
-        f"{shape.num_parameters() / 1e6:.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
-        f"{shape.vocabulary:,} pieces; {job.recipe.optimizer.name}, {name}, ZeRO {job.recipe.parallel.zero}"
+        f"{f'{count / 1e6:.1f}M' if count >= 1e6 else f'{count:,}'} parameters: {shape.layers} layers of "
+        f"{shape.hidden}, {shape.vocabulary:,} pieces; {job.recipe.optimizer.name}, "
+        f"{name_dtype(engine.dtype)}, ZeRO {engine.zero}"
     )
     where = f"{ranks.ranks} rank{'s' * (ranks.ranks > 1)} on {device.type}"
     threads = torch.get_num_threads()
     console.print(
-        f"{where}, {threads} thread{'s' * (threads > 1)} each ({ranks.launcher}); data {job.data}", markup=False
+        f"{where}, {threads} thread{'s' * (threads > 1)} each ({ranks.launcher}); data {job.data}, run {job.run}",
+        markup=False,
+        soft_wrap=True,
     )
     if progress.step:
-        console.print(f"continues {job.run} after step {progress.step}", markup=False)
+        console.print(f"continues after step {progress.step:,}", markup=False)
 
 
 if __name__ == "__main__":

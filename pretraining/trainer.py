@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from data_prep.errors import UserError
+from data_prep.progress import duration
 from data_prep.shards import Manifest
 from pretraining import checkpoint
 from pretraining.batches import Loader, StepBatches
@@ -21,11 +21,12 @@ from pretraining.dataset import Dataset, num_held_out
 from pretraining.engine import Engine
 from pretraining.evaluate import evaluate
 from pretraining.export import summarise_data
-from pretraining.metrics import EvaluationRecord, Meter, RunLog, matrix_rate
+from pretraining.metrics import EvaluationRecord, Meter, RunLog, StepRecord, matrix_rate
 from pretraining.order import Order, fold
 from pretraining.plan import measure_text
+from pretraining.ranks import SharedError
 from pretraining.recipe import Phase, Recipe, micro_batches
-from pretraining.schedule import PhaseSchedule, build_schedules
+from pretraining.schedule import build_schedules
 from pretraining.shape import Shape
 
 
@@ -52,6 +53,11 @@ class Trainer:
         self.job, self.engine, self.progress = job, engine, progress
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.schedules = build_schedules(job.recipe)
+        names = [phase.name for phase in job.recipe.phases]
+        self.stop = len(names) if job.stop_after is None else names.index(job.stop_after) + 1
+        """the first phase that is not to be trained now"""
+        self.clock = Clock(0.0, engine.device)
+        """of the phase"""
         self.logged = progress.step
         """the last step in the log"""
         self.rate = 0.0
@@ -73,21 +79,24 @@ class Trainer:
     def train(self) -> None:
         """Runs the phases that are left."""
         with self.log:
-            for number in range(self.progress.phase, len(self.schedules)):
+            if self.progress.phase >= self.stop:
+                self.log.say("all that was asked for is trained already")
+            for number in range(self.progress.phase, self.stop):
                 self.run_phase(number)
-                if self.job.recipe.phases[number].name == self.job.stop_after:
-                    break
+            if not self.finished:
+                self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
 
     @property
     def finished(self) -> bool:
-        return self.progress.phase == len(self.schedules)
+        return self.progress.phase >= len(self.schedules)
 
     def run_phase(self, number: int) -> None:
         """One phase, from where it stands to its end."""
         phase, schedule = self.job.recipe.phases[number], self.schedules[number]
+        accumulation = micro_batches(phase, self.ranks, number)
         dataset = self.dataset(phase)
         order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
-        self.log.say(f"phase {phase.name}: length {phase.length}, {phase.batch} sequences a step")
+        self.announce(number, accumulation)
         self.meter.watch.lap()
         with Loader(
             dataset,
@@ -95,24 +104,35 @@ class Trainer:
             global_batch=phase.batch,
             rank=self.rank,
             ranks=self.ranks,
-            accumulation=micro_batches(phase, self.ranks, number),
+            accumulation=accumulation,
             start=self.progress.phase_step,
             stop=schedule.steps,
         ) as loader:
-            clock = Clock(self.progress.phase_seconds, self.engine.device)
+            self.clock = Clock(self.progress.phase_seconds, self.engine.device)
             for batches in loader:
-                if schedule.finished(self.progress.phase_step, clock.seconds):
+                if schedule.finished(self.progress.phase_step, self.clock.seconds):
                     break
-                self.train_step(batches, phase, schedule.rate(self.progress.phase_step, clock.seconds))
-                self.between_steps(schedule, clock)
+                self.train_step(batches, phase, schedule.rate(self.progress.phase_step, self.clock.seconds))
+                self.between_steps(last=self.progress.phase_step == schedule.steps)
         self.finish_phase(number)
 
+    def announce(self, number: int, accumulation: int) -> None:
+        """What the phase will do."""
+        phase, schedule = self.job.recipe.phases[number], self.schedules[number]
+        amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
+        started = f", {self.progress.phase_step:,} of them done" if self.progress.phase_step else ""
+        self.log.say(
+            f"phase {phase.name} ({number + 1} of {len(self.schedules)}): {amount}{started}; a step is {phase.batch:,} "
+            f"sequences of length {phase.length}: {accumulation} x {phase.micro_batch} on each rank"
+        )
+        if not num_held_out(self.job.manifest, phase.length):
+            self.log.say(f"no examples of length {phase.length} are held out: no validation")
+
     def train_step(self, batches: StepBatches, phase: Phase, rate: float) -> None:
-        """One optimizer step. Losses are divided by the counts of the global batch: exact for any ranks and micro-batch."""
+        """One optimizer step. Losses are divided by the global batch's counts: exact for any ranks and micro-batch."""
         step = self.progress.step
         self.engine.model.draw = int(fold(self.job.recipe.seed, step)[0])
-        if self.engine.device.type == "cuda":  # there, dropout draws from the generator
-            torch.cuda.manual_seed(int(fold(self.job.recipe.seed, step, self.rank)[0]) >> 1)
+        torch.manual_seed(int(fold(self.job.recipe.seed, step, self.rank)[0]) >> 1)  # for dropout without our kernels
         for index, batch in enumerate(batches.micro):
             losses = self.engine.forward(batch.to(self.engine.device))
             loss = losses.masked / max(batches.predictions, 1) + losses.next / batches.sequences
@@ -131,21 +151,24 @@ class Trainer:
         self.progress.step += 1
         self.progress.phase_step += 1
 
-    def between_steps(self, schedule: PhaseSchedule, clock: Clock) -> None:
-        """Logs, evaluates and saves where it is time to."""
+    def between_steps(self, last: bool) -> None:
+        """Logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does."""
         recipe, step = self.job.recipe, self.progress.step
-        last = schedule.steps is not None and self.progress.phase_step == schedule.steps
-        evaluates = is_due(step, recipe.evaluation.every) and not last
         saves = is_due(step, recipe.checkpoints.every) and not last
-        if is_due(step, recipe.logging.every) or last or saves:
+        logs = is_due(step, recipe.logging.every) or last or saves
+        self.clock.step()
+        if logs or not self.clock.agreed:
+            self.clock.agree()
+            self.progress.phase_seconds = self.clock.seconds
+        if logs:
             self.log_step()
-            clock.agree()
-            self.progress.phase_seconds = clock.seconds
-        clock.step()
+        evaluates = is_due(step, recipe.evaluation.every) and not last
         if evaluates:
             self.evaluate()
         if saves:
             self.save()
+        if evaluates or saves:
+            self.clock.agree()  # that took time, and no step did
 
     def log_step(self) -> None:
         """Writes what happened since the last time; the first to know when a run has come to nothing."""
@@ -157,13 +180,26 @@ class Trainer:
             loss_scale=self.engine.loss_scale,
             flops_left=self.flops_left(),
         )
+        if self.job.recipe.hours is not None:
+            record = replace(record, seconds_left=self.seconds_left())
         self.log.step(record)
         self.logged = self.progress.step
+        self.check_finite(record)
+
+    def check_finite(self, record: StepRecord) -> None:
+        """Nothing is saved of a run that has come to nothing. In fp16 an overflow only lowers the scale of the loss."""
+        norm = record.gradient_norm
         if not math.isfinite(record.loss):
-            raise UserError(
-                f"the loss is {record.loss} at step {record.step} (learning rate {record.rate:.2e}); lower the rate or "
-                f"lengthen its warm-up, and go on from the last checkpoint with the same command"
-            )
+            what = f"the loss is {record.loss}"
+        elif norm is not None and record.loss_scale is None and not math.isfinite(norm):
+            what = f"the norm of the gradient is {norm}"
+        else:
+            return
+        raise SharedError(
+            f"{what} at step {record.step} (learning rate {record.rate:.2e})\n"
+            "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip); the same command goes on from "
+            "the last checkpoint"
+        )
 
     def evaluate(self) -> None:
         """Scores the model on the held-out examples of the phase's length, if there are any."""
@@ -211,6 +247,10 @@ class Trainer:
         """The examples of the phase's length."""
         return Dataset(self.job.data, self.job.manifest, phase.length, validation, self.rank, self.ranks)
 
+    def seconds_left(self) -> float:
+        """Of all phases, where the clock decides."""
+        return max(0.0, sum(each.length for each in self.schedules[self.progress.phase :]) - self.clock.seconds)
+
     def flops_left(self) -> float | None:
         """Of all phases, for the time left; None where the clock decides."""
         total = 0.0
@@ -228,22 +268,25 @@ class Clock:
 
     def __init__(self, seconds: float, device: torch.device):
         self.seconds = seconds
+        self.agreed = False
+        """whether it has ever been"""
         self._device = device
         self._start = time.monotonic() - seconds
-        self._agreed, self._steps, self._pace = seconds, 0, 0.0
+        self._last, self._steps, self._pace = seconds, 0, 0.0
 
     def step(self) -> None:
         """A step is done. Between agreements, steps take what they took before."""
         self._steps += 1
-        self.seconds = self._agreed + self._steps * self._pace
+        self.seconds = self._last + self._steps * self._pace
 
     def agree(self) -> None:
         """Takes rank 0's clock; all ranks call it together."""
         now = torch.tensor([time.monotonic() - self._start], dtype=torch.float64, device=self._device)
         dist.broadcast(now, src=0)
-        self._pace = (float(now) - self._agreed) / (self._steps + 1)
-        self.seconds = self._agreed = float(now)
-        self._steps = -1  # the step that has just been done is in it
+        if self._steps:
+            self._pace = (float(now) - self._last) / self._steps
+        self.seconds = self._last = float(now)
+        self._steps, self.agreed = 0, True
 
 
 def is_due(step: int, every: int) -> bool:
