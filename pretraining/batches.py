@@ -38,7 +38,7 @@ class Batch:
     examples: Array  # (s, 2) int64: shard (its number in the dataset) and row, to name them in messages
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device; the copy to a GPU runs beside what it computes."""
+        """The batch on a device; the host does not wait for the copy to a GPU."""
         device = torch.device(device)
         if device.type == "cpu":
             return self

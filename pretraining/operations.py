@@ -34,7 +34,6 @@ class Dropout:
         return Dropout(self.probability, self.keys, site)
 
 
-
 def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
     """A key for each piece, from the draw (one for each step of a run), its example and its position."""
     pieces = fold(np.repeat(fold(draw, *examples.T), lengths), positions)

@@ -119,14 +119,14 @@ class Parallel(Section):
 
 
 class Compute(Section):
-    """How the arithmetic is done; no choice here changes what is computed."""
+    """How the arithmetic is done: faster or slower, the same but for rounding and the draws of dropout."""
 
     compile: bool = False
-    """Compile the layers with torch.compile."""
+    """Compile the layers with torch.compile; on a CPU our own kernels, which it replaces, are faster."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     kernels: Literal["auto", "torch"] = "auto"
-    """`auto`: the fastest attention that is installed; `torch`: torch's own alone."""
+    """`auto`: our fused operations on a CPU, and flash-attn where installed; `torch`: torch's own alone."""
     threads: Positive | None = None
     """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
 
