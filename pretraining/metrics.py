@@ -436,7 +436,7 @@ def _panel(record: StepRecord, total: int, phases: int, width: int) -> Group:
         bar = ProgressBar(total, record.step, width=max(10, min(40, width - len(title) - len(left) - 10)))
         head.add_row(title, bar, f"{record.step / total:.0%}", left)
     else:
-        head.add_row(f"{phase}step {record.step:,}", left)
+        head.add_row(f"{phase}step {record.step:,} ", left)
     losses = (
         f"  loss {record.loss:.4f}   masked {record.masked:.4f} ({record.masked_accuracy:.1%} right)"
         f"   next {record.next:.4f} ({record.next_accuracy:.1%} right)"

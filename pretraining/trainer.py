@@ -122,8 +122,8 @@ class Trainer:
         amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
         started = f", {self.progress.phase_step:,} of them done" if self.progress.phase_step else ""
         self.log.say(
-            f"phase {phase.name} ({number + 1} of {len(self.schedules)}): {amount}{started}; a step is {phase.batch:,} "
-            f"sequences of length {phase.length}: {accumulation} x {phase.micro_batch} on each rank"
+            f"phase {phase.name} ({number + 1} of {len(self.schedules)}): {amount}{started}; a step: {phase.batch:,} "
+            f"sequences of length {phase.length}, {accumulation} x {phase.micro_batch} a rank"
         )
         if not num_held_out(self.job.manifest, phase.length):
             self.log.say(f"no examples of length {phase.length} are held out: no validation")

@@ -200,7 +200,7 @@ def test_what_is_printed(place: Place) -> None:
     assert lines[0].startswith("37,383 parameters: 2 layers of 32, 229 pieces; adamw, fp32, ZeRO 1")
     assert lines[1].startswith("1 rank on cpu, 1 thread each (")
     assert lines[1].endswith(f"; data {place.data}, run {run}")
-    assert lines[2] == "phase short (1 of 2): 5 steps; a step is 24 sequences of length 32: 6 x 4 on each rank"
+    assert lines[2] == "phase short (1 of 2): 5 steps; a step: 24 sequences of length 32, 6 x 4 a rank"
     assert lines[3].startswith("1/7  loss ")
     assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
@@ -322,7 +322,7 @@ def test_by_the_clock(place: Place) -> None:
     assert left[-1] < 0.5
     assert lines[-1]["rate"] < 1e-4
     assert 0 < ends[0] < ends[1]
-    assert "phase short (1 of 2): 5.4 s; a step is" in output
+    assert "phase short (1 of 2): 5.4 s; a step: " in output
     assert "/0" not in output
 
 
