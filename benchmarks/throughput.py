@@ -78,7 +78,7 @@ class Throughput:
     """Folder of shards with lengths 128 and 512 (default: made from the real text)."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
-    rounds: int = 5
+    rounds: int = 3
     """Alternating steps of which the median is taken."""
     alone: bool = False
     """Leave out transformers."""
@@ -291,8 +291,8 @@ def main(arguments: list[str]) -> int:
                 found = run_contest(contest, settings, shards, device)
                 results["contests"][name] = {"sequences": contest.sequences, **found}
                 print_contest(name, found, console)
-    if settings.only is None:
-        console.print(f"kept in {write_results(f'throughput-{device.type}', results)}")
+                if settings.only is None:  # after each, since they take minutes
+                    console.print(f"  kept in {write_results(f'throughput-{device.type}', results)}")
     return 0
 
 
