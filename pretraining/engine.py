@@ -134,7 +134,7 @@ class Engine:
         """Moves the weights, at this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
-        if self.zero == 0:  # DeepSpeed clips there too, but does not tell the norm
+        if self.zero == 0:  # DeepSpeed would clip there without telling the norm
             self._norm = clip_grad_norm_(self.model.parameters(), self._clip or math.inf)
         self.deepspeed.step()
 
