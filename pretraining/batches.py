@@ -133,11 +133,13 @@ class Loader:
         start: int = 0,
         stop: int | None = None,
         depth: int = 2,
+        number: Callable[[int], int] = lambda step: step,
     ) -> None:
-        """Steps `start` … `stop`-1, or without end; `depth` steps are kept ready."""
+        """Steps `start` … `stop`-1, or without end; `depth` steps are kept ready. `number` says which of the global
+        batches a step takes."""
         assert global_batch % (ranks * accumulation) == 0
         self._prepare: Callable[[int], StepBatches] = lambda step: step_batches(
-            dataset, order, step, global_batch, rank, ranks, accumulation
+            dataset, order, number(step), global_batch, rank, ranks, accumulation
         )
         self._start, self._stop, self._depth = start, stop, depth
         self._ready: deque[StepBatches] = deque()

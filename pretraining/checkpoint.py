@@ -1,45 +1,50 @@
-"""Checkpoints of a run: all that is needed to go on, and the weights by themselves for export.
+"""Checkpoints of a run: all that is needed to go on, on any number of ranks and under any ZeRO stage.
 
     RUN/checkpoints/step-00001000/
-      checkpoint.json        where the run stands, its recipe, its data, its latest scores; written last
-      weights.safetensors    the fp32 weights in full, whatever the ZeRO stage
-      state/                 DeepSpeed's: what each rank holds of optimizer and weights
+      checkpoint.json                        where the run stands, its recipe, its data, its latest scores, and the
+                                             checksums of the files beside it; written last
+      weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
+      exp_avg-00000-of-00002.safetensors     and of the optimizer's two averages
+      exp_avg_sq-00000-of-00002.safetensors
 
-A checkpoint is made beside its place and takes its name when it is complete; older ones go only then.
+Each tensor in a file is a stretch of a parameter, called NAME:START. So a checkpoint does not know how many ranks will
+read it: each takes the stretches that its own share needs. Nothing in it is executed when it is read.
+
+`saving.py` writes them.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_prep.errors import DamageError, UserError
-from data_prep.files import read_json, write_json
-from pretraining.engine import Engine, name_dtype, quiet
+from data_prep.files import FileRecord, read_json
+from pretraining.engine import Engine
+from pretraining.model import Bert
+from pretraining.partition import Part
+from pretraining.ranks import exchange
 from pretraining.shape import Shape
 
 FOLDER = "checkpoints"
-RECORD, WEIGHTS, STATE = "checkpoint.json", "weights.safetensors", "state"
+RECORD = "checkpoint.json"
+WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+KINDS = (WEIGHT, *MOMENTS)
+DAMAGED = "DAMAGED"
+"""a file in a checkpoint that was found so, with the reason"""
 TOKENIZER = "tokenizer"
 """folder of a run with the vocabulary"""
-UNFINISHED = ".tmp"
-FULL = 1 << 16
-"""bytes left where a disk counts as full"""
-TORCH_WRITES = re.compile("PytorchStreamWriter|inline_container")
-"""in the errors of torch.save, which have no type of their own"""
-NAME = re.compile(r"step-\d{8}")
+NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass
@@ -56,103 +61,124 @@ class Progress:
     """steps done in all phases"""
 
 
-def save(run: Path, engine: Engine, progress: Progress, record: dict[str, Any], keep: int) -> Path:
-    """Saves a checkpoint; all ranks call it together. Only the newest `keep` stay."""
-    folder = run / FOLDER / f"step-{progress.step:08}"
-    unfinished = folder.with_name(folder.name + UNFINISHED)
-    main = dist.get_rank() == 0
-    with _as_user_error(unfinished):
-        if main:
-            for left in folder.parent.glob("*" + UNFINISHED):
-                shutil.rmtree(left)
-            unfinished.mkdir(parents=True)
-        dist.barrier()
-        weights = {name: weight for name, weight in engine.weights() if main}
-        with quiet():
-            engine.deepspeed.save_checkpoint(str(unfinished), tag=STATE, save_latest=False)
-        if main:
-            save_file({name: weight.contiguous() for name, weight in weights.items()}, unfinished / WEIGHTS)
-            for script in unfinished.glob("*.py"):  # DeepSpeed's, to make a file such as `WEIGHTS`
-                script.unlink()
-            content = {**record, "progress": asdict(progress), "made_by": _makers(engine)}
-            write_json(unfinished / RECORD, content)
-            shutil.rmtree(folder, ignore_errors=True)
-            unfinished.rename(folder)
-            for old in finished(run)[:-keep]:
-                shutil.rmtree(old)
-        dist.barrier()
-    return folder
-
-
-@contextmanager
-def _as_user_error(folder: Path) -> Iterator[None]:
-    """A full disk is told as what it is, and gets back what was written in vain."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and not TORCH_WRITES.search(str(error)):
-            raise  # another rank's end, for instance
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        reason = os.strerror(errno.ENOSPC) if full or _free(folder.parent) < FULL else str(error).splitlines()[0]
-        shutil.rmtree(folder, ignore_errors=True)
-        raise UserError(
-            f"{folder}: cannot be written: {reason}\n"
-            "make room, or keep fewer checkpoints (--checkpoints.keep); the same command goes on from the last one"
-        ) from error
-
-
-def _free(folder: Path) -> int:
-    """Bytes that can still be written there."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return FULL
-
-
-def _makers(engine: Engine) -> dict[str, Any]:
-    """What must be the same where a checkpoint is continued."""
-    return {
-        "ranks": dist.get_world_size(),
-        "parallel.zero": engine.zero,
-        "precision.dtype": name_dtype(engine.dtype),
-    }
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's name says."""
+    found = NAME.fullmatch(checkpoint.name)
+    return int(found[1]) if found else -1
 
 
 def finished(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, the newest last."""
-    folders = (run / FOLDER).glob("step-*")
-    return sorted(path for path in folders if NAME.fullmatch(path.name) and (path / RECORD).exists())
+    """The complete checkpoints of a run, the newest last; without those that were found damaged."""
+    folders = [path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0]
+    return sorted((path for path in folders if is_finished(path)), key=step_of)
+
+
+def is_finished(checkpoint: Path) -> bool:
+    return (checkpoint / RECORD).exists() and not (checkpoint / DAMAGED).exists()
 
 
 def read_record(checkpoint: Path) -> dict[str, Any]:
     """What checkpoint.json says."""
-    record: dict[str, Any] = read_json(checkpoint / RECORD)
-    if not isinstance(record, dict) or "progress" not in record:
+    try:
+        record: dict[str, Any] = read_json(checkpoint / RECORD)
+    except FileNotFoundError:
+        raise DamageError(f"{checkpoint / RECORD}: missing") from None
+    if not isinstance(record, dict) or not {"progress", "files"} <= record.keys():
         raise DamageError(f"{checkpoint / RECORD}: not the record of a checkpoint")
     return record
 
 
-def restore(checkpoint: Path, engine: Engine) -> Progress:
-    """Puts an engine where the checkpoint was made."""
-    record = read_record(checkpoint)
-    here, there = _makers(engine), record["made_by"]
-    if here != there:
-        differing = [name for name in here if here[name] != there.get(name)]
-        shown = [", ".join(f"{name} {makers.get(name)}" for name in differing) for makers in (there, here)]
-        raise UserError(
-            f"{checkpoint}: was made with {shown[0]}, and this is {shown[1]}\n"
-            f"go on with the same, or begin a new run with its weights: --init {checkpoint}"
-        )
+def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose files are what they were when they were written. All ranks call it together.
+
+    Those that are not are named, marked and left where they are.
+    """
+    there: list[Path] = exchange(finished(run))[0]
+    for checkpoint in reversed(there):
+        faults = {fault for fault in exchange(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
+        if not faults:
+            return checkpoint
+        if dist.get_rank() == 0:
+            reason = "\n".join(sorted(faults))
+            warn(f"{reason}\n{checkpoint} is left as it is, and the checkpoint before it is taken")
+            with suppress(OSError):  # then it is found damaged again next time
+                (checkpoint / DAMAGED).write_text(f"{reason}\nRemove this file if the checkpoint was repaired.\n")
+    return None
+
+
+def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1) -> str | None:
+    """What is wrong with a checkpoint; each rank checks its part of the files."""
     try:
-        with quiet():
-            loaded, _ = engine.deepspeed.load_checkpoint(str(checkpoint), tag=STATE)
-    except Exception as error:  # whatever torch.load finds wrong
-        raise DamageError(
-            f"{checkpoint / STATE}: cannot be read: {str(error).splitlines()[0]}\n"
-            f"remove {checkpoint} to go on from the checkpoint before it"
-        ) from error
-    assert loaded is not None
+        for record in read_record(checkpoint)["files"][rank::ranks]:
+            FileRecord(**record).check(checkpoint)
+    except (DamageError, TypeError) as error:
+        return str(error)
+    except OSError as error:
+        return f"{checkpoint}: cannot be read: {error.strerror}"
+    return None
+
+
+class Stored:
+    """The tensors of one kind in a checkpoint, whichever ranks wrote them."""
+
+    def __init__(self, checkpoint: Path, kind: str):
+        self._stretches: dict[str, list[tuple[int, int, Any, str]]] = defaultdict(list)
+        for path in sorted(checkpoint.glob(f"{kind}-*-of-*.safetensors")):
+            try:
+                file: Any = safe_open(path, "pt")
+                for key in file.keys():  # noqa: SIM118
+                    name, _, start = key.rpartition(":")
+                    length = file.get_slice(key).get_shape()[0]
+                    self._stretches[name].append((int(start), length, file, key))
+            except (OSError, SafetensorError, ValueError) as error:
+                raise DamageError(f"{path}: cannot be read: {error}") from error
+        self._where = checkpoint
+
+    def read(self, name: str, into: Tensor, start: int = 0) -> None:
+        """Copies elements of a parameter, from `start` on, into a flat tensor."""
+        end, missing = start + into.numel(), into.numel()
+        for first, length, file, key in self._stretches[name]:
+            begin, stop = max(start, first), min(end, first + length)
+            if begin < stop:
+                into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
+                missing -= stop - begin
+        if missing:
+            raise DamageError(f"{self._where}: {missing:,} elements of {name} are not in it")
+
+
+@torch.no_grad()
+def restore(checkpoint: Path, engine: Engine) -> Progress:
+    """Puts an engine where the checkpoint was made; the model has had its weights since before the engine was."""
+    record = read_record(checkpoint)
+    for kind in MOMENTS:
+        stored = Stored(checkpoint, kind)
+        for share in engine.shares:
+            state = engine.optimizer.state_of(share.tensor)
+            state["step"].fill_(record["optimizer_steps"])
+            for part in share.parts:
+                stored.read(part.name, share.of(part, state[kind]), part.start)
+    engine.loss_scaler = record["loss_scaler"]
     return Progress(**record["progress"])
+
+
+def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
+    """Copies of what this rank writes of one kind, in the host's memory."""
+    found = {}
+    for share in engine.shares:
+        flat = share.tensor if kind == WEIGHT else engine.optimizer.state_of(share.tensor)[kind]
+        for part in share.parts if share.group is not None else _divided(share.parts):
+            values = share.of(part, flat.detach())
+            found[f"{part.name}:{part.start}"] = values.clone() if values.device.type == "cpu" else values.cpu()
+    return found
+
+
+def _divided(parts: tuple[Part, ...]) -> Iterator[Part]:
+    """Where every rank holds everything, each writes its share of it."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for part in parts:
+        first, end = (part.length * each // ranks for each in (rank, rank + 1))
+        if first < end:
+            yield Part(part.name, part.start + first, end - first, part.offset + first)
 
 
 def find_checkpoint(run: Path, name: str | None = None) -> Path:
@@ -175,10 +201,21 @@ def find_checkpoint(run: Path, name: str | None = None) -> Path:
 def load_weights(run: Path, name: str | None = None) -> tuple[Shape, dict[str, Tensor], dict[str, Any]]:
     """The shape, the fp32 weights and the record of a run's checkpoint."""
     checkpoint = find_checkpoint(run, name)
+    if fault := find_fault(checkpoint):
+        raise DamageError(fault)
     record = read_record(checkpoint)
-    try:
-        weights = load_file(checkpoint / WEIGHTS)
-    except Exception as error:  # safetensors has errors of its own
-        raise DamageError(f"{checkpoint / WEIGHTS}: cannot be read: {error}") from error
+    shape = Shape(**record["shape"])
     vocabulary = checkpoint.parent.parent / TOKENIZER
-    return Shape(**record["shape"]), weights, {**record, "vocabulary": str(vocabulary)}
+    return shape, read_weights(checkpoint, shape), {**record, "vocabulary": str(vocabulary)}
+
+
+def read_weights(checkpoint: Path, shape: Shape) -> dict[str, Tensor]:
+    """The fp32 weights in full."""
+    with torch.device("meta"):
+        wanted = {name: parameter.shape for name, parameter in Bert(shape).named_parameters()}
+    stored = Stored(checkpoint, WEIGHT)
+    weights = {}
+    for name, size in wanted.items():
+        weights[name] = torch.empty(size)
+        stored.read(name, weights[name].view(-1))
+    return weights

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,13 +15,23 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from data_prep.errors import UserError
+from pretraining.adamw import AdamW
+from pretraining.apex import find_apex
+from pretraining.lamb import Lamb
 from pretraining.model import Bert, Losses
 from pretraining.optimizers import build_optimizer
+from pretraining.partition import fill_shares, find_shares
 from pretraining.plan import Dtype
 from pretraining.recipe import Recipe
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NEVER = 1 << 40
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""what DeepSpeed's scale of the loss depends on"""
+
+
+class CollapseError(Exception):
+    """In fp16, gradients overflow whatever the scale of the loss is. All ranks find it at once."""
 
 
 def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
@@ -47,6 +57,7 @@ def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, r
     stage = parallel.zero
     if stage == 0 and dtype != torch.float32:
         stage = 1  # without ZeRO, DeepSpeed adds up gradients in 16 bits; stage 1 computes the same in fp32
+    clip = 0.0 if recipe.optimizer.normalize else recipe.optimizer.clip
     zero: dict[str, Any] = {"stage": stage}
     if device.type == "cpu":
         zero["overlap_comm"] = False
@@ -60,7 +71,7 @@ def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, r
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": ranks,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": recipe.optimizer.clip if stage else 0.0,  # without ZeRO, Engine.step clips
+        "gradient_clipping": clip if stage else 0.0,  # without ZeRO, Engine.step clips
         "steps_per_print": NEVER,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -100,6 +111,8 @@ class Engine:
         if recipe.compute.compile:
             for layer in model.layers:
                 layer.compile()
+        optimizer = build_optimizer(model, recipe.optimizer)
+        exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         with quiet():
             import deepspeed
 
@@ -109,13 +122,21 @@ class Engine:
             self.deepspeed, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model.to(device),
-                optimizer=build_optimizer(model, recipe.optimizer),
+                optimizer=optimizer,
                 config=config,
                 dist_init_required=False,
             )
         self.model: Bert = self.deepspeed.module
         self.zero: int = config["zero_optimization"]["stage"]
-        self._clip = recipe.optimizer.clip
+        self.shares = find_shares(self.deepspeed, self.model)
+        fill_shares(self.shares, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
+        self.optimizer: AdamW = optimizer
+        if isinstance(optimizer, Lamb):
+            find_apex(recipe.optimizer.kernels, device)  # says what is missing, before there is anything to lose
+            optimizer.divide(self.shares, Bert.fused)
+            # the engine's own figure comes after the step
+            optimizer.gradient_norm = lambda: self.deepspeed.optimizer._global_grad_norm if self.zero else self._norm
+        self._clip = 0.0 if recipe.optimizer.normalize else recipe.optimizer.clip
         self._norm: Tensor | None = None  # without ZeRO
 
     def forward(self, batch: Any) -> Losses:
@@ -136,7 +157,16 @@ class Engine:
             group["lr"] = rate
         if self.zero == 0:  # DeepSpeed would clip there without telling the norm
             self._norm = clip_grad_norm_(self.model.parameters(), self._clip or math.inf)
-        self.deepspeed.step()
+        try:
+            self.deepspeed.step()
+        except Exception as error:
+            if "scale already at minimum" in str(error):
+                raise CollapseError from error
+            raise
+
+    def close(self) -> None:
+        """Lets go of its memory, so that another can follow in the same process."""
+        self.deepspeed.destroy()
 
     @property
     def gradient_norm(self) -> Tensor | float | None:
@@ -145,24 +175,52 @@ class Engine:
         return norm
 
     @property
+    def optimizer_steps(self) -> float:
+        """Those that moved the weights: in fp16 some do not."""
+        return max(float(self.optimizer.state_of(share.tensor)["step"]) for share in self.shares)
+
+    @property
+    def loss_scaler(self) -> dict[str, Any] | None:
+        """What decides the scale of the loss in fp16."""
+        if self.dtype != torch.float16:
+            return None
+        scaler = self.deepspeed.optimizer.loss_scaler
+        return {name: getattr(scaler, name) for name in SCALER if hasattr(scaler, name)}
+
+    @loss_scaler.setter
+    def loss_scaler(self, values: dict[str, Any] | None) -> None:
+        if self.dtype == torch.float16 and values is not None:
+            for name, value in values.items():
+                setattr(self.deepspeed.optimizer.loss_scaler, name, value)
+
+    @property
     def loss_scale(self) -> float | None:
         """In fp16."""
         return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter in full, in fp32 on the host, one after another; all ranks must go through it."""
+        for name, parameter in self.model.named_parameters():
+            yield name, self._full(parameter)
+
+    def _full(self, parameter: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        for name, parameter in self.model.named_parameters():
-            if (
-                self.dtype == torch.float32
-                and not hasattr(parameter, "_hp_mapping")
-                and not hasattr(parameter, "ds_id")
-            ):
-                full = parameter.detach()
-            else:
-                full = safe_get_full_fp32_param(parameter)
-            yield name, full.to("cpu", torch.float32)
+        divided = hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
+        full = safe_get_full_fp32_param(parameter) if divided or self.dtype != torch.float32 else parameter.detach()
+        return full.to("cpu", torch.float32)
+
+    @torch.no_grad()
+    def change_weight(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """Puts another value in a weight's place; all ranks call it, and `change` gives them the same."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        parameter = self.model.get_parameter(name)
+        full = change(self._full(parameter))
+        with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero == 3):
+            if parameter.numel():
+                parameter.copy_(full)
+        fill_shares(self.shares, {name: full})
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -15,13 +16,21 @@ from pretraining.metrics import EvaluationRecord
 
 @torch.no_grad()
 def evaluate(
-    engine: Engine, dataset: Dataset, *, micro_batch: int, limit: int | None, step: int, phase: int
+    engine: Engine,
+    dataset: Dataset,
+    *,
+    micro_batch: int,
+    limit: int | None,
+    step: int,
+    phase: int,
+    mark: Callable[[], None] = lambda: None,
 ) -> EvaluationRecord:
     """Each example once, over all ranks; the same result for any number of them but for rounding."""
     begin = time.perf_counter()
     engine.deepspeed.eval()
     sums = torch.zeros(6, dtype=torch.float64, device=engine.device)
     for batch, counts in validation_batches(dataset, dist.get_rank(), dist.get_world_size(), micro_batch, limit):
+        mark()
         losses = engine.forward(batch.to(engine.device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
         found = torch.cat([torch.stack([each.double() for each in losses]), sizes.to(engine.device)])

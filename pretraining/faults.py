@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from data_prep.errors import UserError
 from data_prep.settings import SHORTEST
-from pretraining.recipe import SCHEDULE_KEYS, Model, Phase, Recipe, largest_divisor, micro_batches
+from pretraining.recipe import SCHEDULE_KEYS, Model, Optimizer, Phase, Recipe, largest_divisor, micro_batches
 from pretraining.shape import SIZES
 from pretraining.toml_text import Key, dotted, shown
 
@@ -69,7 +69,7 @@ def find_faults(
             micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
-    return [*faults, *_deepspeed_faults(recipe.deepspeed)]
+    return [*faults, *_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
 
 
 def _model_faults(model: Model) -> Iterator[str]:
@@ -87,6 +87,15 @@ def _model_faults(model: Model) -> Iterator[str]:
             f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
             f"{below} does, with {shape.hidden // below} a head"
         )
+
+
+def _optimizer_faults(optimizer: Optimizer) -> Iterator[str]:
+    for name in ("normalize", "trust_limits", "trust_all", "kernels"):
+        value = getattr(optimizer, name)
+        if optimizer.name != "lamb" and value != Optimizer.model_fields[name].default:
+            yield f'optimizer.{name} = {shown(value)}: is for optimizer.name = "lamb"; it is "{optimizer.name}"'
+    if optimizer.trust_limits is not None and not 0 <= optimizer.trust_limits[0] < optimizer.trust_limits[1]:
+        yield f"optimizer.trust_limits = {shown(list(optimizer.trust_limits))}: the smallest ratio, then the largest"
 
 
 def _duration_faults(recipe: Recipe) -> Iterator[str]:
@@ -175,8 +184,6 @@ def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
         name, said = dotted(key), f"deepspeed.{dotted(key)} = {shown(value)}"
         if name in OWNED:
             yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
-        elif name == "zero_optimization.round_robin_gradients" and value:
-            yield f"{said}: corrupts the weights in a checkpoint that is continued on other ranks; remove it"
         elif name == "zero_optimization" and not isinstance(value, dict):
             yield f"{said}: a table is needed"
         elif len(key) == 1 and name not in OPEN:

@@ -449,6 +449,43 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
     }
 }
 
+// Moves Adam's moments, and puts the update with decay where the gradient was. squares: the sums of weight^2 and
+// update^2, over blocks of a fixed size, so that the number of threads does not matter.
+void lamb_update(const float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
+                 double beta1, double beta2, double correction1, double correction2, double epsilon, double decay,
+                 double scale, int64_t threads) {
+    constexpr int64_t block = 1 << 14;
+    const int64_t blocks = (count + block - 1) / block;
+    const float keep1 = float(1 - beta1), keep2 = float(1 - beta2), forget2 = float(beta2);
+    const float inverse1 = float(1 / correction1), root2 = float(1 / std::sqrt(correction2));
+    const float added = float(epsilon), decayed = float(decay), factor = float(scale);
+    std::vector<double> sums(2 * blocks);
+#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
+    for (int64_t index = 0; index < blocks; ++index) {
+        double weights = 0, updates = 0;
+        const int64_t end = std::min(count, (index + 1) * block);
+#pragma omp simd reduction(+ : weights, updates)
+        for (int64_t i = index * block; i < end; ++i) {
+            const float grad = gradient[i] * factor;
+            const float mean = first[i] + keep1 * (grad - first[i]);
+            const float power = forget2 * second[i] + keep2 * grad * grad;
+            const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
+            first[i] = mean;
+            second[i] = power;
+            gradient[i] = update;
+            weights += double(weight[i]) * weight[i];
+            updates += double(update) * update;
+        }
+        sums[2 * index] = weights;
+        sums[2 * index + 1] = updates;
+    }
+    squares[0] = squares[1] = 0;
+    for (int64_t index = 0; index < blocks; ++index) {
+        squares[0] += sums[2 * index];
+        squares[1] += sums[2 * index + 1];
+    }
+}
+
 struct Kernel {
     const char* name;
     void* function;
@@ -464,4 +501,5 @@ struct Kernel {
 }  // namespace
 
 // Every parameter is a pointer, an int64_t or a double, so that a caller needs no list of types.
-extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"), {nullptr, nullptr}};
+extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
+                                  {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)}, {nullptr, nullptr}};

@@ -10,13 +10,14 @@ import importlib.util
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console, Group
@@ -102,6 +103,14 @@ class Stopwatch:
         seconds, self._start, self._paused = now - self._start - self._paused, now, 0.0
         return max(seconds, 1e-9)
 
+    def elapsed(self) -> float:
+        """Seconds since the last lap so far."""
+        return self._clock() - self._start - self._paused
+
+    def start_earlier(self, seconds: float) -> None:
+        """As if the lap had begun so long ago."""
+        self._start -= seconds
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """For evaluation and saving. What the GPU still has to do when it begins is counted."""
@@ -136,6 +145,29 @@ class Meter:
         self._sums += torch.stack([each.detach().double() for each in sums])
         for index, count in enumerate((predictions, sequences, pieces, padded, flops)):
             self._counts[index] += count
+
+    @property
+    def steps(self) -> int:
+        """Since the last flush."""
+        return self._steps
+
+    def state(self) -> dict[str, Any]:
+        """What it has added up since the last flush, for a checkpoint; numbers that JSON keeps exactly."""
+        return {
+            "sums": self._sums.tolist(),
+            "counts": list(self._counts),
+            "steps": self._steps,
+            "seconds": self.watch.elapsed(),
+        }
+
+    def restore(self, states: Sequence[dict[str, Any]], rank: int, ranks: int) -> None:
+        """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
+        own, first = [states[rank]] if len(states) == ranks else [], rank == 0 and len(states) != ranks
+        for state in states if first else own:
+            self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
+            self._counts = [a + b for a, b in zip(self._counts, state["counts"], strict=True)]
+        self._steps = states[0]["steps"]
+        self.watch.start_earlier(states[0]["seconds"])
 
     def step(self, waited: float = 0.0) -> None:
         """An optimizer step is done; this rank waited so many seconds for its data."""
@@ -269,7 +301,7 @@ class RunLog:
         the files say of it and later steps was written before a stop, and is cut away."""
         self._path, self._console = folder / METRICS, console
         self._total, self._phases, self._first, self._active = total_steps, phases, first_step, active
-        self._tensorboard = tensorboard
+        self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
         self._writer: Any = None
         self._live: Live | None = None
@@ -280,7 +312,7 @@ class RunLog:
         cut_metrics(self._path, self._first)
         with _as_user_error(self._path):
             self._file = self._path.open("ab")
-        if self._tensorboard:
+        if self.tensorboard:
             self._writer = self._open_tensorboard()
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -322,6 +354,14 @@ class RunLog:
         self._write("evaluation", figures)
         self._add_scalars("validation", record.step, figures)
         self._print(evaluation_line(record))
+
+    def histograms(self, name: str, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Distributions, in TensorBoard alone."""
+        if self._writer is None:
+            return
+        with _as_user_error(self._path.parent / TENSORBOARD):
+            for part, numbers in values.items():
+                self._writer.add_histogram(f"{name}/{part}", np.asarray(numbers), step)
 
     def say(self, text: str) -> None:
         """A line for the reader alone."""

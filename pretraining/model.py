@@ -177,6 +177,11 @@ class Bert(nn.Module):
             self.embeddings.word.weight[self.shape.vocabulary :] = 0
         return self
 
+    @staticmethod
+    def fused(name: str) -> int:
+        """How many of the paper's parameters lie one after another in this one: query, key and value in one."""
+        return 3 if ".qkv." in name else 1
+
     def encode(self, batch: Batch) -> Tensor:
         """The last hidden states, (n, H)."""
         layout = Layout(batch.starts, batch.lengths)

@@ -1,11 +1,11 @@
-"""Who am I among the processes of a run, and how they agree, fail and end together.
+"""Who am I among the processes of a run, and how they meet, agree and part.
 
     ranks = find_ranks(os.environ)
     connect(ranks, choose_device("auto", ranks))
     with together():                 # start-up: an error on one rank is raised on every rank
         recipe = load(...)
     agree(recipe, "recipe")
-    with Watch(ranks):               # the work: an error on one rank ends all of them
+    with Watch(ranks):               # the work, of watch.py: an error on one rank ends all of them
         train(...)
     disconnect()
 
@@ -27,14 +27,13 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, cast
 
 import torch
@@ -282,7 +281,7 @@ def default_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -
     if ranks.ranks == 1 or not dist.is_initialized():
         return max(1, num_cores() // ranks.local_ranks)
     host = socket.gethostname()
-    users = Counter(core for name, theirs in _exchange((host, cores)) if name == host for core in theirs)
+    users = Counter(core for name, theirs in exchange((host, cores)) if name == host for core in theirs)
     share = sum(1 / users[core] for core in cores) + 1e-6
     if num_cores() < len(cores):  # a container's quota, which all ranks share
         share = min(share, num_cores() / ranks.local_ranks)
@@ -308,11 +307,11 @@ class _Connection:
 _connection: _Connection | None = None  # as torch.distributed itself: a process belongs to one run
 
 
-def connect(ranks: Ranks, device: torch.device, timeout: float = 1800.0, patience: float = 300.0) -> None:
+def connect(ranks: Ranks, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs.
 
     `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
-    another, both in seconds.
+    another, both in seconds. `Watch` finds ranks that hang much earlier, and can name them.
     """
     global _connection
     before = _set_environment(ranks, device)
@@ -340,6 +339,12 @@ def disconnect() -> None:
     if _connection is not None:
         _restore(_connection.environment)
         _connection = None
+
+
+def open_stores() -> tuple[Any, Any]:
+    """The store of this run, twice: for the main thread and for `Watch`'s."""
+    assert _connection is not None, "connect first"
+    return _connection.store, _connection.watched
 
 
 def leave(code: int) -> None:
@@ -384,7 +389,7 @@ def _meet(ranks: Ranks, patience: float) -> Any:
     """The store of this run, once every rank has come to it."""
     if ranks.ranks == 1:
         return dist.HashStore()  # type: ignore[attr-defined]  # no network
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens, not rank 0
+    agent = uses_agent_store()
     hosts = ranks.rank == 0 and not agent
     if not hosts:
         _wait_for_listener(ranks, patience)
@@ -405,6 +410,11 @@ def _meet(ranks: Ranks, patience: float) -> Any:
         raise _port_in_use(ranks) from error
     _wait_for_all(store, ranks, patience)
     return store
+
+
+def uses_agent_store() -> bool:
+    """Whether torchrun listens, not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _open_store(ranks: Ranks, hosts: bool) -> Any:
@@ -458,7 +468,7 @@ def _wait_for_all(store: Any, ranks: Ranks, patience: float) -> None:
     if missing:
         time.sleep(1)  # the store ends with us: time to read it
         raise UserError(
-            f"{_named(missing)} of {ranks.ranks} did not come in {patience:.0f} s\n"
+            f"{name_ranks(missing)} of {ranks.ranks} did not come in {patience:.0f} s\n"
             f"were all started ({ranks.launcher}), and can their hosts reach {ranks.address}:{ranks.port}?"
         )
 
@@ -492,19 +502,20 @@ def _join_group(store: Any, ranks: Ranks, device: torch.device, timeout: float) 
             timeout=timedelta(seconds=timeout),
         )
     except RuntimeError as error:
-        raise _lost(error) from error
+        raise as_lost(error) from error
     return watched
 
 
-def _lost(error: Exception) -> UnreachedError:
+LOOK_WHY = "its own output or its machine's log says why"
+
+
+def as_lost(error: object) -> UnreachedError:
     """Where an operation of all ranks fails, one of them has ended, or is cut off."""
-    return UnreachedError(
-        f"another rank has ended, or cannot be reached any more: {str(error).splitlines()[0]}\n"
-        "its own output or its machine's log says why"
-    )
+    reason = str(error).splitlines()[0]
+    return UnreachedError(f"another rank has ended, or cannot be reached any more: {reason}\n{LOOK_WHY}")
 
 
-def _is_lost(error: RuntimeError) -> bool:
+def is_lost(error: RuntimeError) -> bool:
     """Whether it is of an operation of all ranks; gloo's have no type of their own."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
@@ -520,18 +531,18 @@ def _check_own_gpus(store: Any, ranks: Ranks, device: torch.device, patience: fl
     if count > 1:
         shared = [rank for rank, each in enumerate(gpus) if each == gpu]
         raise SharedError(
-            f"{_named(shared)} have the same GPU ({gpu}): each rank needs one of its own\n"
+            f"{name_ranks(shared)} have the same GPU ({gpu}): each rank needs one of its own\n"
             "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
         )
 
 
-def _exchange(value: Any, error: str | None = None) -> list[Any]:
+def exchange(value: Any, error: str | None = None) -> list[Any]:
     """Every rank's value, in the order of ranks. An error that any rank brings instead is raised on all."""
     found: list[Any] = [None] * dist.get_world_size()
     try:
         dist.all_gather_object(found, (value, error))
     except RuntimeError as lost:
-        raise _lost(lost) from lost
+        raise as_lost(lost) from lost
     errors = {rank: theirs for rank, (_, theirs) in enumerate(found) if theirs is not None}
     if errors:
         raise SharedError(_joined(errors, len(found)))
@@ -545,10 +556,10 @@ def _joined(errors: Mapping[int, str], ranks: int) -> str:
         by_message.setdefault(message, []).append(rank)
     if len(errors) == ranks and len(by_message) == 1:
         return next(iter(by_message))
-    return "\n".join(f"{_named(which)}: {message}" for message, which in by_message.items())
+    return "\n".join(f"{name_ranks(which)}: {message}" for message, which in by_message.items())
 
 
-def _named(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
@@ -570,13 +581,13 @@ def together() -> Iterator[None]:
     except Exception as error:
         mistake = not isinstance(error, UserError)  # of ours: this rank keeps its traceback
         try:
-            _exchange(None, traceback.format_exc() if mistake else str(error))
+            exchange(None, traceback.format_exc() if mistake else str(error))
         except SharedError as shared:
             if not mistake:
                 raise shared from error
         raise
     else:
-        _exchange(None)
+        exchange(None)
 
 
 def agree(value: Any, what: str) -> None:
@@ -584,109 +595,13 @@ def agree(value: Any, what: str) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
-    digests = _exchange(hashlib.sha256(content).hexdigest())
+    digests = exchange(hashlib.sha256(content).hexdigest())
     if len(set(digests)) > 1:
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         raise SharedError(
-            f"{what}: {_named(others)} differ{'s' * (len(others) == 1)} from rank 0\n"
+            f"{what}: {name_ranks(others)} differ{'s' * (len(others) == 1)} from rank 0\n"
             "all ranks need the same command, files and version of the code: check what the machines see"
         )
-
-
-def _print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-
-
-class Watch:
-    """Around the work: where one rank fails, no other waits for it in an all-reduce for ever.
-
-    The failing rank writes its message into the store; a thread of every other rank looks there each second, and
-    ends its process with code 2, or with 130 where that rank was interrupted. `say` prints the message, on rank 0 only
-    and only if the error is another rank's.
-    """
-
-    FAILURE, SEEN = "cloze/failure", "cloze/seen"
-
-    def __init__(self, ranks: Ranks, say: Callable[[str], None] = _print_error, every: float = 1.0) -> None:
-        self._ranks, self._say, self._every = ranks, say, every
-        self._stopped = threading.Event()
-        self._ending = threading.Lock()
-
-    def __enter__(self) -> Watch:
-        if self._ranks.ranks > 1:
-            assert _connection is not None, "connect first"
-            self._store, self._thread_store = _connection.store, _connection.watched
-            threading.Thread(target=self._look, daemon=True, name="watch").start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._ranks.ranks == 1:
-            return
-        if error is None:
-            try:
-                dist.barrier()  # still watched: a rank that fails now does not leave us here
-            except RuntimeError as lost:
-                raise self._fail_as_lost(lost) from lost
-        elif isinstance(error, RuntimeError) and _is_lost(error):
-            raise self._fail_as_lost(error) from error
-        elif isinstance(error, KeyboardInterrupt):
-            self.fail(INTERRUPTED)
-        elif not isinstance(error, SharedError):
-            self.fail(str(error) if isinstance(error, UserError) else traceback.format_exc())
-        self._stopped.set()
-
-    def _fail_as_lost(self, error: RuntimeError) -> UserError:
-        """The error of a rank that another has left alone: if rank 0 is there, it prints it."""
-        lost = _lost(error)
-        return SharedError(str(lost)) if self.fail(str(lost)) else lost
-
-    def fail(self, message: str) -> bool:
-        """Tells the others, and returns whether rank 0 hears it. Does not come back if another rank failed first: then
-        ours follows from that."""
-        self._stopped.set()
-        own = f"{self._ranks.rank} {message}"
-        try:
-            first = self._store.compare_set(self.FAILURE, "", own).decode()
-        except dist.DistError:
-            return False  # rank 0 has gone, and with it the store: whoever looks there sees that
-        if first != own:
-            self._end(first, self._store)
-        self._store.add(self.SEEN, 1)
-        if self._ranks.rank == 0:
-            self._wait_until_seen(self._store)
-        return True
-
-    def _look(self) -> None:
-        while not self._stopped.wait(self._every):
-            try:
-                if self._thread_store.check([self.FAILURE]):
-                    self._end(self._thread_store.get(self.FAILURE).decode(), self._thread_store)
-            except dist.DistError:
-                if not self._stopped.wait(3):  # at a regular end, rank 0 may be gone a moment before we stop looking
-                    if self._ranks.rank == 1:
-                        self._say("rank 0 has ended, or its machine is gone")
-                    leave(2)
-
-    def _end(self, failure: str, store: Any) -> None:
-        """Ends this process for another rank's failure."""
-        with self._ending:  # never released: the first to come ends the process
-            rank, _, message = failure.partition(" ")
-            store.add(self.SEEN, 1)
-            if self._ranks.rank == 0:
-                if message == INTERRUPTED:
-                    print(f"\n{message}", file=sys.stderr, flush=True)
-                else:
-                    self._say(f"rank {rank}: {message}")
-                self._wait_until_seen(store)
-            leave(130 if message == INTERRUPTED else 2)
-
-    def _wait_until_seen(self, store: Any) -> None:
-        """The store lives in rank 0: it stays until the others have read it, or are gone."""
-        deadline = time.monotonic() + 3 * self._every
-        while time.monotonic() < deadline and store.add(self.SEEN, 0) < self._ranks.ranks:
-            time.sleep(0.05)
 
 
 def _flush() -> None:

@@ -92,6 +92,14 @@ class Optimizer(Section):
     """Correct the averages for their start at zero; the original BERT does not."""
     clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
+    normalize: bool = False
+    """LAMB: divide the gradient by its norm, also where that is small; clip has nothing to do then."""
+    trust_limits: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    """LAMB: smallest and largest trust ratio."""
+    trust_all: bool = False
+    """LAMB: trust ratios for biases and norms too."""
+    kernels: Literal["auto", "apex", "torch"] = "auto"
+    """LAMB on a GPU: NVIDIA apex's where it is installed, or PyTorch's own alone."""
 
 
 class Precision(Section):
@@ -164,6 +172,9 @@ class Phase(Section):
     """The rate at the end, as a share of the highest."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Of wsd: the share of the schedule in which the rate falls."""
+    new_positions: Literal["drawn", "copied"] = "drawn"
+    """How positions begin that no phase before has trained: `drawn` with all weights at the start, as in the paper, or
+    `copied` from those before them, so that what is known of neighbours holds for them at once."""
     decay_from: Literal["warmup", "start"] = "warmup"
     """Where the decay counts from; `start` as the original BERT and NVIDIA's: the warm-up hides its first part."""
 
@@ -199,6 +210,19 @@ class Checkpoints(Section):
     """Steps between checkpoints; 0: at the end of phases alone."""
     keep: Positive = 3
     """How many are kept, the newest."""
+    keep_every: Count = 0
+    """Also kept: those of steps that divide by it; 0: none."""
+
+
+class Guards(Section):
+    """What is done when training goes wrong."""
+
+    rollbacks: Count = 3
+    """How often a run goes back to its last checkpoint, and leaves out the batches that did it, before it gives up."""
+    spike: Annotated[float, Field(ge=0)] = 2.0
+    """A logged loss that is so much above the median of the last 20 has gone wrong; 0: never."""
+    hang: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds without any progress after which the run ends, naming the rank that the others wait for."""
 
 
 class Recipe(Section):
@@ -230,6 +254,8 @@ class Recipe(Section):
     """What is written."""
     checkpoints: Checkpoints = Checkpoints()
     """When the state is saved."""
+    guards: Guards = Guards()
+    """What is done when training goes wrong."""
     deepspeed: dict[str, Any] = {}
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 

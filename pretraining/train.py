@@ -13,44 +13,42 @@ be, without training. The same command continues a run that was stopped.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pretraining.process import prepare_process
 
 prepare_process()
 
 import torch
+import torch.distributed as dist
 import tyro
 from rich.console import Console
 
 from data_prep.errors import UserError
-from data_prep.files import replacing
 from data_prep.shards import Manifest
-from pretraining import kernels
-from pretraining.checkpoint import TOKENIZER, Progress, find_checkpoint, finished, load_weights, read_record, restore
-from pretraining.engine import DTYPES, Engine, choose_dtype, name_dtype
+from pretraining.control import SIGNALS, STOPPED, StoppedError, time_limit
+from pretraining.engine import DTYPES, choose_dtype, name_dtype
 from pretraining.export import export
-from pretraining.interchange import CONFIG, read_folder
+from pretraining.guards import CURE, DivergedError, write_skips
 from pretraining.metrics import matrix_rate
-from pretraining.model import Bert
 from pretraining.plan import build_plan, load_recipe_and_data, render_plan
 from pretraining.ranks import (
     INTERRUPTED,
     Ranks,
-    Watch,
+    SharedError,
     agree,
     choose_device,
     connect,
-    default_threads,
     disconnect,
     find_ranks,
     leave,
@@ -59,10 +57,12 @@ from pretraining.ranks import (
     together,
 )
 from pretraining.recipe import Recipe
-from pretraining.shape import Shape
+from pretraining.resume import Start, alone_in, prepare
 from pretraining.trainer import Job, Trainer
+from pretraining.watch import Watch
 
 EXPORT = "export"
+ENDING = (signal.SIGINT, *SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Train:
     """Stop after the phase of this name; the same command without it goes on."""
     resume: Literal["auto", "never"] = "auto"
     """Whether to continue what is in the run folder."""
+    time_limit: str = "auto"
+    """Save and stop ahead of this, counted from the start: 90m, 2h, 1-12:00:00 (default: the end of the Slurm job)."""
     check: bool = False
     """Print what the run will be, and stop."""
     ranks: int | None = None
@@ -90,14 +92,18 @@ class Train:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 done, 1 a mistake of ours, 2 something that the user can cure, 130 interrupted."""
+    """Returns the exit code.
+
+    0 done, 1 a mistake of ours, 2 something that the user can cure, 75 saved and stopped before the end by a signal or
+    the time limit (start the same command again), 130 interrupted by Ctrl-C.
+    """
     arguments = [each for each in arguments if not re.fullmatch(r"--local[_-]rank=\d+", each)]  # deepspeed adds it
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, interrupt)
     ranks = Ranks()
     try:
@@ -108,14 +114,18 @@ def main(arguments: list[str]) -> int:
             if tasks := missing_tasks(os.environ, ranks):
                 errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
             train(wanted, overrides, ranks, console)
+    except StoppedError as stopped:
+        if ranks.rank == 0:
+            errors.print(str(stopped), markup=False)
+        return STOPPED
     except UserError as error:
         if speaks(ranks, error):
             errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         if ranks.rank == 0:
             errors.print(f"\n{INTERRUPTED}")
-        return 130
+        return STOPPED if interruption.args[:1] in [(number,) for number in SIGNALS] else 130
     except Exception:
         traceback.print_exc()
         return 1
@@ -124,9 +134,9 @@ def main(arguments: list[str]) -> int:
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Ends the work in good order, once: launchers send their signals again and again."""
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -> None:
@@ -155,24 +165,66 @@ def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
 
 def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -> None:
     """Trains what is left of the run, and exports it."""
-    failure, device = None, torch.device("cpu")
+    failure, device, limit = None, torch.device("cpu"), None
     try:
+        limit = time_limit(wanted.time_limit)
         recipe, manifest = load(wanted, overrides, ranks)
         device = choose_device(recipe.parallel.device, ranks)
     except UserError as error:
         failure = error  # raised when all ranks can hear it
     connect(ranks, device)
     try:
-        with together():
-            if failure is not None:
-                raise failure
-            trainer = prepare(wanted, recipe, manifest, ranks, device, console)
-        with Watch(ranks):
-            trainer.train()
-            if ranks.rank == 0 and trainer.finished:
-                finish(trainer.job.run, console)
+        with contextlib.ExitStack() as lock:
+            with together():
+                if failure is not None:
+                    raise failure
+                start = Start(
+                    job_of(wanted, recipe, manifest), wanted.init, wanted.resume, ranks, device, console, limit
+                )
+                agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
+                agree([str(wanted.init), wanted.stop_after], "--init and --stop-after")
+                if ranks.rank == 0:
+                    lock.enter_context(alone_in(start.job.run))
+                trainer = prepare(start)
+            with Watch(ranks, hang=recipe.guards.hang) as watch:
+                trainer.mark = watch.mark
+                trainer = train_through(start, trainer)
+                if ranks.rank == 0 and trainer.finished:
+                    finish(trainer.job.run, console)
     finally:
         disconnect()
+
+
+def job_of(wanted: Train, recipe: Recipe, manifest: Manifest) -> Job:
+    """What the command asks for."""
+    assert wanted.data is not None
+    assert wanted.run is not None
+    return Job(recipe, wanted.data, manifest, wanted.run, wanted.stop_after)
+
+
+def train_through(start: Start, trainer: Trainer) -> Trainer:
+    """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
+    while True:
+        try:
+            trainer.train()
+        except DivergedError as error:
+            run, allowed = start.job.run, start.job.recipe.guards.rollbacks
+            skips = [*trainer.skips, error.skip]
+            if len(skips) > allowed:
+                before = f"{len(trainer.skips)} times before, the run has gone back to a checkpoint for such a reason"
+                raise SharedError(f"{error}\n{before} (guards.rollbacks = {allowed}); {CURE}") from error
+            if start.ranks.rank == 0:
+                write_skips(run, skips)
+                start.warn(f"{error}; the run goes back to its last checkpoint and leaves that out")
+            dist.barrier()
+            mark = trainer.mark
+            trainer.close()
+            del trainer
+            gc.collect()
+            trainer = prepare(start)
+            trainer.mark = mark
+        else:
+            return trainer
 
 
 def finish(run: Path, console: Console) -> None:
@@ -199,113 +251,6 @@ def load(wanted: Train, overrides: list[str], ranks: Ranks) -> tuple[Recipe, Man
     if faults or manifest is None:
         raise UserError("\n".join(faults))
     return recipe, manifest
-
-
-def prepare(
-    wanted: Train, recipe: Recipe, manifest: Manifest, ranks: Ranks, device: torch.device, console: Console
-) -> Trainer:
-    """A trainer that stands where the run is to go on."""
-    assert wanted.data is not None
-    assert wanted.run is not None
-    agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
-    torch.set_num_threads(recipe.compute.threads or default_threads(ranks))
-    kernels.allow(recipe.compute.kernels == "auto" and not recipe.compute.compile)
-    job = Job(recipe, wanted.data, manifest, wanted.run, wanted.stop_after)
-    latest = find_latest(job, wanted.resume)
-    agree([latest and latest.name, str(wanted.init), wanted.stop_after], "--run, --init and --stop-after")
-    model = Bert(job.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
-    if latest is None and wanted.init is not None:
-        start_with(model, wanted.init, manifest)
-    engine = Engine(model, recipe, device, ranks.ranks)
-    progress = Progress() if latest is None else restore(latest, engine)
-    if ranks.rank == 0:
-        write_run_folder(job)
-        describe(job, ranks, device, engine, progress, console)
-    return Trainer(job, engine, progress, console)
-
-
-def find_latest(job: Job, resume: str) -> Path | None:
-    """The checkpoint to go on from; None for a new run. Refuses what does not belong together."""
-    there = finished(job.run)
-    if not there:
-        return None
-    if resume == "never":
-        raise UserError(f"--run {job.run}: has checkpoints; name a new folder, or leave out --resume never")
-    record = read_record(there[-1])
-    before, here = record["data"]["fingerprint"], job.manifest.fingerprint
-    if before != here and not job.recipe.data.allow_other:
-        raise UserError(
-            f"--data {job.data}: {job.run} was trained on other data (fingerprint {before[:12]}, here {here[:12]}); "
-            "give that folder, or allow it: --data.allow_other true"
-        )
-    for what, then, now in changes(record, job):
-        raise UserError(f"--run {job.run}: was trained with {what} {then}, and this is {now}; name a new folder")
-    return there[-1]
-
-
-def changes(record: dict[str, Any], job: Job) -> Iterator[tuple[str, Any, Any]]:
-    """What a checkpoint cannot be continued with: the name, what it was, and what it is now."""
-    recipe, before = job.recipe, Recipe.model_validate(record["recipe"])
-    progress = Progress(**record["progress"])
-    phase = progress.phase
-    settings: list[tuple[str, Any, Any]] = [
-        ("the model", Shape(**record["shape"]), job.shape),
-        ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
-        ("the phases", [each.name for each in before.phases], [each.name for each in recipe.phases]),
-    ]
-    if progress.phase_step and phase < len(recipe.phases):  # in the middle of a phase, the order of the data stays
-        settings.append(("seed", before.seed, recipe.seed))
-        for name in ("length", "batch"):
-            then, now = (getattr(each.phases[phase], name) for each in (before, recipe))
-            settings.append((f"phases.{phase}.{name}", then, now))
-    return (each for each in settings if each[1] != each[2])
-
-
-def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
-    """Gives a new model the weights of a run, a checkpoint or a transformers folder."""
-    if (source / CONFIG).exists():
-        shape, weights, missing = read_folder(source)
-    else:
-        (shape, weights, record), missing = load_weights(find_checkpoint(source)), ()
-        if record["data"]["vocabulary"] != manifest.content["vocabulary"]["sha256"]:
-            raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
-    if replace(shape, dropout=model.shape.dropout, attention_dropout=model.shape.attention_dropout) != model.shape:
-        raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
-    left = model.load_state_dict(weights, strict=False)
-    assert set(left.missing_keys) == set(missing)
-    assert not left.unexpected_keys
-
-
-def write_run_folder(job: Job) -> None:
-    """What a run folder says before there is a checkpoint: the recipe as it was understood, and the vocabulary."""
-    with replacing(job.run / "recipe.toml") as file:
-        file.write(job.recipe.as_toml().encode())
-    for record in job.manifest.tables():
-        if Path(record.path).suffix in (".txt", ".json"):
-            with replacing(job.run / TOKENIZER / record.path) as file:
-                file.write((job.data / record.path).read_bytes())
-
-
-def describe(
-    job: Job, ranks: Ranks, device: torch.device, engine: Engine, progress: Progress, console: Console
-) -> None:
-    """What is about to happen, in a few lines."""
-    shape = job.shape
-    count = shape.num_parameters()
-    console.print(
-        f"{f'{count / 1e6:.1f}M' if count >= 1e6 else f'{count:,}'} parameters: {shape.layers} layers of "
-        f"{shape.hidden}, {shape.vocabulary:,} pieces; {job.recipe.optimizer.name}, "
-        f"{name_dtype(engine.dtype)}, ZeRO {engine.zero}"
-    )
-    where = f"{ranks.ranks} rank{'s' * (ranks.ranks > 1)} on {device.type}"
-    threads = torch.get_num_threads()
-    console.print(
-        f"{where}, {threads} thread{'s' * (threads > 1)} each ({ranks.launcher}); data {job.data}, run {job.run}",
-        markup=False,
-        soft_wrap=True,
-    )
-    if progress.step:
-        console.print(f"continues after step {progress.step:,}", markup=False)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,21 @@ from rich.console import Console
 
 from data_prep.progress import duration
 from data_prep.shards import Manifest
-from pretraining import checkpoint
 from pretraining.batches import Loader, StepBatches
 from pretraining.checkpoint import Progress
+from pretraining.control import Control, Decision, StoppedError
 from pretraining.dataset import Dataset, num_held_out
-from pretraining.engine import Engine
+from pretraining.engine import CollapseError, Engine
 from pretraining.evaluate import evaluate
 from pretraining.export import summarise_data
-from pretraining.metrics import EvaluationRecord, Meter, RunLog, StepRecord, matrix_rate
+from pretraining.guards import DivergedError, Finding, Guard, Skip, batch_number, first_of
+from pretraining.lamb import Lamb
+from pretraining.metrics import EvaluationRecord, Meter, RunLog, matrix_rate
 from pretraining.order import Order, fold
 from pretraining.plan import measure_text
-from pretraining.ranks import SharedError
+from pretraining.ranks import exchange
 from pretraining.recipe import Phase, Recipe, micro_batches
+from pretraining.saving import Saver
 from pretraining.schedule import build_schedules
 from pretraining.shape import Shape
 
@@ -49,8 +52,19 @@ class Job:
 class Trainer:
     """One rank's part of a run."""
 
-    def __init__(self, job: Job, engine: Engine, progress: Progress, console: Console):
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        progress: Progress,
+        console: Console,
+        skips: Sequence[Skip] = (),
+        limit: float | None = None,
+        mark: Callable[[], None] = lambda: None,
+    ):
+        """`limit`: seconds from the start of the process; `mark`: what to call as training advances."""
         self.job, self.engine, self.progress = job, engine, progress
+        self.skips, self.mark = list(skips), mark
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.schedules = build_schedules(job.recipe)
         names = [phase.name for phase in job.recipe.phases]
@@ -58,8 +72,6 @@ class Trainer:
         """the first phase that is not to be trained now"""
         self.clock = Clock(0.0, engine.device)
         """of the phase"""
-        self.logged = progress.step
-        """the last step in the log"""
         self.rate = 0.0
         """of the last step"""
         self.scores: EvaluationRecord | None = None
@@ -75,14 +87,30 @@ class Trainer:
             first_step=progress.step + 1 if progress.step else 0,
             active=self.rank == 0,
         )
+        self.saver = Saver(job.run, job.recipe.checkpoints, self.log.say)
+        self.control = Control(limit)
+        self.guard = Guard(self.rank, job.recipe.guards.spike, scaled=engine.loss_scale is not None)
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Takes up what a checkpoint's record says, besides where the run stands."""
+        self.meter.restore(record["meters"], self.rank, self.ranks)
+        if scores := dict(record["metrics"]):
+            del scores["perplexity"]
+            self.scores = EvaluationRecord(**scores)
+
+    def close(self) -> None:
+        """Lets go of all, so that another can take over."""
+        self.saver.close()
+        self.engine.close()
 
     def train(self) -> None:
         """Runs the phases that are left."""
-        with self.log:
+        with self.log, self.control:
             if self.progress.phase >= self.stop:
                 self.log.say("all that was asked for is trained already")
             for number in range(self.progress.phase, self.stop):
                 self.run_phase(number)
+            self.saver.finish()
             if not self.finished:
                 self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
 
@@ -97,6 +125,7 @@ class Trainer:
         dataset = self.dataset(phase)
         order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
         self.announce(number, accumulation)
+        self.begin_positions(number)
         self.meter.watch.lap()
         with Loader(
             dataset,
@@ -107,6 +136,7 @@ class Trainer:
             accumulation=accumulation,
             start=self.progress.phase_step,
             stop=schedule.steps,
+            number=lambda step: batch_number(step, number, self.skips),
         ) as loader:
             self.clock = Clock(self.progress.phase_seconds, self.engine.device)
             for batches in loader:
@@ -128,14 +158,28 @@ class Trainer:
         if not num_held_out(self.job.manifest, phase.length):
             self.log.say(f"no examples of length {phase.length} are held out: no validation")
 
+    def begin_positions(self, number: int) -> None:
+        """Gives positions that no phase before has trained the embeddings of those that are."""
+        phases = self.job.recipe.phases
+        known = max((each.length for each in phases[:number]), default=0)
+        if (
+            phases[number].new_positions == "copied"
+            and 1 < known < phases[number].length
+            and not self.progress.phase_step
+        ):
+            self.engine.change_weight("embeddings.position.weight", lambda weight: repeated(weight, known))
+
     def train_step(self, batches: StepBatches, phase: Phase, rate: float) -> None:
         """One optimizer step. Losses are divided by the global batch's counts: exact for any ranks and micro-batch."""
         step = self.progress.step
         self.engine.model.draw = int(fold(self.job.recipe.seed, step)[0])
         torch.manual_seed(int(fold(self.job.recipe.seed, step, self.rank)[0]) >> 1)  # for dropout without our kernels
+        found = []
         for index, batch in enumerate(batches.micro):
+            self.mark()
             losses = self.engine.forward(batch.to(self.engine.device))
             loss = losses.masked / max(batches.predictions, 1) + losses.next / batches.sequences
+            found.append(loss.detach())
             self.engine.backward(loss, last=index == len(batches.micro) - 1)
             self.meter.add(
                 losses,
@@ -145,33 +189,71 @@ class Trainer:
                 padded=len(batch.lengths) * phase.length,
                 flops=self.job.shape.flops(batch.lengths, len(batch.labels)),
             )
-        self.engine.step(rate)
+        try:
+            self.engine.step(rate)
+        except CollapseError:
+            raise self.diverged(f"gradients overflow at step {step + 1} with the smallest scale of the loss") from None
+        self.mark()
         self.meter.step(batches.waited)
+        self.guard.add(step + 1, self.batch, found, self.engine.gradient_norm, batches.micro)
         self.rate = rate
         self.progress.step += 1
         self.progress.phase_step += 1
 
+    @property
+    def batch(self) -> int:
+        """The number of the next batch in the order of the phase."""
+        return batch_number(self.progress.phase_step, self.progress.phase, self.skips)
+
     def between_steps(self, last: bool) -> None:
-        """Logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does."""
+        """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does."""
         recipe, step = self.job.recipe, self.progress.step
         saves = is_due(step, recipe.checkpoints.every) and not last
-        logs = is_due(step, recipe.logging.every) or last or saves
+        logs = is_due(step, recipe.logging.every) or last
+        evaluates = is_due(step, recipe.evaluation.every) and not last
+        looks = logs or saves or self.engine.device.type == "cpu"
+        decision = self.decide(self.guard.look() if looks else None)
         self.clock.step()
-        if logs or not self.clock.agreed:
+        if logs or saves or not self.clock.agreed:
             self.clock.agree()
             self.progress.phase_seconds = self.clock.seconds
         if logs:
             self.log_step()
-        evaluates = is_due(step, recipe.evaluation.every) and not last
         if evaluates:
             self.evaluate()
-        if saves:
+        if saves or (decision != Decision.GO_ON and not last):
             self.save()
         if evaluates or saves:
             self.clock.agree()  # that took time, and no step did
+        self.saver.look()
+        if decision != Decision.GO_ON and not last:
+            self.stop_here(decision)
+
+    def decide(self, finding: Finding | None) -> Decision:
+        """What all ranks do now; raises where one of them has found something wrong."""
+        decision = self.control.decide(wrong=finding is not None, saving=self.saver.longest)
+        if decision == Decision.WRONG:
+            first = first_of(exchange(finding))
+            raise DivergedError(Skip(self.progress.phase, first.batch, 1, first.text))
+        return decision
+
+    def stop_here(self, decision: Decision) -> None:
+        """Ends the run before its end; all is saved."""
+        self.saver.finish()
+        what = "a signal" if decision == Decision.SIGNAL else "the time limit"
+        raise StoppedError(
+            f"stopped by {what} after step {self.progress.step:,}, and saved; the same command continues from there"
+        )
+
+    def diverged(self, reason: str, batches: int = 1) -> DivergedError:
+        """What went wrong in the last batches of the phase."""
+        count = max(1, min(batches, self.progress.phase_step))
+        first = batch_number(max(0, self.progress.phase_step - count), self.progress.phase, self.skips)
+        return DivergedError(Skip(self.progress.phase, first, count, reason))
 
     def log_step(self) -> None:
-        """Writes what happened since the last time; the first to know when a run has come to nothing."""
+        """Writes what happened since the last time."""
+        steps = self.meter.steps
         record = self.meter.flush(
             step=self.progress.step,
             phase=self.progress.phase + 1,
@@ -182,24 +264,11 @@ class Trainer:
         )
         if self.job.recipe.hours is not None:
             record = replace(record, seconds_left=self.seconds_left())
+        if self.guard.leaps(record.loss):
+            raise self.diverged(f"the loss leapt to {record.loss:.2f} in the steps to {record.step}", steps)
         self.log.step(record)
-        self.logged = self.progress.step
-        self.check_finite(record)
-
-    def check_finite(self, record: StepRecord) -> None:
-        """Nothing is saved of a run that has come to nothing. In fp16 an overflow only lowers the scale of the loss."""
-        norm = record.gradient_norm
-        if not math.isfinite(record.loss):
-            what = f"the loss is {record.loss}"
-        elif norm is not None and record.loss_scale is None and not math.isfinite(norm):
-            what = f"the norm of the gradient is {norm}"
-        else:
-            return
-        raise SharedError(
-            f"{what} at step {record.step} (learning rate {record.rate:.2e})\n"
-            "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip); the same command goes on from "
-            "the last checkpoint"
-        )
+        if isinstance(self.engine.optimizer, Lamb) and self.log.tensorboard:
+            self.log.histograms("trust_ratio", record.step, by_layer(self.engine.optimizer.trust_ratios()))
 
     def evaluate(self) -> None:
         """Scores the model on the held-out examples of the phase's length, if there are any."""
@@ -213,20 +282,19 @@ class Trainer:
                     limit=self.job.recipe.evaluation.examples or None,
                     step=self.progress.step,
                     phase=self.progress.phase + 1,
+                    mark=self.mark,
                 )
             self.log.evaluation(self.scores)
 
     def save(self) -> None:
-        """A checkpoint of where the run stands."""
+        """A checkpoint of where the run stands, written while training goes on."""
+        meter = self.meter.state()
         with self.meter.watch.pause():
-            path = checkpoint.save(
-                self.job.run, self.engine, self.progress, self.record(), self.job.recipe.checkpoints.keep
-            )
-        self.log.say(f"saved {path}")
+            self.saver.save(self.engine, self.progress, self.record(), meter)
 
     def finish_phase(self, number: int) -> None:
         """Scores and saves its end, which is the beginning of the next."""
-        if self.logged < self.progress.step:
+        if self.meter.steps:
             self.log_step()
         self.evaluate()
         self.progress.phase, self.progress.phase_step, self.progress.phase_seconds = number + 1, 0, 0.0
@@ -287,6 +355,21 @@ class Clock:
             self._pace = (float(now) - self._last) / self._steps
         self.seconds = self._last = float(now)
         self._steps, self.agreed = 0, True
+
+
+def repeated(positions: torch.Tensor, known: int) -> torch.Tensor:
+    """The first so many rows over and over, without row 0, where [CLS] stands alone."""
+    rows = torch.arange(len(positions))
+    return positions[torch.where(rows < known, rows, 1 + (rows - 1) % (known - 1))]
+
+
+def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
+    """Values of parameters, by the layer of each."""
+    layers: dict[str, list[float]] = {}
+    for name, value in values.items():
+        parts = name.split(".")
+        layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
+    return layers
 
 
 def is_due(step: int, every: int) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pretraining.process import prepare_process
+
+if TYPE_CHECKING:
+    from training import Place
 
 prepare_process()  # before any test loads torch, as the entries do
 
@@ -68,3 +73,19 @@ def write_wiki(folder: Path, documents: int = 200, files: int = 4, seed: int = 1
 def wiki(tmp_path: Path) -> Path:
     """A small folder in WikiExtractor's format."""
     return write_wiki(tmp_path / "wiki")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Shards and a recipe for runs of seconds, with folders that all tests see."""
+    from training import RECIPE, Place, make_shards
+
+    base = tmp_path_factory.mktemp("train")
+    (base / "recipe.toml").write_text(RECIPE)
+    return Place(make_shards(base / "data"), base / "recipe.toml", base)
+
+
+@pytest.fixture
+def place(shared: Place, tmp_path: Path) -> Place:
+    """The same with folders of the test's own for runs."""
+    return dataclasses.replace(shared, folder=tmp_path)

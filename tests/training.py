@@ -7,10 +7,12 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,19 @@ peak_flops = 1e12
 """
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a test of runs needs."""
+
+    data: Path
+    recipe: Path
+    folder: Path
+
+    def command(self, run: str | Path, *more: object) -> list[object]:
+        """A run of its own folder."""
+        return ["--recipe", self.recipe, "--data", self.data, "--run", self.folder / run, *more]
+
+
 def make_shards(folder: Path, validation: float = 0.05, documents: int = 600) -> Path:
     """Shards of lengths 32 and 64 as the real command writes them."""
     from data_prep import shard
@@ -67,6 +82,10 @@ def make_shards(folder: Path, validation: float = 0.05, documents: int = 600) ->
 def train(ranks: int, *arguments: object, timeout: float = 90.0, **more: Any) -> list[Done]:
     """The real command, as so many processes."""
     return spawn(ranks, [COMMAND, *map(str, arguments)], timeout=timeout, **more)
+
+
+STOP = "--stop-at"
+"""in a command for `train_all`: the step after which the run hears a signal"""
 
 
 def train_all(ranks: int, commands: Sequence[Sequence[object]], timeout: float = 180.0) -> list[tuple[int, str, str]]:
@@ -98,11 +117,36 @@ def run_commands() -> list[tuple[int, str, str]]:
     results = []
     for command in json.loads(os.environ["CLOZE_COMMANDS"]):
         output, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), stopping(command):
             code = entry.main(command)
         results.append((code, output.getvalue(), errors.getvalue()))
     disconnect()
     return results
+
+
+@contextlib.contextmanager
+def stopping(command: list[str]) -> Iterator[None]:
+    """Takes `STOP` out of the command, and stops the run there as a signal to its last rank would."""
+    from pretraining.trainer import Trainer
+
+    if STOP not in command:
+        yield
+        return
+    place = command.index(STOP)
+    last = int(command[place + 1])
+    del command[place : place + 2]
+    train_step = Trainer.train_step
+
+    def step_and_signal(self: Trainer, *arguments: Any) -> None:
+        train_step(self, *arguments)
+        if self.progress.step == last and self.rank == self.ranks - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    Trainer.train_step = step_and_signal  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Trainer.train_step = train_step  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

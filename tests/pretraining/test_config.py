@@ -305,10 +305,10 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
             "--deepspeed.zero_optimization.stage 2",
             "--deepspeed.zero_optimization.stage = 2: follows from the recipe: parallel.zero; remove it",
         ),
+        # LAMB's
         (
-            "--deepspeed.zero_optimization.round_robin_gradients",
-            "--deepspeed.zero_optimization.round_robin_gradients = true: corrupts the weights in a checkpoint that is "
-            "continued on other ranks; remove it",
+            "--optimizer.trust_all",
+            '--optimizer.trust_all = true: is for optimizer.name = "lamb"; it is "adamw"',
         ),
         ("--deepspeed.zero_optimization 2", "--deepspeed.zero_optimization = 2: a table is needed"),
         (

@@ -21,7 +21,7 @@ from pretraining_reference import padded
 from processes import LAUNCHERS, ROOT, free_port, spawn
 from safetensors.torch import load_file
 from torch import Tensor
-from training import COMMAND, RECIPE, make_shards, records, started, train, train_all, wait_for
+from training import COMMAND, Place, make_shards, records, started, train, train_all, wait_for
 
 from data_prep.shards import Manifest
 from pretraining import train as entry
@@ -38,32 +38,6 @@ CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
 LAST = "step-00000008"
 NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
 BF16 = ["--precision.dtype", "bf16"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """What every test needs."""
-
-    data: Path
-    recipe: Path
-    folder: Path
-
-    def command(self, run: str | Path, *more: object) -> list[object]:
-        """A run of its own folder."""
-        return ["--recipe", self.recipe, "--data", self.data, "--run", self.folder / run, *more]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    base = tmp_path_factory.mktemp("train")
-    (base / "recipe.toml").write_text(RECIPE)
-    return Place(make_shards(base / "data"), base / "recipe.toml", base)
-
-
-@pytest.fixture
-def place(shared: Place, tmp_path: Path) -> Place:
-    """With folders of the test's own for runs."""
-    return dataclasses.replace(shared, folder=tmp_path)
 
 
 WAYS: dict[int, dict[str, list[str]]] = {

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""How far LAMB under each ZeRO stage, number of ranks and precision is from LAMB on one process.
+
+    python benchmarks/exactness.py
+
+Every parameter of a small BERT is pulled by given forces, 20 steps of 2 micro-batches, through the real engine; the
+reference is plain LAMB in fp64, without DeepSpeed. Beside it stands what comes out when LAMB takes each flat tensor of
+DeepSpeed for a parameter, as it is without partition.py. Kept in benchmarks/results/exactness.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.measure import environment, write_results
+from pretraining import recipe
+from pretraining.engine import Engine
+from pretraining.lamb import Lamb
+from pretraining.model import Bert
+from pretraining.optimizers import is_decayed
+from pretraining.partition import Part, Share
+from pretraining.ranks import connect, disconnect, find_ranks, leave
+from pretraining.recipe import Recipe
+from pretraining.shape import Shape
+
+SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
+STEPS, MICRO = 20, 2
+RATES = [1e-3 * (1 + step % 7) for step in range(STEPS)]
+NVIDIA: dict[str, Any] = {"clip": 1.0}
+"""the settings of NVIDIA's recipe, which are the defaults otherwise"""
+EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0, "sub_group_size": 3000}
+RANKS = (1, 2, 3)
+
+
+def number_of(name: str) -> int:
+    """A different one for each name, the same in every process."""
+    return sum(ord(letter) * place for place, letter in enumerate(name, 1))
+
+
+def force(name: str, count: int, step: int, part: int) -> Tensor:
+    """The gradient of a parameter in a micro-batch: its size is the parameter's own, and its numbers fit into bf16."""
+    draw = np.random.default_rng([number_of(name), step, part])
+    numbers = torch.from_numpy(draw.standard_normal(count, dtype=np.float32))
+    return numbers.mul(10.0 ** (number_of(name) % 5 - 4)).bfloat16().float()
+
+
+def first_weights() -> dict[str, Tensor]:
+    """Of different sizes, and no bias is zero."""
+    weights = {}
+    for name, parameter in Bert(SHAPE).named_parameters():
+        generator = torch.Generator().manual_seed(number_of(name))
+        weights[name] = torch.randn(parameter.shape, generator=generator) * (1 + number_of(name) % 3)
+    return weights
+
+
+class Pulled(Bert):
+    """BERT's modules and parameters, with gradients that are given and not computed."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE)
+        self.load_state_dict(first_weights())
+        for path, module in self.named_modules():
+            if _has_parameters(module):
+                module.forward = _pull(path, module)
+
+    def forward(self, at: tuple[int, int]) -> Any:  # type: ignore[override]
+        return sum((module(*at) for module in self.modules() if _has_parameters(module)), torch.zeros(()))
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _pull(path: str, module: nn.Module) -> Callable[[int, int], Tensor]:
+    def forward(step: int, part: int) -> Tensor:
+        total = torch.zeros(())
+        for name, parameter in module.named_parameters(recurse=False):
+            pulls = force(f"{path}.{name}", parameter.numel(), step, part)
+            total = total + (parameter * pulls.view(parameter.shape).to(parameter)).sum().float()
+        return total
+
+    return forward
+
+
+def make_engine(dtype: str, zero: int, chosen: dict[str, Any]) -> Engine:
+    """An engine that trains `Pulled`."""
+    raw = {
+        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
+        "model": {"size": "tiny"},
+        "precision": {"dtype": dtype},
+        "parallel": {"zero": zero},
+        "optimizer": {"name": "lamb", **chosen},
+        "deepspeed": {"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
+    }
+    return Engine(Pulled(), Recipe.model_validate(raw), torch.device("cpu"), dist.get_world_size())
+
+
+def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weights and the trust ratios after all steps. All ranks together give what one process gives."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for step, rate in enumerate(RATES):
+        for micro in range(MICRO):
+            total: Any = engine.forward((step, ranks * micro + rank))
+            engine.backward(total / (MICRO * ranks), last=micro == MICRO - 1)
+        engine.step(rate)
+    assert isinstance(engine.optimizer, Lamb)
+    return {name: each.clone() for name, each in engine.weights()}, engine.optimizer.trust_ratios()
+
+
+def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters as the paper has them: query, key and value by themselves."""
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if ".qkv." in name:
+            found |= {f"{name}[{number}]": each for number, each in enumerate(value.chunk(3))}
+        else:
+            found[name] = value
+    return found
+
+
+def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Plain LAMB in fp64 on one process, with the forces of all ranks."""
+    settings = recipe.Optimizer.model_validate({"name": "lamb", **chosen})
+    weights = {name: each.double() for name, each in separate(first_weights()).items()}
+    means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
+    ratios = {}
+    for step, rate in enumerate(RATES):
+        for name, gradient in _gradients(step, ranks, settings).items():
+            means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
+            powers[name] = settings.betas[1] * powers[name] + (1 - settings.betas[1]) * gradient**2
+            mean, power, weight = means[name], powers[name], weights[name]
+            if settings.bias_correction:
+                mean, power = (
+                    each / (1 - beta ** (step + 1)) for each, beta in zip((mean, power), settings.betas, strict=True)
+                )
+            decay = settings.weight_decay if is_decayed(name.partition("[")[0]) else 0.0
+            update = mean / (power.sqrt() + settings.epsilon) + decay * weight
+            ratio = 1.0
+            if decay or settings.trust_all:
+                ratio = float(weight.norm() / update.norm())
+                low, high = settings.trust_limits or (0.0, float("inf"))
+                ratios[name] = ratio = min(max(ratio, low), high)
+            weights[name] = weight - rate * ratio * update
+    return weights, ratios
+
+
+def _gradients(step: int, ranks: int, settings: recipe.Optimizer) -> dict[str, Tensor]:
+    """The mean of all forces, clipped or normalised."""
+    found = {}
+    for name, weight in first_weights().items():
+        forces = [force(name, weight.numel(), step, part).double() for part in range(MICRO * ranks)]
+        found[name] = torch.stack(forces).mean(0).view(weight.shape)
+    norm = float(torch.stack([each.norm() for each in found.values()]).norm())
+    factor = 1.0
+    if settings.normalize:
+        factor = 1 / norm
+    elif settings.clip:
+        factor = min(1.0, settings.clip / (norm + 1e-6))
+    return separate({name: each * factor for name, each in found.items()})
+
+
+def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """The largest relative one over parameters."""
+    found = separate(found)
+    assert found.keys() == wanted.keys()
+    return max(float((found[name].double() - each).norm() / each.norm()) for name, each in wanted.items())
+
+
+def without_partition(engine: Engine) -> Engine:
+    """LAMB takes every flat tensor for a parameter."""
+    whole = [
+        Share(each.tensor, {"flat": each.tensor.numel()}, (Part("flat", 0, each.tensor.numel(), 0),))
+        for each in engine.shares
+    ]
+    assert isinstance(engine.optimizer, Lamb)
+    engine.optimizer.divide(whole, Bert.fused)
+    return engine
+
+
+def measure() -> list[dict[str, Any]]:
+    """What each rank does; the result is the same on all."""
+    connect(find_ranks(os.environ), torch.device("cpu"))
+    ranks = dist.get_world_size()
+    wanted, _ = reference(ranks, NVIDIA)
+    rows = []
+    for dtype in ("fp32", "bf16"):
+        for zero in range(4):
+            exact = error(run_engine(make_engine(dtype, zero, NVIDIA))[0], wanted)
+            naive = error(run_engine(without_partition(make_engine(dtype, zero, NVIDIA)))[0], wanted)
+            rows.append({"zero": zero, "ranks": ranks, "precision": dtype, "error": exact, "without": naive})
+    disconnect()
+    return rows
+
+
+def main() -> int:
+    """Starts the ranks, and gathers what they say."""
+    console = Console(highlight=False)
+    rows = []
+    for ranks in RANKS:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "rank"], env=_environment(rank, ranks, port), stdout=subprocess.PIPE
+            )
+            for rank in range(ranks)
+        ]
+        outputs = [process.communicate()[0] for process in processes]
+        assert not any(process.returncode for process in processes)
+        rows += json.loads(outputs[0].splitlines()[-1])
+    for row in rows:
+        console.print(
+            f"ZeRO {row['zero']}  {row['ranks']} ranks  {row['precision']}  error {row['error']:.1e}  "
+            f"(without partition.py {row['without']:.1e})"
+        )
+    results = {"environment": environment(["torch", "deepspeed"]), "steps": STEPS, "micro_batches": MICRO, "rows": rows}
+    console.print(f"kept in {write_results('exactness', results)}")
+    return 0
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    root = str(Path(__file__).parent.parent)
+    return {
+        **os.environ,
+        **{name: str(number) for name, number in numbers.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}",
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["rank"]:
+        print(json.dumps(measure()), flush=True)
+        leave(0)
+    sys.exit(main())

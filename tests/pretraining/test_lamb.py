@@ -1,0 +1,65 @@
+"""LAMB under every ZeRO stage against LAMB written down once more, on one process and without DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import spawn
+from test_engine import PATHS, connect_to_others
+
+from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
+from pretraining import kernels
+from pretraining.ranks import disconnect
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "nvidia": NVIDIA,
+    "paper": {"clip": 0.0, "bias_correction": False, "trust_limits": (0.1, 1.5), "weight_decay": 0.1},
+    "all": {"normalize": True, "trust_all": True, "betas": (0.8, 0.9)},
+}
+CASES = [("fp32", zero, name) for zero in range(4) for name in SETTINGS]
+CASES += [("bf16", zero, "nvidia") for zero in (1, 2, 3)]
+Results = list[dict[Any, Any]]
+
+
+def on_all_stages() -> dict[Any, Any]:
+    """What one rank finds."""
+    connect_to_others()
+    found: dict[Any, Any] = {case: run_engine(make_engine(*case[:2], SETTINGS[case[2]])) for case in CASES}
+    found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
+    kernels.allow(False)
+    found["torch"] = run_engine(make_engine("fp32", 2, SETTINGS["all"]))
+    disconnect()
+    return found
+
+
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, 3])
+def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
+    done = spawn(request.param, on_all_stages, timeout=240, environment=PATHS)
+    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
+    return request.param, [each.result for each in done]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_it_is_lamb_on_one_process(found: tuple[int, Results], case: tuple[str, int, str]) -> None:
+    ranks, results = found
+    wanted, ratios = reference(ranks, SETTINGS[case[2]])
+    # three ranks' parts of a bf16 gradient are rounded, as bf16 is; those of two are exact
+    tolerance = 2**-9 if case[0] == "bf16" and ranks == 3 else 1e-6
+    for result in results:
+        assert error(result[case][0], wanted) < tolerance
+        assert result[case][1] == pytest.approx(ratios, rel=tolerance)
+    assert error(first_weights(), wanted) > 1e-3, "nothing has moved"
+
+
+def test_without_our_kernel_it_is_the_same(found: tuple[int, Results]) -> None:
+    ranks, results = found
+    wanted, ratios = reference(ranks, SETTINGS["all"])
+    assert error(results[0]["torch"][0], wanted) < 1e-6
+    assert results[0]["torch"][1] == pytest.approx(ratios, rel=1e-6)
+
+
+def test_without_knowing_the_parameters_it_would_be_wrong(found: tuple[int, Results]) -> None:
+    """The test can fail: this is what a LAMB that takes norms of flat tensors does, and no error is raised."""
+    ranks, results = found
+    assert error(results[0]["without"], reference(ranks, NVIDIA)[0]) > 1e-2

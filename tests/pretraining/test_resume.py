@@ -1,0 +1,113 @@
+"""Runs that are stopped and go on end where the straight run ends: bit for bit, and elsewhere to rounding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from training import STOP, Place, records, train_all
+
+from pretraining.checkpoint import finished, read_record, read_weights
+from pretraining.shape import Shape
+
+CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
+TIMES = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
+LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
+EVERY = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9"]
+"""stops fall between the lines of the log"""
+STOPS = (3, 5, 7)
+"""between two lines, at the end of a phase, in the second phase"""
+WAYS = {
+    f"{dtype} ZeRO {zero} {name}": ["--precision.dtype", dtype, "--parallel.zero", str(zero), *more, *CUT * (zero == 3)]
+    for dtype in ("fp32", "bf16")
+    for zero in range(4)
+    for name, more in (("adamw", []), ("lamb", LAMB))
+}
+MOVES: list[tuple[int, list[object]]] = [
+    (1, ["--parallel.zero", "0", STOP, 2]),
+    (2, ["--parallel.zero", "3", *CUT, "--phases.0.micro-batch", "12", STOP, 4]),
+    (3, ["--parallel.zero", "2", "--phases.0.micro-batch", "2", "--phases.1.micro-batch", "4", STOP, 6]),
+    (1, ["--parallel.zero", "1", "--phases.1.micro-batch", "12"]),
+]
+"""ranks, and how they share the work, until the run stops"""
+
+
+def state(run: Path) -> dict[str, Tensor]:
+    """All that the last checkpoint holds."""
+    return {
+        f"{path.name} {name}": value
+        for path in finished(run)[-1].glob("*.safetensors")
+        for name, value in load_file(path).items()
+    }
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """The metrics, without what the clock says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def run_straight_and_stopped(place: Place, ranks: int, ways: dict[str, list[str]]) -> Place:
+    """Each way in two folders."""
+    commands: list[list[object]] = []
+    for name, more in ways.items():
+        commands.append(place.command(f"{ranks} {name} straight", *EVERY, *more))
+        for stop in (*STOPS, 99):
+            commands.append(place.command(f"{ranks} {name} stopped", *EVERY, *more, STOP, stop))
+    for (code, _, errors), command in zip(train_all(ranks, commands, timeout=400), commands, strict=True):
+        assert code == (75 if command[-1] in STOPS else 0), errors
+    return place
+
+
+@pytest.fixture(scope="module")
+def two_ranks(shared: Place) -> Place:
+    return run_straight_and_stopped(shared, 2, WAYS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_run_is_the_straight_one_bit_for_bit(two_ranks: Place, way: str) -> None:
+    straight, stopped = (two_ranks.folder / f"2 {way} {how}" for how in ("straight", "stopped"))
+    ours, theirs = state(stopped), state(straight)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert measured(stopped) == measured(straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_so_on_other_numbers_of_ranks(place: Place, ranks: int) -> None:
+    run_straight_and_stopped(place, ranks, WAYS)
+    for way in WAYS:
+        test_a_stopped_run_is_the_straight_one_bit_for_bit(place, way)
+
+
+@pytest.fixture(scope="module")
+def moved(shared: Place) -> Place:
+    """Runs that change their ranks, their ZeRO stage and their micro-batches on the way."""
+    for name, more in (("adamw", []), ("lamb", LAMB)):
+        assert train_all(1, [shared.command(f"{name} straight", *more)])[0][0] == 0
+        for number, (ranks, how) in enumerate(MOVES):
+            [(code, output, errors)] = train_all(ranks, [shared.command(f"{name} moved", *more, *how)])
+            assert code == (0 if number == len(MOVES) - 1 else 75), errors
+            if number == 2:
+                assert "changed since then: ranks 2 -> 3" in output
+                assert "changed since then: phases.0.micro_batch 12 -> 2" in output
+    return shared
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_other_ranks_go_on_with_the_same_curve(moved: Place, optimizer: str) -> None:
+    straight, run = (moved.folder / f"{optimizer} {how}" for how in ("straight", "moved"))
+    ours, theirs = records(run), records(straight)
+    assert [each["step"] for each in ours] == [each["step"] for each in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        for name in ("loss", "masked", "next", "gradient_norm"):
+            assert a[name] == pytest.approx(b[name], rel=1e-5), f"{name} at step {a['step']}"
+    shape = Shape(**read_record(finished(run)[-1])["shape"])
+    weights, wanted = (read_weights(finished(each)[-1], shape) for each in (run, straight))
+    assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
