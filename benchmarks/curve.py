@@ -151,7 +151,9 @@ def main(arguments: list[str]) -> int:
     device = choose_device("auto", Ranks())
     connect(Ranks(), device)
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(settings, settings.shards or make_shards(settings.data, Path(folder)), device)
+        length = load_recipe(settings.recipe).phases[0].length
+        shards = settings.shards or make_shards(settings.data, Path(folder), [length])
+        found = compare(settings, shards, device)
     disconnect()
     for number, pair in enumerate(zip(*found["means"].values(), strict=True)):
         end = (number + 1) * settings.smooth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from benchmarks.measure import SHARD
 from pretraining.batches import Batch
 
 
-def make_shards(data: Path, folder: Path) -> Path:
+def make_shards(data: Path, folder: Path, lengths: Sequence[int] = (128, 512)) -> Path:
     """Shards of real text with the published vocabulary, one duplicate of each length."""
     out = folder / "shards"
     command = [sys.executable, str(SHARD), "--docs", str(data / "wiki/AA"), "--out", str(out)]
-    options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", "128", "512"]
+    options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", *map(str, lengths)]
     subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
     return out
 

@@ -166,7 +166,8 @@ class Saver:
         except UserError as error:
             raise _cannot_be_written(unfinished, str(error.__cause__ or error)) from error
         except (OSError, SafetensorError) as error:
-            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            full = (error.errno if isinstance(error, OSError) else None) == errno.ENOSPC
+            full = full or f"os error {errno.ENOSPC}" in str(error)  # as safetensors says it
             reason = os.strerror(errno.ENOSPC) if full or _free(unfinished.parent) < FULL else str(error)
             raise _cannot_be_written(unfinished, reason) from error
 

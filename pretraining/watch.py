@@ -42,8 +42,6 @@ from pretraining.ranks import (
 )
 
 ZERO_GONE = "rank 0 has ended, or its machine is gone"
-GRACE = 3.0  # at a regular end, rank 0 may be gone a moment before the others stop looking
-END_GRACE = 20.0  # the same for a rank that waits at the end itself: it may only be slow to leave
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
 
 
@@ -82,8 +80,10 @@ class Judge:
     def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
         """Takes the beats as they are, `passed` seconds after the last call."""
         before = {rank: self._beats.get(rank, Beat()) for rank in beats}
-        for rank, beat in beats.items():
-            self._quiet[rank] = 0.0 if beat.count != before[rank].count else self._quiet.get(rank, 0.0) + passed
+        self._quiet = {
+            rank: 0.0 if beat.count != before[rank].count else self._quiet.get(rank, 0.0) + passed
+            for rank, beat in beats.items()
+        }
         moved = any(beat.marks != before[rank].marks for rank, beat in beats.items())
         waits = any(beat.marks for beat in beats.values()) and not any(beat.paused for beat in beats.values())
         self._still = self._still + passed if waits and not moved else 0.0
@@ -164,9 +164,9 @@ def print_error(message: str) -> None:
 class Watch:
     """Around the work: where one rank fails, dies or hangs, no other waits for it in an all-reduce for ever.
 
-    A rank that fails writes its message into the store. A thread of every rank looks there `every` so many seconds,
-    and leaves a beat of its own: a rank without one for `silence` seconds is gone. While no rank makes a mark for
-    `hang` seconds, the rank with the fewest hangs. That needs a first mark, and no rank within `pause`.
+    A rank that fails writes its message into the store. A thread of every rank looks there each `every` seconds, and
+    leaves a beat of its own: a rank without one for `silence` seconds is gone. Where no rank makes a mark for `hang`
+    seconds, the ranks with the fewest hang; not before the first mark, nor while any rank is within `pause`.
 
     All ranks end with code 2, or with 130 where a rank was interrupted. `say` prints the message, on rank 0 only and
     only if the error is not rank 0's own; where rank 0 is gone, on rank 1.
@@ -185,7 +185,6 @@ class Watch:
         assert silence > 5 * every, "a beat may be late"
         self._ranks, self._say, self._every, self._silence = ranks, say, every, silence
         self._marks, self._pauses, self._lost = 0, 0, ""
-        self._at_end = False
         self._rounds = 0
         # Rank 0 looks after all, and rank 1 after rank 0, whose store may be another process's.
         self._charges = {0: range(ranks.ranks), 1: range(1)}.get(ranks.rank, range(0))
@@ -226,7 +225,6 @@ class Watch:
         if self._ranks.ranks == 1:
             return
         if error is None:
-            self._at_end = True
             try:
                 dist.barrier()  # still watched: a rank that fails now does not leave us here
             except RuntimeError as lost:
@@ -278,7 +276,7 @@ class Watch:
                     self._judge.hear(self._read_beats(), stopwatch.passed())
                     self._end_if_condemned()
         except dist.DistError:
-            if not self._stopped.wait(END_GRACE if self._at_end else GRACE):
+            if self._outlives_rank_0():
                 self._leave_without_rank_0()
 
     def _read_beats(self) -> dict[int, Beat]:
@@ -302,6 +300,13 @@ class Watch:
             silent, rounds = silent + passed if rounds == self._rounds else 0.0, self._rounds
             if silent >= self._silence:
                 self._leave_without_rank_0()
+
+    def _outlives_rank_0(self) -> bool:
+        """Whether the store's end is not the run's: at a regular one, a starved rank may leave seconds after rank 0."""
+        deadline = time.monotonic() + self._silence / 4
+        while not self._lost and time.monotonic() < deadline and not self._stopped.wait(self._every):
+            pass
+        return not self._stopped.is_set()
 
     def _leave_without_rank_0(self) -> None:
         with self._ending:

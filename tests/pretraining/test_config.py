@@ -72,7 +72,7 @@ def test_the_recipes_are_those_that_are_tested() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
-        recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[128, 512])
+        recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
         for phase in recipe.phases:
             assert micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
 
@@ -448,7 +448,7 @@ def test_no_scrap_of_a_recipe_gets_past_or_breaks_the_reader(
     path.write_text(PLAIN)
     words = ["--" + ".".join(map(str, key)) + "=" + toml_value(value) for key, value in scraps.items()]
     try:
-        recipe = load_recipe(path, words, ranks=2, lengths=[128, 512])
+        recipe = load_recipe(path, words, ranks=2, lengths=[32, 128, 512])
     except UserError as error:
         for line in str(error).splitlines():
             assert re.match(rf"(--|{re.escape(str(path))}: )[\w.]+(:| = )", line), line

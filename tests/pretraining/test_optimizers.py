@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from pretraining_reference import SMALL
 from torch import Tensor
 
-from data_prep.errors import UserError
 from pretraining import recipe
+from pretraining.adamw import AdamW
+from pretraining.lamb import Lamb
 from pretraining.model import Bert
-from pretraining.optimizers import AdamW, build_optimizer, is_decayed, parameter_groups
+from pretraining.optimizers import build_optimizer, is_decayed, parameter_groups
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
 
@@ -90,6 +90,6 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert torch.equal(still, before)
 
 
-def test_lamb_is_told_to_come_later() -> None:
-    with pytest.raises(UserError, match=r"--optimizer\.name adamw"):
-        build_optimizer(Bert(SMALL), settings(name="lamb"))
+def test_the_recipe_names_the_optimizer() -> None:
+    assert type(build_optimizer(Bert(SMALL), settings(name="lamb"))) is Lamb
+    assert type(build_optimizer(Bert(SMALL), settings())) is AdamW

@@ -18,7 +18,7 @@ from pretraining.plan import Plan, build_plan, load_recipe_and_data, measure_tex
 from pretraining.shape import Shape
 
 RECIPES = ROOT / "pretraining/recipes"
-LENGTHS = {128: [60, 100, 128, 128], 512: [100, 300, 512]}
+LENGTHS = {32: [20, 32, 32], 128: [60, 100, 128, 128], 512: [100, 300, 512]}
 
 
 def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, Any]:
@@ -174,14 +174,14 @@ def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Ma
     lines = str(caught.value).splitlines()
     assert "--model.heads = 3: does not divide model.hidden = 256; 2 does, with 128 a head" in lines
     assert f"--data {tmp_path / 'nothing'}: no such folder" in lines
-    assert sum("does not divide by 3 ranks" in line for line in lines) == 2
+    assert sum("does not divide by 3 ranks" in line for line in lines) == 3
 
     (tmp_path / "manifest.json").write_text(json.dumps(manifest.content))
     recipe, read = load_recipe_and_data(path, [], tmp_path)
     assert read is not None
-    assert len(recipe.phases) == 2
+    assert len(recipe.phases) == 3
     with pytest.raises(
-        UserError, match=r"phases\.0\.length = 64: the data has 128, 512; make it with shard\.py --lengths 64"
+        UserError, match=r"phases\.0\.length = 64: the data has 32, 128, 512; make it with shard\.py --lengths 64"
     ):
         load_recipe_and_data(path, ["--phases.0.length", "64"], tmp_path)
 

@@ -26,7 +26,7 @@ from training import COMMAND, Place, make_shards, records, started, train, train
 from data_prep.shards import Manifest
 from pretraining import train as entry
 from pretraining.batches import validation_batches
-from pretraining.checkpoint import finished
+from pretraining.checkpoint import finished, load_weights
 from pretraining.dataset import Dataset
 from pretraining.export import export
 from pretraining.interchange import read_folder
@@ -180,8 +180,9 @@ def test_what_is_printed(place: Place) -> None:
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
     assert sorted(path.name for path in finished(run)[-1].iterdir()) == [
         "checkpoint.json",
-        "state",
-        "weights.safetensors",
+        "exp_avg-00000-of-00001.safetensors",
+        "exp_avg_sq-00000-of-00001.safetensors",
+        "weight-00000-of-00001.safetensors",
     ]
     assert list((run / "tensorboard").iterdir())
     assert (again[0], again[2]) == (0, "")
@@ -226,7 +227,7 @@ def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:
     for name in ("run", "folder"):
         assert furthest(place.folder / name, source) == 0
     _, at_first, _ = read_folder(place.folder / "checkpoint" / "export")
-    before = load_file(first / "weights.safetensors")
+    _, before, _ = load_weights(first)
     assert all(torch.equal(at_first[name], before[name][: len(at_first[name])]) for name in at_first)
     found = weights(place.folder / "encoder")
     bert = [name for name in whole if name.startswith("bert.")]
@@ -256,22 +257,15 @@ def test_other_data_is_refused_unless_it_is_allowed(runs: Place, place: Place, o
 
 
 def test_what_a_run_cannot_be_continued_with(runs: Place, place: Place) -> None:
-    run = Path(shutil.copytree(runs.folder / "1 straight", place.folder / "run"))
-    damaged = Path(shutil.copytree(run, place.folder / "damaged")) / "checkpoints" / LAST / "state"
-    state = next(damaged.glob("*model_states.pt"))
-    state.write_bytes(state.read_bytes()[:1000])
+    shutil.copytree(runs.folder / "1 straight", place.folder / "run")
     messages = {
         "run --resume never": "has checkpoints; name a new folder, or leave out --resume never",
         "run --model.layers 3": "was trained with the model Shape(layers=2",
         "run --phases.1.name other": "was trained with the phases ['short', 'long'], and this is ['short', 'other']",
-        "run --parallel.zero 2": "was made with parallel.zero 0, and this is parallel.zero 2",
-        "run --parallel.zero 0 --precision.dtype bf16": "precision.dtype fp32, and this is parallel.zero 1",
-        "damaged --parallel.zero 0": f"error: {damaged}: cannot be read",
+        "run --optimizer.name lamb": "was trained with optimizer.name adamw, and this is lamb; name a new folder",
     }
     results = train_all(1, [place.command(*words.split()) for words in messages])
-    results += train_all(2, [place.command("run", "--parallel.zero", "0")])
-    wanted = [*messages.values(), "made with ranks 1, and this is ranks 2\ngo on with the same, or begin a new run"]
-    for (code, _, errors), message in zip(results, wanted, strict=True):
+    for (code, _, errors), message in zip(results, messages.values(), strict=True):
         assert (code, message in errors, errors.count("error:")) == (2, True, 1), errors
 
 
@@ -336,12 +330,11 @@ MISTAKES = {
     "--run {tmp}/run --phases.0.batch 10": "--phases.0.batch = 10: does not divide by 1 rank x phases.0.micro_batch",
     "--run {tmp}/run --parallel.device cuda": '--parallel.device = "cuda": no GPU is found here',
     "--run {tmp}/run --precision.dtype fp16": '--precision.dtype = "fp16": not on a CPU',
-    "--run {tmp}/run --optimizer.name lamb": 'optimizer.name = "lamb": not in this version yet',
     "--run {tmp}/run --phases.0.stepz 4": "--phases.0.stepz: unknown; did you mean phases.0.steps?",
     "--run {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
     "--run {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
     "--run {tmp}/run --init {data}": "{data}: has no finished checkpoint",
-    "--run {tmp}/file/run": "{tmp}/file/run/recipe.toml: cannot be written: Not a directory",
+    "--run {tmp}/file/run": "--run {tmp}/file/run: cannot be written: Not a directory",
     "--model.layer 3": "--run: is missing",
 }
 
@@ -354,7 +347,7 @@ def test_mistakes_are_told_with_their_cure(
     (tmp_path / "file").touch()
     names = {"tmp": tmp_path, "data": place.data}
     arguments = ["--recipe", str(place.recipe), "--data", str(place.data), *words.format(**names).split()]
-    if "file/run" in words or "lamb" in words:  # these come after DeepSpeed has begun
+    if "file/run" in words:  # it comes after the ranks have met
         [(code, _, errors)] = train_all(1, [arguments])
     else:
         code = entry.main(arguments)
@@ -436,13 +429,14 @@ def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     wild = ["--phases.0.rate", "1e30", "--optimizer.clip", "0", "--parallel.zero", zero, "--checkpoints.every", "1"]
     done = train(2, *place.command("run", *wild, "--precision.dtype", "fp32"), timeout=60)
     assert [each.code for each in done] == [2, 2]
-    assert done[0].errors.startswith("error: the ")
+    assert done[0].errors.count("warning: the ") == 3
+    assert "\nerror: the " in done[0].errors
     assert "lower the rate, lengthen its warm-up or clip the gradient" in done[0].errors
     assert done[1].errors == ""
     assert all(
         bool(torch.isfinite(each).all())
         for path in finished(place.folder / "run")
-        for each in load_file(path / "weights.safetensors").values()
+        for each in load_weights(path)[1].values()
     )
 
 
@@ -463,7 +457,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system for two checkpoints."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2000k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1400k", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a small disk")
     yield folder
@@ -513,7 +507,7 @@ def test_a_rank_that_dies_ends_the_others(place: Place) -> None:
         processes[1].kill()
         done = wait(30)
     assert [each.code for each in done] == [2, -signal.SIGKILL]
-    assert done[0].errors.startswith("error: another rank has ended, or cannot be reached any more")
+    assert done[0].errors.startswith("error: rank 1 has ended, or cannot be reached any more\n")
     assert "Traceback" not in done[0].errors
 
 

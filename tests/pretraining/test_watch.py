@@ -56,7 +56,7 @@ main(work)
 def test_the_others_end_when_rank_0_is_gone() -> None:
     script = """
 def work():
-    with Watch(ranks, every=0.2):
+    with Watch(ranks, every=0.2, silence=8.0):
         if rank == 0:
             time.sleep(1)  # the other is at work
             os._exit(9)
@@ -66,6 +66,21 @@ main(work)
     done = spawn(2, SCRIPT + script, timeout=30)
     assert [each.code for each in done] == [9, 2]
     assert "error: rank 0 has ended" in done[1].errors
+
+
+def test_rank_0_is_gone_for_those_in_an_all_reduce() -> None:
+    script = """
+def work():
+    with Watch(ranks, every=0.2, silence=200.0):
+        dist.all_reduce(torch.ones(1))
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+main(work)
+"""
+    done = spawn(3, SCRIPT + script, timeout=30)
+    assert [each.code for each in done] == [-signal.SIGKILL, 2, 2]
+    assert [each.errors for each in done] == ["", "error: rank 0 has ended, or its machine is gone\n", ""]
 
 
 def test_a_regular_end_is_regular() -> None:
