@@ -20,7 +20,6 @@ from torch import Tensor
 from data_prep.arrays import Array
 from data_prep.errors import DamageError
 from data_prep.files import read_json, write_json
-from pretraining.batches import Batch
 from pretraining.ranks import SharedError
 
 SKIPPED = "skipped.json"
@@ -69,26 +68,26 @@ class Guard:
     def __init__(self, rank: int, spike: float, scaled: bool):
         """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
         self._rank, self._spike, self._scaled = rank, spike, scaled
-        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, tuple[Batch, ...]]] = []
+        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self._losses: deque[float] = deque(maxlen=REMEMBERED)
 
     def add(
-        self, step: int, batch: int, losses: list[Tensor], norm: Tensor | float | None, micro: tuple[Batch, ...]
+        self, step: int, batch: int, losses: list[Tensor], norm: Tensor | float | None, examples: list[Array]
     ) -> None:
-        """What a step of this rank gave, with its micro-batches' losses."""
-        self._kept.append((step, batch, losses, norm, micro))
+        """What a step of this rank gave: the loss and the examples of each micro-batch."""
+        self._kept.append((step, batch, losses, norm, examples))
 
     def look(self) -> Finding | None:
         """The first thing wrong since the last look."""
         kept, self._kept = self._kept, []
-        for step, batch, losses, norm, micro in kept:
-            for loss, examples in zip(losses, (each.examples for each in micro), strict=True):
+        for step, batch, losses, norm, examples in kept:
+            for loss, its_own in zip(losses, examples, strict=True):
                 if not bool(torch.isfinite(loss)):
-                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(examples)}"
+                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(its_own)}"
                     return Finding(step, batch, text)
             if norm is not None and not self._scaled and not math.isfinite(norm):
                 text = f"the norm of the gradient is {float(norm)} at step {step}; rank {self._rank} had "
-                return Finding(step, batch, text + named([row for each in micro for row in each.examples]), True)
+                return Finding(step, batch, text + named([row for each in examples for row in each]), True)
         return None
 
     def leaps(self, loss: float) -> bool:
@@ -126,8 +125,9 @@ def write_skips(run: Path, skips: Sequence[Skip]) -> None:
 
 def batch_number(step: int, phase: int, skips: Sequence[Skip]) -> int:
     """Which batch of the phase's order its step of this number takes."""
+    left_out = {skip.first + index for skip in skips if skip.phase == phase for index in range(skip.count)}
     number = step
-    for skip in sorted((each for each in skips if each.phase == phase), key=lambda each: each.first):
-        if number >= skip.first:
-            number += skip.count
+    for each in sorted(left_out):
+        if number >= each:
+            number += 1
     return number

@@ -136,6 +136,7 @@ class Meter:
         self._sums = torch.zeros(self.ON_DEVICE, dtype=torch.float64, device=device)
         self._counts = [0.0] * self.ON_HOST
         self._steps = 0
+        self._earlier = 0.0  # seconds that a restored interval had
         self._pace: float | None = None  # seconds for a FLOP of all ranks together
 
     def add(
@@ -166,8 +167,13 @@ class Meter:
         for state in states if first else own:
             self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
             self._counts = [a + b for a, b in zip(self._counts, state["counts"], strict=True)]
-        self._steps = states[0]["steps"]
-        self.watch.start_earlier(states[0]["seconds"])
+        self._steps, self._earlier = states[0]["steps"], states[0]["seconds"]
+
+    def begin(self) -> None:
+        """Time counts from now, and from what a checkpoint had of it."""
+        self.watch.lap()
+        self.watch.start_earlier(self._earlier)
+        self._earlier = 0.0
 
     def step(self, waited: float = 0.0) -> None:
         """An optimizer step is done; this rank waited so many seconds for its data."""

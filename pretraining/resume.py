@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,8 @@ class Start:
     console: Console
     limit: float | None
     """seconds from the start of the process"""
+    mark: Callable[[], None]
+    """what to call as training advances"""
 
     def warn(self, message: str) -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", markup=False)
@@ -99,7 +101,7 @@ def prepare(start: Start) -> Trainer:
     if ranks.rank == 0:
         write_run_folder(job)
         describe(start, engine, record)
-    trainer = Trainer(job, engine, progress, start.console, read_skips(job.run), start.limit)
+    trainer = Trainer(job, engine, progress, start.console, read_skips(job.run), start.limit, start.mark)
     if record is not None:
         trainer.restore(record)
     return trainer

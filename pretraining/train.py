@@ -30,7 +30,6 @@ from pretraining.process import prepare_process
 prepare_process()
 
 import torch
-import torch.distributed as dist
 import tyro
 from rich.console import Console
 
@@ -178,16 +177,15 @@ def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
             with together():
                 if failure is not None:
                     raise failure
-                start = Start(
-                    job_of(wanted, recipe, manifest), wanted.init, wanted.resume, ranks, device, console, limit
-                )
+                watch = Watch(ranks, hang=recipe.guards.hang)
+                job = job_of(wanted, recipe, manifest)
+                start = Start(job, wanted.init, wanted.resume, ranks, device, console, limit, watch.mark)
                 agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
                 agree([str(wanted.init), wanted.stop_after], "--init and --stop-after")
                 if ranks.rank == 0:
                     lock.enter_context(alone_in(start.job.run))
                 trainer = prepare(start)
-            with Watch(ranks, hang=recipe.guards.hang) as watch:
-                trainer.mark = watch.mark
+            with watch:
                 trainer = train_through(start, trainer)
                 if ranks.rank == 0 and trainer.finished:
                     finish(trainer.job.run, console)
@@ -216,13 +214,11 @@ def train_through(start: Start, trainer: Trainer) -> Trainer:
             if start.ranks.rank == 0:
                 write_skips(run, skips)
                 start.warn(f"{error}; the run goes back to its last checkpoint and leaves that out")
-            dist.barrier()
-            mark = trainer.mark
+            trainer.saver.finish()
             trainer.close()
             del trainer
             gc.collect()
             trainer = prepare(start)
-            trainer.mark = mark
         else:
             return trainer
 

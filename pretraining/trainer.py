@@ -89,7 +89,11 @@ class Trainer:
         )
         self.saver = Saver(job.run, job.recipe.checkpoints, self.log.say)
         self.control = Control(limit)
-        self.guard = Guard(self.rank, job.recipe.guards.spike, scaled=engine.loss_scale is not None)
+        self.guard = self.new_guard()
+
+    def new_guard(self) -> Guard:
+        """For a phase: at the beginning of the next, losses may well leap."""
+        return Guard(self.rank, self.job.recipe.guards.spike, scaled=self.engine.loss_scale is not None)
 
     def restore(self, record: dict[str, Any]) -> None:
         """Takes up what a checkpoint's record says, besides where the run stands."""
@@ -126,7 +130,8 @@ class Trainer:
         order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
         self.announce(number, accumulation)
         self.begin_positions(number)
-        self.meter.watch.lap()
+        self.guard = self.new_guard()
+        self.meter.begin()
         with Loader(
             dataset,
             order,
@@ -160,13 +165,9 @@ class Trainer:
 
     def begin_positions(self, number: int) -> None:
         """Gives positions that no phase before has trained the embeddings of those that are."""
-        phases = self.job.recipe.phases
-        known = max((each.length for each in phases[:number]), default=0)
-        if (
-            phases[number].new_positions == "copied"
-            and 1 < known < phases[number].length
-            and not self.progress.phase_step
-        ):
+        phase, before = self.job.recipe.phases[number], self.job.recipe.phases[:number]
+        known = max((each.length for each in before), default=phase.length)
+        if phase.new_positions == "copied" and known < phase.length and not self.progress.phase_step:
             self.engine.change_weight("embeddings.position.weight", lambda weight: repeated(weight, known))
 
     def train_step(self, batches: StepBatches, phase: Phase, rate: float) -> None:
@@ -192,10 +193,13 @@ class Trainer:
         try:
             self.engine.step(rate)
         except CollapseError:
-            raise self.diverged(f"gradients overflow at step {step + 1} with the smallest scale of the loss") from None
+            reason = f"gradients overflow at step {step + 1} with the smallest scale of the loss"
+            raise DivergedError(Skip(self.progress.phase, self.batch, 1, reason)) from None
         self.mark()
         self.meter.step(batches.waited)
-        self.guard.add(step + 1, self.batch, found, self.engine.gradient_norm, batches.micro)
+        self.guard.add(
+            step + 1, self.batch, found, self.engine.gradient_norm, [each.examples for each in batches.micro]
+        )
         self.rate = rate
         self.progress.step += 1
         self.progress.phase_step += 1
@@ -245,11 +249,10 @@ class Trainer:
             f"stopped by {what} after step {self.progress.step:,}, and saved; the same command continues from there"
         )
 
-    def diverged(self, reason: str, batches: int = 1) -> DivergedError:
+    def diverged(self, reason: str, batches: int) -> DivergedError:
         """What went wrong in the last batches of the phase."""
-        count = max(1, min(batches, self.progress.phase_step))
-        first = batch_number(max(0, self.progress.phase_step - count), self.progress.phase, self.skips)
-        return DivergedError(Skip(self.progress.phase, first, count, reason))
+        first = batch_number(max(0, self.progress.phase_step - batches), self.progress.phase, self.skips)
+        return DivergedError(Skip(self.progress.phase, first, max(1, self.batch - first), reason))
 
     def log_step(self) -> None:
         """Writes what happened since the last time."""
