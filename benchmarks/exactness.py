@@ -77,7 +77,7 @@ class Pulled(Bert):
                 module.forward = _pull(path, module)
 
     def forward(self, at: tuple[int, int]) -> Any:  # type: ignore[override]
-        return sum((module(*at) for module in self.modules() if _has_parameters(module)), torch.zeros(()))
+        return torch.stack([module(*at) for module in self.modules() if _has_parameters(module)]).sum()
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -86,26 +86,28 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _pull(path: str, module: nn.Module) -> Callable[[int, int], Tensor]:
     def forward(step: int, part: int) -> Tensor:
-        total = torch.zeros(())
+        pulled = []
         for name, parameter in module.named_parameters(recurse=False):
             pulls = force(f"{path}.{name}", parameter.numel(), step, part)
-            total = total + (parameter * pulls.view(parameter.shape).to(parameter)).sum().float()
-        return total
+            pulled.append((parameter * pulls.view(parameter.shape).to(parameter)).sum().float())
+        return torch.stack(pulled).sum()
 
     return forward
 
 
-def make_engine(dtype: str, zero: int, chosen: dict[str, Any]) -> Engine:
-    """An engine that trains `Pulled`."""
+def make_engine(
+    dtype: str, zero: int, chosen: dict[str, Any], offload: str = "none", device: str = "cpu", **more: Any
+) -> Engine:
+    """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
     raw = {
         "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
         "model": {"size": "tiny"},
         "precision": {"dtype": dtype},
-        "parallel": {"zero": zero},
+        "parallel": {"zero": zero, "offload": offload},
         "optimizer": {"name": "lamb", **chosen},
-        "deepspeed": {"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
+        "deepspeed": {"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
     }
-    return Engine(Pulled(), Recipe.model_validate(raw), torch.device("cpu"), dist.get_world_size())
+    return Engine(Pulled(), Recipe.model_validate(raw), torch.device(device), dist.get_world_size())
 
 
 def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:

@@ -2,7 +2,7 @@
 
     RUN/checkpoints/step-00001000/
       checkpoint.json                        where the run stands, its recipe, its data, its latest scores, and the
-                                             checksums of the files beside it; written last
+                                             checksums of the files beside it and of itself; written last
       weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
       exp_avg-00000-of-00002.safetensors     and of the optimizer's two averages
       exp_avg_sq-00000-of-00002.safetensors
@@ -15,6 +15,7 @@ read it: each takes the stretches that its own share needs. Nothing in it is exe
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -29,19 +30,23 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_prep.errors import DamageError, UserError
-from data_prep.files import FileRecord, read_json
+from data_prep.files import FileRecord, json_bytes, read_json
 from pretraining.engine import Engine
 from pretraining.model import Bert
 from pretraining.partition import Part
-from pretraining.ranks import exchange
+from pretraining.ranks import SharedError, exchange
 from pretraining.shape import Shape
 
 FOLDER = "checkpoints"
 RECORD = "checkpoint.json"
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
 KINDS = (WEIGHT, *MOMENTS)
+SEAL = "sha256"
+"""of the rest of checkpoint.json, in it"""
 DAMAGED = "DAMAGED"
 """a file in a checkpoint that was found so, with the reason"""
+REPLACED = ".old"
+"""what a checkpoint's name ends with while another takes its place"""
 TOKENIZER = "tokenizer"
 """folder of a run with the vocabulary"""
 NAME = re.compile(r"step-(\d{8,})")
@@ -67,10 +72,14 @@ def step_of(checkpoint: Path) -> int:
     return int(found[1]) if found else -1
 
 
+def with_names(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest last; each was complete when it got its name."""
+    return sorted((path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0), key=step_of)
+
+
 def finished(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, the newest last; without those that were found damaged."""
-    folders = [path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0]
-    return sorted((path for path in folders if is_finished(path)), key=step_of)
+    """Those that are complete and were not found damaged."""
+    return [path for path in with_names(run) if is_finished(path)]
 
 
 def is_finished(checkpoint: Path) -> bool:
@@ -85,16 +94,34 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         raise DamageError(f"{checkpoint / RECORD}: missing") from None
     if not isinstance(record, dict) or not {"progress", "files"} <= record.keys():
         raise DamageError(f"{checkpoint / RECORD}: not the record of a checkpoint")
+    if record.pop(SEAL, None) not in (None, seal(record)):  # the first checkpoints had none
+        raise DamageError(f"{checkpoint / RECORD}: its SHA-256 is not the one in it: it changed after it was written")
     return record
+
+
+def seal(record: dict[str, Any]) -> str:
+    """The checksum of a record."""
+    return hashlib.sha256(json_bytes(record)).hexdigest()
+
+
+def put_back(run: Path) -> None:
+    """Gives its name again to a checkpoint that was about to be replaced when the run was killed."""
+    for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
+        if not old.with_suffix("").exists():
+            with suppress(OSError):
+                old.rename(old.with_suffix(""))
 
 
 def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose files are what they were when they were written. All ranks call it together.
 
-    Those that are not are named, marked and left where they are.
+    Those that are not are named, marked and left where they are. None where there is no checkpoint; where all are
+    damaged, an error: a run that begins anew is not what the user expects.
     """
-    there: list[Path] = exchange(finished(run))[0]
-    for checkpoint in reversed(there):
+    if dist.get_rank() == 0:
+        put_back(run)
+    there: list[tuple[Path, bool]] = exchange([(path, (path / DAMAGED).exists()) for path in with_names(run)])[0]
+    for checkpoint in (path for path, damaged in reversed(there) if not damaged):
         faults = {fault for fault in exchange(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
         if not faults:
             return checkpoint
@@ -103,6 +130,11 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
             warn(f"{reason}\n{checkpoint} is left as it is, and the checkpoint before it is taken")
             with suppress(OSError):  # then it is found damaged again next time
                 (checkpoint / DAMAGED).write_text(f"{reason}\nRemove this file if the checkpoint was repaired.\n")
+    if there:
+        raise SharedError(
+            f"{run / FOLDER}: every checkpoint is damaged: {', '.join(path.name for path, _ in there)}\n"
+            f"repair one and remove the file {DAMAGED} from it, or begin anew in another --run folder"
+        )
     return None
 
 

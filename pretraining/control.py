@@ -86,13 +86,18 @@ class Control:
 
 
 def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds from the start of the process: `90m`, `2h`, `1-12:00:00`; `auto` is the end of the Slurm job."""
+    """Seconds from the start of the process: `90m`, `2h`, and as Slurm writes it `30:00`, `12:00:00`, `1-12:00:00`.
+
+    `auto` is the end of the Slurm job.
+    """
     if text == "auto":
         end = environment.get("SLURM_JOB_END_TIME", "")
         return int(end) - time.time() + time.monotonic() - STARTED if end.isdigit() else None
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(match[1]) * UNITS[match[2]]
-    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):  # as Slurm writes it
+    if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
+        return 60.0 * int(match[1]) + int(match[2])
+    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
         days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
         return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
     raise UserError(f"--time-limit {text}: not understood; write 90m, 2h, 12:00:00 or 1-12:00:00")

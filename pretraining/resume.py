@@ -71,12 +71,14 @@ def alone_in(run: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise UserError(
                 f"--run {run}: {owner} is training in this folder\nwait for its end, or name another folder"
             ) from None
+        except OSError:
+            pass  # a file system without locks, as Lustre is where it is mounted so
         file.seek(0)
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")

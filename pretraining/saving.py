@@ -8,6 +8,7 @@ that are no longer to be kept. A run that is killed in the middle of this has lo
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import threading
@@ -26,10 +27,22 @@ from torch import Tensor
 from data_prep.errors import DamageError, UserError
 from data_prep.files import FileRecord, read_json, write_json
 from pretraining import recipe
-from pretraining.checkpoint import FOLDER, KINDS, RECORD, Progress, finished, snapshot, step_of
+from pretraining.checkpoint import (
+    FOLDER,
+    KINDS,
+    RECORD,
+    REPLACED,
+    SEAL,
+    Progress,
+    finished,
+    is_finished,
+    seal,
+    snapshot,
+    step_of,
+)
 from pretraining.engine import Engine, name_dtype
 
-UNFINISHED, REPLACED = ".tmp", ".old"
+UNFINISHED, ASIDE = ".tmp", ".damaged"
 FULL = 1 << 16
 """bytes left where a disk counts as full"""
 LOOK = 0.02
@@ -149,11 +162,12 @@ class Saver:
         for note in notes:
             note.unlink()
         files = [file for each in told for file in each["files"]]
-        write_json(unfinished / RECORD, {**content, "files": files, "meters": [each["meter"] for each in told]})
+        record = {**content, "files": files, "meters": [each["meter"] for each in told]}
+        write_json(unfinished / RECORD, {**record, SEAL: seal(record)})
         _sync(unfinished)
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            folder.rename(replaced)
+            folder.rename(replaced if is_finished(folder) else _free_name(folder))
         unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -163,21 +177,24 @@ class Saver:
         """A full disk is told as what it is, and gets back what was written in vain."""
         try:
             work()
-        except UserError as error:
-            raise _cannot_be_written(unfinished, str(error.__cause__ or error)) from error
-        except (OSError, SafetensorError) as error:
-            full = (error.errno if isinstance(error, OSError) else None) == errno.ENOSPC
-            full = full or f"os error {errno.ENOSPC}" in str(error)  # as safetensors says it
-            reason = os.strerror(errno.ENOSPC) if full or _free(unfinished.parent) < FULL else str(error)
-            raise _cannot_be_written(unfinished, reason) from error
+        except (OSError, SafetensorError, UserError) as error:
+            raise _cannot_be_written(unfinished, error.__cause__ or error) from error
 
 
-def _cannot_be_written(unfinished: Path, reason: str) -> UserError:
+def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
+    number = error.errno if isinstance(error, OSError) else None
+    reason, cure = os.strerror(number) if number else str(error), "find out why"
+    full = number == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error)  # as safetensors says it
+    if full or _free(unfinished.parent) < FULL:
+        reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
     shutil.rmtree(unfinished, ignore_errors=True)
-    return UserError(
-        f"{unfinished}: cannot be written: {reason}\n"
-        "make room, or keep fewer checkpoints (--checkpoints.keep); the same command goes on from the last one"
-    )
+    return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
+
+
+def _free_name(folder: Path) -> Path:
+    """Where a damaged checkpoint goes whose place is needed."""
+    names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
+    return next(each for each in names if not each.exists())
 
 
 def _free(folder: Path) -> int:

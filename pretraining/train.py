@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
@@ -218,7 +218,7 @@ def train_through(start: Start, trainer: Trainer) -> Trainer:
             trainer.close()
             del trainer
             gc.collect()
-            trainer = prepare(start)
+            trainer = prepare(replace(start, resume="auto"))  # the checkpoints are this run's own
         else:
             return trainer
 

@@ -109,12 +109,16 @@ class Trainer:
 
     def train(self) -> None:
         """Runs the phases that are left."""
-        with self.log, self.control:
+        with self.control, self.log:  # a signal while the log opens waits for the first step
             if self.progress.phase >= self.stop:
                 self.log.say("all that was asked for is trained already")
             for number in range(self.progress.phase, self.stop):
                 self.run_phase(number)
             self.saver.finish()
+            waited, seconds = self.saver.stalled, time.monotonic() - begin
+            self.log.say(
+                f"training waited {duration(waited)} of {duration(seconds)} for saving ({waited / seconds:.1%})"
+            )
             if not self.finished:
                 self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
 

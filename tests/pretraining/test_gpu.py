@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from pretraining_reference import SMALL, mean_loss, random_batch
 
+from benchmarks.exactness import NVIDIA, error, make_engine, reference, run_engine
+from pretraining.apex import lamb_updates
 from pretraining.attention import Layout, _flash, _grouped
+from pretraining.lamb import Piece, _squares, _torch_updates
 from pretraining.model import Bert
+from pretraining.ranks import Ranks, connect, disconnect
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
@@ -49,3 +55,46 @@ def test_the_model_computes_what_it_does_on_a_cpu() -> None:
         exact = mean_loss(ours, batch)
         assert mean_loss(theirs, batch.to("cuda")).item() == pytest.approx(exact.item(), rel=1e-4)
         assert mean_loss(theirs.bfloat16(), batch.to("cuda")).item() == pytest.approx(exact.item(), rel=2e-2)
+
+
+LAMB = [("fp32", zero) for zero in range(4)] + [(dtype, zero) for dtype in ("bf16", "fp16") for zero in (1, 2, 3)]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    connect(Ranks(), torch.device("cuda", 0))
+    yield
+    disconnect()
+
+
+@pytest.mark.parametrize(("dtype", "zero"), LAMB)
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kernels: str) -> None:
+    """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16."""
+    chosen = {**NVIDIA, "kernels": kernels}
+    weights, ratios = run_engine(make_engine(dtype, zero, chosen, device="cuda"))
+    wanted, wanted_ratios = reference(1, chosen)
+    tolerance = 2**-10 if dtype == "fp16" else 1e-6
+    assert error(weights, wanted) < tolerance
+    assert ratios == pytest.approx(wanted_ratios, rel=tolerance)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_lamb_with_the_optimizer_in_the_hosts_memory(one_rank: None, zero: int) -> None:
+    weights, _ = run_engine(make_engine("bf16", zero, NVIDIA, offload="optimizer", device="cuda"))
+    assert error(weights, reference(1, NVIDIA)[0]) < 1e-6
+
+
+def test_apex_moves_as_pytorch_does() -> None:
+    amp_c = pytest.importorskip("amp_C", reason="NVIDIA apex is not installed")
+    lists = [[torch.randn(size, device="cuda") for size in (7, 70_000)] for _ in range(3)]
+    lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
+    twins = [[each.clone() for each in tensors] for tensors in lists]
+    options = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
+    updates, squares = lamb_updates(amp_c, lists, **options)
+    pieces = [Piece(0, *each) for each in zip(*twins, strict=True)]
+    group = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
+    wanted = _torch_updates(group, pieces, 3.0)
+    for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(squares, _squares(twins[0], wanted), rtol=1e-6, atol=0)

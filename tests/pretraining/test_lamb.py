@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from processes import spawn
 from test_engine import PATHS, connect_to_others
 
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
+from data_prep.errors import UserError
 from pretraining import kernels
+from pretraining.apex import find_apex
 from pretraining.ranks import disconnect
+from pretraining.trainer import by_layer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "nvidia": NVIDIA,
@@ -27,6 +34,9 @@ def on_all_stages() -> dict[Any, Any]:
     connect_to_others()
     found: dict[Any, Any] = {case: run_engine(make_engine(*case[:2], SETTINGS[case[2]])) for case in CASES}
     found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
+    for zero in (1, 2, 3):
+        found["offloaded", zero] = run_engine(make_engine("fp32", zero, NVIDIA, offload="optimizer"))[0]
+    found["dealt in turn"] = run_engine(make_engine("fp32", 2, NVIDIA, round_robin_gradients=True))[0]
     kernels.allow(False)
     found["torch"] = run_engine(make_engine("fp32", 2, SETTINGS["all"]))
     disconnect()
@@ -59,7 +69,37 @@ def test_without_our_kernel_it_is_the_same(found: tuple[int, Results]) -> None:
     assert results[0]["torch"][1] == pytest.approx(ratios, rel=1e-6)
 
 
+def test_other_layouts(found: tuple[int, Results]) -> None:
+    """With the optimizer in the host's memory, and with parameters dealt to ranks in turn."""
+    ranks, results = found
+    wanted, _ = reference(ranks, NVIDIA)
+    for case in (("offloaded", 1), ("offloaded", 2), ("offloaded", 3), "dealt in turn"):
+        assert error(results[-1][case], wanted) < 1e-6, case
+
+
 def test_without_knowing_the_parameters_it_would_be_wrong(found: tuple[int, Results]) -> None:
     """The test can fail: this is what a LAMB that takes norms of flat tensors does, and no error is raised."""
     ranks, results = found
     assert error(results[0]["without"], reference(ranks, NVIDIA)[0]) > 1e-2
+
+
+def test_apex_is_an_accelerator_for_gpus_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    found = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "amp_C", found)
+    assert find_apex("auto", gpu) is find_apex("apex", gpu) is found
+    assert find_apex("torch", gpu) is find_apex("auto", cpu) is None
+    with pytest.raises(UserError, match='needs a GPU; take "auto"'):
+        find_apex("apex", cpu)
+    monkeypatch.setitem(sys.modules, "amp_C", None)
+    assert find_apex("auto", gpu) is None
+    with pytest.raises(UserError, match="apex is not installed; build NVIDIA's from its source"):
+        find_apex("apex", gpu)
+    monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
+    with pytest.raises(UserError, match=r"\(0\.9\.10\.dev0\) has no amp_C: it is another project of that name"):
+        find_apex("apex", gpu)
+
+
+def test_trust_ratios_by_layer() -> None:
+    ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
+    assert by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from training import STOP, Place, records, train_all
 
@@ -111,3 +112,20 @@ def test_other_ranks_go_on_with_the_same_curve(moved: Place, optimizer: str) -> 
     shape = Shape(**read_record(finished(run)[-1])["shape"])
     weights, wanted = (read_weights(finished(each)[-1], shape) for each in (run, straight))
     assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+
+
+def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
+    arguments = ["--logging.tensorboard", "true", *LAMB]
+    commands = [place.command("run", *arguments, *stop) for stop in ([STOP, 3], [STOP, 6], [])]
+    assert [code for code, _, _ in train_all(1, commands)] == [75, 75, 0]
+    seen = EventAccumulator(str(place.folder / "run" / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    seen.Reload()
+    assert [each.step for each in seen.Scalars("train/loss")] == list(range(1, 9))
+    histograms = {tag: seen.Histograms(tag) for tag in seen.Tags()["histograms"]}
+    parts = {"layers.0", "layers.1", "embeddings", "masked_head", "next_head", "pooler"}
+    assert histograms.keys() == {f"trust_ratio/{part}" for part in parts}
+    for each in histograms.values():
+        assert [one.step for one in each] == list(range(1, 9))
+    assert (
+        histograms["trust_ratio/layers.0"][0].histogram_value.num == 16
+    )  # as many parameters as the paper's layer has
