@@ -109,6 +109,7 @@ class Trainer:
 
     def train(self) -> None:
         """Runs the phases that are left."""
+        begin = time.monotonic()
         with self.control, self.log:  # a signal while the log opens waits for the first step
             if self.progress.phase >= self.stop:
                 self.log.say("all that was asked for is trained already")
@@ -121,6 +122,14 @@ class Trainer:
             )
             if not self.finished:
                 self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
+
+    def say_what_saving_took(self, seconds: float) -> None:
+        """Of the seconds of this run."""
+        waited = self.saver.stalled
+        if waited:
+            self.log.say(
+                f"training waited {duration(waited)} of {duration(seconds)} for saving: {waited / seconds:.1%}"
+            )
 
     @property
     def finished(self) -> bool:
