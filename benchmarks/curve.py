@@ -32,10 +32,11 @@ from pretraining.config import load_recipe
 from pretraining.dataset import Dataset
 from pretraining.engine import Engine
 from pretraining.interchange import config_of, to_transformers
+from pretraining.launchers import Ranks
 from pretraining.model import Bert
 from pretraining.optimizers import is_decayed
 from pretraining.order import Order, fold
-from pretraining.ranks import Ranks, choose_device, connect, disconnect
+from pretraining.ranks import choose_device, connect, disconnect
 from pretraining.recipe import Recipe
 from pretraining.schedule import build_schedules
 

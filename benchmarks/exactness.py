@@ -29,10 +29,11 @@ from benchmarks.measure import environment, write_results
 from pretraining import recipe
 from pretraining.engine import Engine
 from pretraining.lamb import Lamb
+from pretraining.launchers import find_ranks
 from pretraining.model import Bert
 from pretraining.optimizers import is_decayed
 from pretraining.partition import Part, Share
-from pretraining.ranks import connect, disconnect, find_ranks, leave
+from pretraining.ranks import connect, disconnect, leave
 from pretraining.recipe import Recipe
 from pretraining.shape import Shape
 

@@ -28,11 +28,12 @@ from benchmarks.measure import alternate, environment, median_ratio, write_resul
 from pretraining import kernels, recipe
 from pretraining.adamw import AdamW
 from pretraining.lamb import Lamb
+from pretraining.launchers import Ranks
 from pretraining.metrics import synchronize
 from pretraining.model import Bert
 from pretraining.optimizers import parameter_groups
 from pretraining.partition import Part, Share
-from pretraining.ranks import Ranks, choose_device, default_threads
+from pretraining.ranks import choose_device, default_threads
 from pretraining.shape import Shape
 
 

@@ -39,11 +39,12 @@ from data_prep.shards import Manifest
 from pretraining.batches import Batch, step_batches
 from pretraining.dataset import Dataset
 from pretraining.engine import Engine
+from pretraining.launchers import Ranks
 from pretraining.metrics import matrix_rate, synchronize
 from pretraining.model import Bert
 from pretraining.order import Order
 from pretraining.process import prepare_process
-from pretraining.ranks import Ranks, choose_device, connect, disconnect
+from pretraining.ranks import choose_device, connect, disconnect
 from pretraining.recipe import Recipe
 from pretraining.shape import Shape
 

@@ -32,8 +32,9 @@ from pretraining.checkpoint import (
 from pretraining.engine import Engine, name_dtype
 from pretraining.guards import read_skips
 from pretraining.interchange import CONFIG, read_folder
+from pretraining.launchers import Ranks
 from pretraining.model import Bert
-from pretraining.ranks import Ranks, default_threads
+from pretraining.ranks import default_threads
 from pretraining.recipe import Recipe
 from pretraining.shape import Shape
 from pretraining.trainer import Job, Trainer

@@ -39,19 +39,17 @@ from pretraining.control import SIGNALS, STOPPED, StoppedError, time_limit
 from pretraining.engine import DTYPES, choose_dtype, name_dtype
 from pretraining.export import export
 from pretraining.guards import CURE, DivergedError, write_skips
+from pretraining.launchers import Ranks, find_ranks, missing_tasks
 from pretraining.metrics import matrix_rate
 from pretraining.plan import build_plan, load_recipe_and_data, render_plan
 from pretraining.ranks import (
     INTERRUPTED,
-    Ranks,
     SharedError,
     agree,
     choose_device,
     connect,
     disconnect,
-    find_ranks,
     leave,
-    missing_tasks,
     speaks,
     together,
 )

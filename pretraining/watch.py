@@ -28,10 +28,10 @@ from typing import Any
 import torch.distributed as dist
 
 from data_prep.errors import UserError
+from pretraining.launchers import Ranks
 from pretraining.ranks import (
     INTERRUPTED,
     LOOK_WHY,
-    Ranks,
     SharedError,
     as_lost,
     is_lost,

@@ -105,7 +105,8 @@ def run_commands() -> list[tuple[int, str, str]]:
     import torch
 
     from pretraining import train as entry
-    from pretraining.ranks import connect, disconnect, find_ranks
+    from pretraining.launchers import find_ranks
+    from pretraining.ranks import connect, disconnect
 
     connect(find_ranks(os.environ), torch.device("cpu"))
     import deepspeed  # noqa: F401

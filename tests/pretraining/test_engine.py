@@ -20,9 +20,10 @@ from torch import Tensor
 from data_prep.errors import UserError
 from pretraining.batches import Batch
 from pretraining.engine import Engine, choose_dtype
+from pretraining.launchers import find_ranks
 from pretraining.model import Bert, Losses
 from pretraining.process import prepare_process
-from pretraining.ranks import connect, disconnect, find_ranks
+from pretraining.ranks import connect, disconnect
 from pretraining.recipe import Recipe
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]

@@ -12,8 +12,9 @@ from benchmarks.exactness import NVIDIA, error, make_engine, reference, run_engi
 from pretraining.apex import lamb_updates
 from pretraining.attention import Layout, _flash, _grouped
 from pretraining.lamb import Piece, _squares, _torch_updates
+from pretraining.launchers import Ranks
 from pretraining.model import Bert
-from pretraining.ranks import Ranks, connect, disconnect
+from pretraining.ranks import connect, disconnect
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]

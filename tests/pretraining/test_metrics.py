@@ -18,6 +18,7 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from pretraining import metrics
+from pretraining.launchers import find_ranks
 from pretraining.metrics import (
     EvaluationRecord,
     Meter,
@@ -30,7 +31,7 @@ from pretraining.metrics import (
     peak_memory,
     step_line,
 )
-from pretraining.ranks import connect, disconnect, find_ranks
+from pretraining.ranks import connect, disconnect
 
 CPU = torch.device("cpu")
 RECORD = StepRecord(

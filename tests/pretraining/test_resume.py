@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import ROOT
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -101,9 +103,8 @@ def moved(shared: Place) -> Place:
     return shared
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_other_ranks_go_on_with_the_same_curve(moved: Place, optimizer: str) -> None:
-    straight, run = (moved.folder / f"{optimizer} {how}" for how in ("straight", "moved"))
+def assert_same_end(run: Path, straight: Path) -> None:
+    """The curve to 1e-5, and the weights."""
     ours, theirs = records(run), records(straight)
     assert [each["step"] for each in ours] == [each["step"] for each in theirs]
     for a, b in zip(ours, theirs, strict=True):
@@ -112,6 +113,25 @@ def test_other_ranks_go_on_with_the_same_curve(moved: Place, optimizer: str) -> 
     shape = Shape(**read_record(finished(run)[-1])["shape"])
     weights, wanted = (read_weights(finished(each)[-1], shape) for each in (run, straight))
     assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_other_ranks_go_on_with_the_same_curve(moved: Place, optimizer: str) -> None:
+    assert_same_end(moved.folder / f"{optimizer} moved", moved.folder / f"{optimizer} straight")
+
+
+def test_nvidias_recipe_cut_down(place: Place) -> None:
+    """Two ranks, stopped, one rank, stopped, two ranks: it ends where the straight run ends."""
+    sizes = "--model.size tiny --model.positions 64 --precision.dtype fp32 --logging.tensorboard false"
+    first = "--phases.0.length 32 --phases.0.batch 24 --phases.0.micro_batch 4 --phases.0.steps 6"
+    second = "--phases.1.length 64 --phases.1.batch 12 --phases.1.micro_batch 2 --phases.1.steps 4"
+    large = dataclasses.replace(place, recipe=ROOT / "pretraining/recipes/bert_large_lamb.toml")
+    words = [*sizes.split(), *first.split(), *second.split(), "--logging.peak_flops", "1e12"]
+    straight, stopped = (large.command(name, *words) for name in ("straight", "stopped"))
+    assert [code for code, _, _ in train_all(2, [straight, [*stopped, STOP, 4]])] == [0, 75]
+    assert [code for code, _, _ in train_all(1, [[*stopped, STOP, 7]])] == [75]
+    assert [code for code, _, _ in train_all(2, [stopped])] == [0]
+    assert_same_end(place.folder / "stopped", place.folder / "straight")
 
 
 def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
