@@ -103,7 +103,7 @@ def make_engine(
     raw = {
         "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
         "model": {"size": "tiny"},
-        "precision": {"dtype": dtype},
+        "precision": {"dtype": dtype, "loss_scale_power": 8, "loss_scale_window": 4},  # fp16: it grows within the steps
         "parallel": {"zero": zero, "offload": offload},
         "optimizer": {"name": "lamb", **chosen},
         "deepspeed": {"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},

@@ -94,7 +94,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         raise DamageError(f"{checkpoint / RECORD}: missing") from None
     if not isinstance(record, dict) or not {"progress", "files"} <= record.keys():
         raise DamageError(f"{checkpoint / RECORD}: not the record of a checkpoint")
-    if record.pop(SEAL, None) not in (None, seal(record)):  # the first checkpoints had none
+    if record.pop(SEAL, None) != seal(record):
         raise DamageError(f"{checkpoint / RECORD}: its SHA-256 is not the one in it: it changed after it was written")
     return record
 
@@ -155,7 +155,8 @@ class Stored:
 
     def __init__(self, checkpoint: Path, kind: str):
         self._stretches: dict[str, list[tuple[int, int, Any, str]]] = defaultdict(list)
-        for path in sorted(checkpoint.glob(f"{kind}-*-of-*.safetensors")):
+        names = [record["path"] for record in read_record(checkpoint)["files"]]
+        for path in (checkpoint / name for name in names if name.startswith(f"{kind}-")):
             try:
                 file: Any = safe_open(path, "pt")
                 for key in file.keys():  # noqa: SIM118

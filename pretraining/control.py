@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ STARTED = time.monotonic()
 STOPPED = 75
 """exit code of a run that saved and stopped before its end: start the same command again (EX_TEMPFAIL)"""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+PATIENCE = timedelta(hours=2)
+"""longer than any wait that watch.py allows"""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -48,10 +51,12 @@ class Control:
         """`limit` counts seconds from the start of the process."""
         self._deadline = None if limit is None else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
-        self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        self._group = (
+            dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(timeout=PATIENCE, backend="gloo")
+        )
         self._signalled = False
         self._before: dict[int, Any] = {}
-        self._last = time.monotonic()
+        self._last: float | None = None
         self._longest = 0.0
 
     def __enter__(self) -> Control:
@@ -70,7 +75,7 @@ class Control:
     def decide(self, wrong: bool, saving: float) -> Decision:
         """What happens after this step; `saving` is how long a checkpoint takes, as far as is known."""
         now = time.monotonic()
-        self._longest, self._last = max(self._longest, now - self._last), now
+        self._longest, self._last = max(self._longest, now - (self._last or now)), now
         wish = Decision.GO_ON
         if self._deadline is not None and now > self._deadline - max(self._least, 2 * (saving + self._longest)):
             wish = Decision.LIMIT

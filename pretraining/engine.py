@@ -103,6 +103,10 @@ def merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 class Engine:
     """A model in training: forward, backward and the optimizer's step, over all ranks."""
 
+    _grow_scale: Callable[[], None] = staticmethod(lambda: None)
+    """in fp16, what is left to do after a step"""
+    _grows = False
+
     def __init__(self, model: Bert, recipe: Recipe, device: torch.device, ranks: int):
         self.dtype = choose_dtype(recipe.precision.dtype, device)
         self.device = device
@@ -138,6 +142,8 @@ class Engine:
             optimizer.gradient_norm = lambda: self.deepspeed.optimizer._global_grad_norm if self.zero else self._norm
         self._clip = 0.0 if recipe.optimizer.normalize else recipe.optimizer.clip
         self._norm: Tensor | None = None  # without ZeRO
+        if self.dtype == torch.float16:
+            self._put_off_growth()
 
     def forward(self, batch: Any) -> Losses:
         """The sums of this rank's micro-batch."""
@@ -163,6 +169,24 @@ class Engine:
             if "scale already at minimum" in str(error):
                 raise CollapseError from error
             raise
+        self._grow_scale()
+
+    def _put_off_growth(self) -> None:
+        """The loss scale grows after a step: DeepSpeed lets it grow within, and divides by the new one what the old
+        one multiplied, which halves the gradient of that step."""
+        optimizer = self.deepspeed.optimizer
+        update = optimizer._update_scale
+
+        def update_or_wait(has_overflow: bool = False) -> None:
+            if has_overflow:
+                update(has_overflow)
+            self._grows = not has_overflow
+
+        def grow() -> None:
+            if self._grows:
+                update(False)
+
+        optimizer._update_scale, self._grow_scale = update_or_wait, grow
 
     def close(self) -> None:
         """Lets go of its memory, so that another can follow in the same process."""

@@ -34,7 +34,7 @@ OWNED = {
     "steps_per_print": "logging.every",
     "tensorboard": "logging.tensorboard",
     "seed": "seed",
-    "checkpoint.load_universal": "the trainer, where it continues a checkpoint on other ranks",
+    "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
     "zero_allow_untested_optimizer": "optimizer.name",
     "zero_force_ds_cpu_optimizer": "parallel.offload",
 }

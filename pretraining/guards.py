@@ -69,7 +69,8 @@ class Guard:
         """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
         self._rank, self._spike, self._scaled = rank, spike, scaled
         self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
-        self._losses: deque[float] = deque(maxlen=REMEMBERED)
+        self.losses: deque[float] = deque(maxlen=REMEMBERED)
+        """the last that were logged in this phase"""
 
     def add(
         self, step: int, batch: int, losses: list[Tensor], norm: Tensor | float | None, examples: list[Array]
@@ -92,9 +93,9 @@ class Guard:
 
     def leaps(self, loss: float) -> bool:
         """Whether a logged loss is far above those before it."""
-        if self._spike and len(self._losses) >= REMEMBERED // 2 and loss > median(self._losses) + self._spike:
+        if self._spike and len(self.losses) >= REMEMBERED // 2 and loss > median(self.losses) + self._spike:
             return True
-        self._losses.append(loss)
+        self.losses.append(loss)
         return False
 
 

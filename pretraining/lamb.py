@@ -105,16 +105,16 @@ class Lamb(AdamW):
 
     def _updates(self, group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> tuple[list[Tensor], Tensor]:
         """Moves the moments. The updates with decay, and for each the squares of its piece's weight and of itself."""
-        scale = 1.0
+        scale: Tensor | float = 1.0
         if self.settings.normalize:
             norm = self.gradient_norm()
             assert norm is not None
-            scale = 1.0 / max(float(norm), torch.finfo(torch.float32).tiny)
+            scale = 1.0 / (norm + torch.finfo(torch.float32).tiny)
         if not pieces:
             return [], torch.zeros(0, 2, dtype=torch.float64, device=group["params"][0].device)
         if kernels.usable(pieces[0].weight):
-            return _fused_updates(group, pieces, steps, scale)
-        if scale != 1.0:
+            return _fused_updates(group, pieces, steps, float(scale))
+        if self.settings.normalize:
             torch._foreach_mul_([piece.gradient for piece in pieces], scale)
         if (amp_c := find_apex(self.settings.kernels, pieces[0].weight.device)) is not None:
             return lamb_updates(

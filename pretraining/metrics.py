@@ -368,6 +368,7 @@ class RunLog:
         with _as_user_error(self._path.parent / TENSORBOARD):
             for part, numbers in values.items():
                 self._writer.add_histogram(f"{name}/{part}", np.asarray(numbers), step)
+            self._writer.flush()
 
     def say(self, text: str) -> None:
         """A line for the reader alone."""
@@ -393,7 +394,7 @@ class RunLog:
 
         folder = self._path.parent / TENSORBOARD
         with _as_user_error(folder):
-            return SummaryWriter(str(folder), purge_step=self._first or None)
+            return SummaryWriter(str(folder), purge_step=self._first)
 
     def _add_scalars(self, group: str, step: int, figures: dict[str, Any]) -> None:
         if self._writer is None:

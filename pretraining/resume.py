@@ -6,12 +6,13 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 
 from data_prep.errors import UserError
@@ -29,15 +30,17 @@ from pretraining.checkpoint import (
     read_weights,
     restore,
 )
+from pretraining.control import Control
 from pretraining.engine import Engine, name_dtype
-from pretraining.guards import read_skips
+from pretraining.guards import Skip, read_skips
 from pretraining.interchange import CONFIG, read_folder
 from pretraining.launchers import Ranks
 from pretraining.model import Bert
-from pretraining.ranks import default_threads
+from pretraining.ranks import default_threads, exchange
 from pretraining.recipe import Recipe
 from pretraining.shape import Shape
 from pretraining.trainer import Job, Trainer
+from pretraining.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,8 @@ class Start:
     ranks: Ranks
     device: torch.device
     console: Console
-    limit: float | None
-    """seconds from the start of the process"""
-    mark: Callable[[], None]
-    """what to call as training advances"""
+    control: Control
+    watch: Watch
 
     def warn(self, message: str) -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", markup=False)
@@ -80,17 +81,28 @@ def alone_in(run: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks, as Lustre is where it is mounted so
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except OSError as error:
+            raise UserError(f"--run {run}: cannot be written: {error.strerror}") from error
         yield
 
 
-def prepare(start: Start) -> Trainer:
-    """A trainer that stands where the run is to go on."""
-    job, ranks, recipe = start.job, start.ranks, start.job.recipe
-    torch.set_num_threads(recipe.compute.threads or default_threads(ranks))
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins or goes on."""
+
+    model: Bert
+    latest: Path | None
+    """the checkpoint that the model's weights are from"""
+    skips: list[Skip]
+
+
+def find_beginning(start: Start) -> Beginning:
+    """Looks into the run's folder; all that may fail on one rank alone, before ranks need one another to compute."""
+    job, recipe = start.job, start.job.recipe
+    torch.set_num_threads(recipe.compute.threads or default_threads(start.ranks))
     kernels.allow(recipe.compute.kernels == "auto" and not recipe.compute.compile)
     latest = find_latest(start)
     model = Bert(job.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
@@ -98,13 +110,19 @@ def prepare(start: Start) -> Trainer:
         model.load_state_dict(read_weights(latest, job.shape))
     elif start.init is not None:
         start_with(model, start.init, job.manifest)
-    engine = Engine(model, recipe, start.device, ranks.ranks)
+    return Beginning(model, latest, exchange(read_skips(job.run))[0])
+
+
+def make_trainer(start: Start, beginning: Beginning) -> Trainer:
+    """A trainer that stands there."""
+    job, latest = start.job, beginning.latest
+    engine = Engine(beginning.model, job.recipe, start.device, start.ranks.ranks)
     record = None if latest is None else read_record(latest)
     progress = Progress() if latest is None else restore(latest, engine)
-    if ranks.rank == 0:
+    if start.ranks.rank == 0:
         write_run_folder(job)
         describe(start, engine, record)
-    trainer = Trainer(job, engine, progress, start.console, read_skips(job.run), start.limit, start.mark)
+    trainer = Trainer(job, engine, progress, start.console, beginning.skips, start.control, start.watch.mark)
     if record is not None:
         trainer.restore(record)
     return trainer
@@ -132,7 +150,10 @@ def find_latest(start: Start) -> Path | None:
 
 def what_must_stay(record: dict[str, Any], job: Job) -> Iterator[tuple[str, Any, Any]]:
     """What a checkpoint cannot be continued with: the name, what it was, and what it is now."""
-    recipe, before = job.recipe, Recipe.model_validate(record["recipe"])
+    try:
+        recipe, before = job.recipe, Recipe.model_validate(record["recipe"])
+    except ValidationError as error:
+        raise UserError(f"--run {job.run}: was trained by another version of this program: {error}") from error
     progress = Progress(**record["progress"])
     phase = progress.phase
     then_shape, shape = (

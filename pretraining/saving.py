@@ -1,8 +1,9 @@
 """Writes checkpoints while training goes on: the state is copied, and a thread of each rank writes its copy.
 
-A checkpoint is made beside its place. Every rank reads back what it has written and tells its checksums in a small
-file; when the files of all ranks are there, rank 0 writes the record, gives the checkpoint its name, and removes those
-that are no longer to be kept. A run that is killed in the middle of this has lost nothing that was there before.
+A checkpoint is made beside its place. Every rank puts its files on the disk, reads them back and tells their checksums
+in a small file; when the files of all ranks are there, rank 0 writes the record, gives the checkpoint its name, and
+removes those that are no longer to be kept. A run that is killed in the middle of this has lost nothing that was there
+before.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from pretraining.checkpoint import (
     step_of,
 )
 from pretraining.engine import Engine, name_dtype
+from pretraining.ranks import exchange
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
 FULL = 1 << 16
@@ -69,7 +73,8 @@ class Saver:
         begin = time.monotonic()
         self._join()
         folder = self._run / FOLDER / f"step-{progress.step:08}"
-        unfinished = folder.with_name(folder.name + UNFINISHED)
+        # a name that no other run knows: ranks of one that was killed may still be writing
+        unfinished = folder.with_name(f"{folder.name}-{exchange(secrets.token_hex(4))[0]}{UNFINISHED}")
         self._guarded(unfinished, lambda: self._begin(unfinished))
         dist.barrier()
         copies = {kind: snapshot(engine, kind) for kind in KINDS}
@@ -239,5 +244,6 @@ def retire(run: Path, settings: recipe.Checkpoints) -> None:
     for old in finished(run)[: -settings.keep]:
         if not settings.keep_every or step_of(old) % settings.keep_every:
             gone = old.with_name(old.name + UNFINISHED)  # a kill while it is removed must not leave half a checkpoint
-            old.rename(gone)
-            shutil.rmtree(gone)
+            with suppress(OSError):  # what is left of it, the next save removes
+                old.rename(gone)
+                shutil.rmtree(gone)

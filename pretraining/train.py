@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
@@ -35,10 +35,10 @@ from rich.console import Console
 
 from data_prep.errors import UserError
 from data_prep.shards import Manifest
-from pretraining.control import SIGNALS, STOPPED, StoppedError, time_limit
+from pretraining.control import SIGNALS, STOPPED, Control, StoppedError, time_limit
 from pretraining.engine import DTYPES, choose_dtype, name_dtype
 from pretraining.export import export
-from pretraining.guards import CURE, DivergedError, write_skips
+from pretraining.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.launchers import Ranks, find_ranks, missing_tasks
 from pretraining.metrics import matrix_rate
 from pretraining.plan import build_plan, load_recipe_and_data, render_plan
@@ -54,7 +54,7 @@ from pretraining.ranks import (
     together,
 )
 from pretraining.recipe import Recipe
-from pretraining.resume import Start, alone_in, prepare
+from pretraining.resume import Beginning, Start, alone_in, find_beginning, make_trainer
 from pretraining.trainer import Job, Trainer
 from pretraining.watch import Watch
 
@@ -171,22 +171,23 @@ def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
         failure = error  # raised when all ranks can hear it
     connect(ranks, device)
     try:
-        with contextlib.ExitStack() as lock:
+        with contextlib.ExitStack() as stack:
+            control = stack.enter_context(Control(limit))
             with together():
                 if failure is not None:
                     raise failure
-                watch = Watch(ranks, hang=recipe.guards.hang)
-                job = job_of(wanted, recipe, manifest)
-                start = Start(job, wanted.init, wanted.resume, ranks, device, console, limit, watch.mark)
+                watch, job = Watch(ranks, hang=recipe.guards.hang), job_of(wanted, recipe, manifest)
                 agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
                 agree([str(wanted.init), wanted.stop_after], "--init and --stop-after")
                 if ranks.rank == 0:
-                    lock.enter_context(alone_in(start.job.run))
-                trainer = prepare(start)
+                    stack.enter_context(alone_in(job.run))
+                start = Start(job, wanted.init, wanted.resume, ranks, device, console, control, watch)
+                beginning = find_beginning(start)
             with watch:
-                trainer = train_through(start, trainer)
+                trainer = train_through(start, beginning)
                 if ranks.rank == 0 and trainer.finished:
-                    finish(trainer.job.run, console)
+                    with watch.pause():
+                        finish(job.run, console)
     finally:
         disconnect()
 
@@ -198,27 +199,42 @@ def job_of(wanted: Train, recipe: Recipe, manifest: Manifest) -> Job:
     return Job(recipe, wanted.data, manifest, wanted.run, wanted.stop_after)
 
 
-def train_through(start: Start, trainer: Trainer) -> Trainer:
+def train_through(start: Start, beginning: Beginning) -> Trainer:
     """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
     while True:
-        try:
-            trainer.train()
-        except DivergedError as error:
-            run, allowed = start.job.run, start.job.recipe.guards.rollbacks
-            skips = [*trainer.skips, error.skip]
-            if len(skips) > allowed:
-                before = f"{len(trainer.skips)} times before, the run has gone back to a checkpoint for such a reason"
-                raise SharedError(f"{error}\n{before} (guards.rollbacks = {allowed}); {CURE}") from error
-            if start.ranks.rank == 0:
-                write_skips(run, skips)
-                start.warn(f"{error}; the run goes back to its last checkpoint and leaves that out")
-            trainer.saver.finish()
-            trainer.close()
-            del trainer
-            gc.collect()
-            trainer = prepare(replace(start, resume="auto"))  # the checkpoints are this run's own
-        else:
+        trainer = make_trainer(start, beginning)
+        wrong = what_goes_wrong(trainer)
+        if wrong is None:
             return trainer
+        with start.watch.pause():
+            leave_out(wrong, start, trainer)
+            trainer.close()
+            del trainer, beginning
+            gc.collect()
+            beginning = find_beginning(start)
+
+
+def what_goes_wrong(trainer: Trainer) -> Skip | None:
+    """Trains; what to leave out, if it comes to that. (An exception would keep all that it came through alive.)"""
+    try:
+        trainer.train()
+    except DivergedError as error:
+        return error.skip
+    return None
+
+
+def leave_out(wrong: Skip, start: Start, trainer: Trainer) -> None:
+    """Notes it, for this process and those that come after; an error if there was enough of it."""
+    allowed, before = start.job.recipe.guards.rollbacks, len(trainer.skips)
+    if before >= allowed:
+        raise SharedError(
+            f"{wrong.reason}\n{before} times before, the run has gone back to a checkpoint for such a reason "
+            f"(guards.rollbacks = {allowed}); {CURE}"
+        )
+    if start.ranks.rank == 0:
+        write_skips(start.job.run, [*trainer.skips, wrong])
+        start.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
+    trainer.saver.finish()
 
 
 def finish(run: Path, console: Console) -> None:

@@ -21,7 +21,7 @@ from pretraining.dataset import Dataset, num_held_out
 from pretraining.engine import CollapseError, Engine
 from pretraining.evaluate import evaluate
 from pretraining.export import summarise_data
-from pretraining.guards import DivergedError, Finding, Guard, Skip, batch_number, first_of
+from pretraining.guards import DivergedError, Guard, Skip, batch_number, first_of
 from pretraining.lamb import Lamb
 from pretraining.metrics import EvaluationRecord, Meter, RunLog, matrix_rate
 from pretraining.order import Order, fold
@@ -58,13 +58,13 @@ class Trainer:
         engine: Engine,
         progress: Progress,
         console: Console,
-        skips: Sequence[Skip] = (),
-        limit: float | None = None,
-        mark: Callable[[], None] = lambda: None,
+        skips: Sequence[Skip],
+        control: Control,
+        mark: Callable[[], None],
     ):
-        """`limit`: seconds from the start of the process; `mark`: what to call as training advances."""
+        """`mark` is what to call as training advances."""
         self.job, self.engine, self.progress = job, engine, progress
-        self.skips, self.mark = list(skips), mark
+        self.skips, self.control, self.mark = list(skips), control, mark
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.schedules = build_schedules(job.recipe)
         names = [phase.name for phase in job.recipe.phases]
@@ -88,16 +88,14 @@ class Trainer:
             active=self.rank == 0,
         )
         self.saver = Saver(job.run, job.recipe.checkpoints, self.log.say)
-        self.control = Control(limit)
-        self.guard = self.new_guard()
-
-    def new_guard(self) -> Guard:
-        """For a phase: at the beginning of the next, losses may well leap."""
-        return Guard(self.rank, self.job.recipe.guards.spike, scaled=self.engine.loss_scale is not None)
+        self.guard = Guard(self.rank, job.recipe.guards.spike, scaled=engine.loss_scale is not None)
+        self.saved = self.batch
+        """the next batch at the last checkpoint"""
 
     def restore(self, record: dict[str, Any]) -> None:
         """Takes up what a checkpoint's record says, besides where the run stands."""
         self.meter.restore(record["meters"], self.rank, self.ranks)
+        self.guard.losses.extend(record["logged_losses"])
         if scores := dict(record["metrics"]):
             del scores["perplexity"]
             self.scores = EvaluationRecord(**scores)
@@ -110,26 +108,23 @@ class Trainer:
     def train(self) -> None:
         """Runs the phases that are left."""
         begin = time.monotonic()
-        with self.control, self.log:  # a signal while the log opens waits for the first step
+        with self.log:
             if self.progress.phase >= self.stop:
                 self.log.say("all that was asked for is trained already")
-            for number in range(self.progress.phase, self.stop):
-                self.run_phase(number)
-            self.saver.finish()
-            waited, seconds = self.saver.stalled, time.monotonic() - begin
-            self.log.say(
-                f"training waited {duration(waited)} of {duration(seconds)} for saving ({waited / seconds:.1%})"
-            )
+            try:
+                for number in range(self.progress.phase, self.stop):
+                    self.run_phase(number)
+                self.saver.finish()
+            finally:
+                self.say_what_saving_took(time.monotonic() - begin)
             if not self.finished:
                 self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
 
     def say_what_saving_took(self, seconds: float) -> None:
         """Of the seconds of this run."""
-        waited = self.saver.stalled
-        if waited:
-            self.log.say(
-                f"training waited {duration(waited)} of {duration(seconds)} for saving: {waited / seconds:.1%}"
-            )
+        if waited := self.saver.stalled:
+            share = f"{waited / seconds:.1%}"
+            self.log.say(f"training waited {duration(waited)} of {duration(seconds)} for saving: {share}")
 
     @property
     def finished(self) -> bool:
@@ -143,7 +138,6 @@ class Trainer:
         order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
         self.announce(number, accumulation)
         self.begin_positions(number)
-        self.guard = self.new_guard()
         self.meter.begin()
         with Loader(
             dataset,
@@ -157,6 +151,7 @@ class Trainer:
             number=lambda step: batch_number(step, number, self.skips),
         ) as loader:
             self.clock = Clock(self.progress.phase_seconds, self.engine.device)
+            self.saved = self.batch
             for batches in loader:
                 if schedule.finished(self.progress.phase_step, self.clock.seconds):
                     break
@@ -206,8 +201,8 @@ class Trainer:
         try:
             self.engine.step(rate)
         except CollapseError:
-            reason = f"gradients overflow at step {step + 1} with the smallest scale of the loss"
-            raise DivergedError(Skip(self.progress.phase, self.batch, 1, reason)) from None
+            reason = f"gradients overflow up to step {step + 1} with the smallest scale of the loss"
+            raise self.diverged(reason, self.saved, self.batch + 1) from None
         self.mark()
         self.meter.step(batches.waited)
         self.guard.add(
@@ -228,30 +223,32 @@ class Trainer:
         saves = is_due(step, recipe.checkpoints.every) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
-        looks = logs or saves or self.engine.device.type == "cpu"
-        decision = self.decide(self.guard.look() if looks else None)
+        decision = self.decide(looks=logs or saves or self.engine.device.type == "cpu")
+        stops = decision != Decision.GO_ON
         self.clock.step()
-        if logs or saves or not self.clock.agreed:
+        if logs or saves or stops or not self.clock.agreed:
             self.clock.agree()
-            self.progress.phase_seconds = self.clock.seconds
         if logs:
             self.log_step()
+        if stops:
+            self.save()
+            self.saver.finish()  # whoever stops us may not wait for an evaluation
         if evaluates:
             self.evaluate()
-        if saves or (decision != Decision.GO_ON and not last):
-            self.save()
-        if evaluates or saves:
             self.clock.agree()  # that took time, and no step did
+        if saves or (stops and evaluates):
+            self.save()
         self.saver.look()
-        if decision != Decision.GO_ON and not last:
+        if stops:
             self.stop_here(decision)
 
-    def decide(self, finding: Finding | None) -> Decision:
+    def decide(self, looks: bool) -> Decision:
         """What all ranks do now; raises where one of them has found something wrong."""
+        finding = self.guard.look() if looks else None
         decision = self.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
             first = first_of(exchange(finding))
-            raise DivergedError(Skip(self.progress.phase, first.batch, 1, first.text))
+            raise self.diverged(first.text, first.batch, first.batch + 1)
         return decision
 
     def stop_here(self, decision: Decision) -> None:
@@ -262,10 +259,10 @@ class Trainer:
             f"stopped by {what} after step {self.progress.step:,}, and saved; the same command continues from there"
         )
 
-    def diverged(self, reason: str, batches: int) -> DivergedError:
-        """What went wrong in the last batches of the phase."""
-        first = batch_number(max(0, self.progress.phase_step - batches), self.progress.phase, self.skips)
-        return DivergedError(Skip(self.progress.phase, first, max(1, self.batch - first), reason))
+    def diverged(self, reason: str, begin: int, end: int) -> DivergedError:
+        """What went wrong in these batches of the phase; those before the last checkpoint are done."""
+        begin = max(begin, self.saved)
+        return DivergedError(Skip(self.progress.phase, begin, max(1, end - begin), reason))
 
     def log_step(self) -> None:
         """Writes what happened since the last time."""
@@ -281,7 +278,8 @@ class Trainer:
         if self.job.recipe.hours is not None:
             record = replace(record, seconds_left=self.seconds_left())
         if self.guard.leaps(record.loss):
-            raise self.diverged(f"the loss leapt to {record.loss:.2f} in the steps to {record.step}", steps)
+            first = batch_number(max(0, self.progress.phase_step - steps), self.progress.phase, self.skips)
+            raise self.diverged(f"the loss leapt to {record.loss:.2f} in the steps to {record.step}", first, self.batch)
         self.log.step(record)
         if isinstance(self.engine.optimizer, Lamb) and self.log.tensorboard:
             self.log.histograms("trust_ratio", record.step, by_layer(self.engine.optimizer.trust_ratios()))
@@ -304,16 +302,22 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of where the run stands, written while training goes on."""
+        self.progress.phase_seconds, self.saved = self.clock.seconds, self.batch
         meter = self.meter.state()
         with self.meter.watch.pause():
             self.saver.save(self.engine, self.progress, self.record(), meter)
 
     def finish_phase(self, number: int) -> None:
         """Scores and saves its end, which is the beginning of the next."""
+        self.decide(looks=True)
         if self.meter.steps:
             self.log_step()
-        self.evaluate()
-        self.progress.phase, self.progress.phase_step, self.progress.phase_seconds = number + 1, 0, 0.0
+        now = (self.progress.step, number + 1)
+        if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
+            self.evaluate()
+        self.progress.phase, self.progress.phase_step = number + 1, 0
+        self.clock = Clock(0.0, self.engine.device)
+        self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.save()
 
     def record(self) -> dict[str, Any]:
@@ -325,6 +329,7 @@ class Trainer:
             "data": summarise_data(self.job.manifest),
             "step": self.progress.step,
             "metrics": scores,
+            "logged_losses": list(self.guard.losses),
         }
 
     def dataset(self, phase: Phase, validation: bool = False) -> Dataset:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,3 +211,28 @@ def test_dtypes() -> None:
     assert choose_dtype("bf16", cpu) == torch.bfloat16
     with pytest.raises(UserError, match="not on a CPU; take"):
         choose_dtype("fp16", cpu)
+
+
+def test_the_loss_scale_grows_after_the_step() -> None:
+    """DeepSpeed would divide the gradient by the new scale, which it had not been multiplied with."""
+
+    class Scaled:
+        loss_scale, divided_by = 4.0, 0.0
+
+        def _update_scale(self, has_overflow: bool = False) -> None:
+            self.loss_scale *= 0.5 if has_overflow else 2
+
+        def step(self, overflow: bool = False) -> None:
+            self._update_scale(overflow)
+            self.divided_by = self.loss_scale
+
+    engine = Engine.__new__(Engine)
+    scaled = Scaled()
+    scaled.param_groups = []  # type: ignore[attr-defined]
+    engine.deepspeed, engine.zero = SimpleNamespace(optimizer=scaled, step=scaled.step), 1
+    engine._put_off_growth()
+    engine.step(1.0)
+    assert (scaled.divided_by, scaled.loss_scale) == (4.0, 8.0)
+    engine.deepspeed.step = lambda: scaled.step(overflow=True)
+    engine.step(1.0)
+    assert (scaled.divided_by, scaled.loss_scale) == (4.0, 4.0)

@@ -71,7 +71,8 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize(("dtype", "zero"), LAMB)
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kernels: str) -> None:
-    """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16."""
+    """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16,
+    where the scale of the loss grows on the way."""
     chosen = {**NVIDIA, "kernels": kernels}
     weights, ratios = run_engine(make_engine(dtype, zero, chosen, device="cuda"))
     wanted, wanted_ratios = reference(1, chosen)

@@ -485,7 +485,6 @@ def test_a_full_disk(place: Place, small_disk: Path, ranks: int) -> None:
 SIGNALS = [
     (2, signal.SIGINT),
     pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
-    pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
 ]
 
 
