@@ -184,6 +184,8 @@ def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
         name, said = dotted(key), f"deepspeed.{dotted(key)} = {shown(value)}"
         if name in OWNED:
             yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
+        elif name == "zero_optimization.round_robin_gradients" and value:
+            yield f"{said}: DeepSpeed mixes up parameters under it; remove it"
         elif name == "zero_optimization" and not isinstance(value, dict):
             yield f"{said}: a table is needed"
         elif len(key) == 1 and name not in OPEN:

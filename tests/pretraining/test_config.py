@@ -305,6 +305,11 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
             "--deepspeed.zero_optimization.stage 2",
             "--deepspeed.zero_optimization.stage = 2: follows from the recipe: parallel.zero; remove it",
         ),
+        (
+            "--deepspeed.zero_optimization.round_robin_gradients",
+            "--deepspeed.zero_optimization.round_robin_gradients = true: DeepSpeed mixes up parameters under it; "
+            "remove it",
+        ),
         # LAMB's
         (
             "--optimizer.trust_all",

@@ -36,7 +36,6 @@ def on_all_stages() -> dict[Any, Any]:
     found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
     for zero in (1, 2, 3):
         found["offloaded", zero] = run_engine(make_engine("fp32", zero, NVIDIA, offload="optimizer"))[0]
-    found["dealt in turn"] = run_engine(make_engine("fp32", 2, NVIDIA, round_robin_gradients=True))[0]
     kernels.allow(False)
     found["torch"] = run_engine(make_engine("fp32", 2, SETTINGS["all"]))
     disconnect()
@@ -69,12 +68,11 @@ def test_without_our_kernel_it_is_the_same(found: tuple[int, Results]) -> None:
     assert results[0]["torch"][1] == pytest.approx(ratios, rel=1e-6)
 
 
-def test_other_layouts(found: tuple[int, Results]) -> None:
-    """With the optimizer in the host's memory, and with parameters dealt to ranks in turn."""
+def test_with_the_optimizer_in_the_hosts_memory(found: tuple[int, Results]) -> None:
     ranks, results = found
     wanted, _ = reference(ranks, NVIDIA)
-    for case in (("offloaded", 1), ("offloaded", 2), ("offloaded", 3), "dealt in turn"):
-        assert error(results[-1][case], wanted) < 1e-6, case
+    for zero in (1, 2, 3):
+        assert error(results[-1]["offloaded", zero], wanted) < 1e-6, zero
 
 
 def test_without_knowing_the_parameters_it_would_be_wrong(found: tuple[int, Results]) -> None:
