@@ -243,6 +243,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
         **{name: str(number) for name, number in numbers.items()},
         "MASTER_ADDR": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # of DeepSpeed's calls of torch
         "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}",
     }
 

@@ -464,17 +464,23 @@ void lamb_update(const float* weight, float* gradient, float* first, float* seco
     for (int64_t index = 0; index < blocks; ++index) {
         double weights = 0, updates = 0;
         const int64_t end = std::min(count, (index + 1) * block);
-#pragma omp simd reduction(+ : weights, updates)
-        for (int64_t i = index * block; i < end; ++i) {
-            const float grad = gradient[i] * factor;
-            const float mean = first[i] + keep1 * (grad - first[i]);
-            const float power = forget2 * second[i] + keep2 * grad * grad;
-            const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
-            first[i] = mean;
-            second[i] = power;
-            gradient[i] = update;
-            weights += double(weight[i]) * weight[i];
-            updates += double(update) * update;
+        for (int64_t begin = index * block; begin < end; begin += 512) {  // few enough to add up as float
+            const int64_t stop = std::min(end, begin + 512);
+            float some_weights = 0, some_updates = 0;
+#pragma omp simd reduction(+ : some_weights, some_updates)
+            for (int64_t i = begin; i < stop; ++i) {
+                const float grad = gradient[i] * factor;
+                const float mean = first[i] + keep1 * (grad - first[i]);
+                const float power = forget2 * second[i] + keep2 * grad * grad;
+                const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
+                first[i] = mean;
+                second[i] = power;
+                gradient[i] = update;
+                some_weights += weight[i] * weight[i];
+                some_updates += update * update;
+            }
+            weights += some_weights;
+            updates += some_updates;
         }
         sums[2 * index] = weights;
         sums[2 * index + 1] = updates;

@@ -8,6 +8,7 @@ ranks in one small fp64 all-reduce.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Slot:
     """What has one trust ratio, as far as a flat tensor of this rank holds it: nothing, a part or all."""
 
     name: str
+    size: int
+    """elements on all ranks"""
     stretches: tuple[tuple[int, int], ...]
     """where: (offset, length)"""
 
@@ -36,6 +39,8 @@ class Piece:
     """A stretch of a slot with its gradient and moments; all are views of flat tensors."""
 
     slot: int
+    whole: bool
+    """whether it is all of the slot"""
     weight: Tensor
     gradient: Tensor
     first: Tensor
@@ -74,13 +79,62 @@ class Lamb(AdamW):
         for tensor in tensors:
             self.state[tensor]["step"] += 1
             steps = float(self.state[tensor]["step"])
-        updates, squares = self._updates(group, pieces, steps)
-        if group["weight_decay"] or self.settings.trust_all:
-            ratios = self._trust(squares, [piece.slot for piece in pieces], len(names), ranks)
+        one_by_one = kernels.usable(tensors[0])
+        move = self._move_one_by_one if one_by_one else self._move_together
+        ratios = move(group, pieces, steps, len(names), ranks)
+        if ratios is not None:
             self._ratios[names] = ratios
-            _multiply(updates, ratios, [piece.slot for piece in pieces])
+
+    def _move_one_by_one(
+        self, group: dict[str, Any], pieces: Sequence[Piece], steps: float, slots: int, ranks: Any
+    ) -> Tensor | None:
+        """On a CPU: what is whole here moves at once, while it is still in the cache."""
+        adapts, scale = self._adapts(group), float(self._scale())
+        squares = torch.zeros(slots, 2, dtype=torch.float64)
+        cut = []
+        for piece in pieces:  # a slot has no more than one on a rank
+            row = squares[piece.slot]
+            _fused_update(group, piece, steps, scale, row)
+            if piece.whole or not adapts:
+                ratio = self._trust_of(*row.tolist()) if adapts else 1.0
+                piece.weight.add_(piece.gradient, alpha=-group["lr"] * ratio)
+            else:
+                cut.append(piece)
+        if not adapts:
+            return None
+        ratios = [self._trust_of(*row) for row in _joined(squares, ranks).tolist()]
+        for piece in cut:
+            piece.weight.add_(piece.gradient, alpha=-group["lr"] * ratios[piece.slot])
+        return torch.tensor(ratios, dtype=torch.float64)
+
+    def _move_together(
+        self, group: dict[str, Any], pieces: Sequence[Piece], steps: float, slots: int, ranks: Any
+    ) -> Tensor | None:
+        """On a GPU: all pieces in each operation, and no ratio comes to the host."""
+        squares = torch.zeros(slots, 2, dtype=torch.float64, device=group["params"][0].device)
+        updates: list[Tensor] = []
+        if pieces:
+            updates, its_own = self._updates(group, pieces, steps)
+            places = torch.tensor([piece.slot for piece in pieces])
+            squares.index_add_(0, places.to(squares.device, non_blocking=True), its_own)
+        ratios = self._trust(_joined(squares, ranks)) if self._adapts(group) else None
+        if ratios is not None:
+            factors = ratios.float()
+            torch._foreach_mul_(updates, [factors[piece.slot] for piece in pieces])
         if pieces:
             torch._foreach_add_([piece.weight for piece in pieces], updates, alpha=-group["lr"])
+        return ratios
+
+    def _adapts(self, group: dict[str, Any]) -> bool:
+        return bool(group["weight_decay"]) or self.settings.trust_all
+
+    def _scale(self) -> Tensor | float:
+        """What gradients are multiplied with."""
+        if not self.settings.normalize:
+            return 1.0
+        norm = self.gradient_norm()
+        assert norm is not None
+        return 1.0 / (norm + torch.finfo(torch.float32).tiny)
 
     def _pieces(self, tensors: Sequence[Tensor]) -> tuple[list[Piece], tuple[str, ...], Any]:
         """This rank's pieces, the names of all slots, and the ranks that have the other pieces."""
@@ -94,7 +148,8 @@ class Lamb(AdamW):
             flats = [each.view(-1) for each in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
             for number, slot in enumerate(slots, len(names)):
                 for stretch in slot.stretches:
-                    pieces.append(Piece(number, *(flat.narrow(0, *stretch) for flat in flats)))
+                    whole = stretch[1] == slot.size
+                    pieces.append(Piece(number, whole, *(flat.narrow(0, *stretch) for flat in flats)))
             names += [slot.name for slot in slots]
         return pieces, tuple(names), ranks
 
@@ -105,17 +160,8 @@ class Lamb(AdamW):
 
     def _updates(self, group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> tuple[list[Tensor], Tensor]:
         """Moves the moments. The updates with decay, and for each the squares of its piece's weight and of itself."""
-        scale: Tensor | float = 1.0
         if self.settings.normalize:
-            norm = self.gradient_norm()
-            assert norm is not None
-            scale = 1.0 / (norm + torch.finfo(torch.float32).tiny)
-        if not pieces:
-            return [], torch.zeros(0, 2, dtype=torch.float64, device=group["params"][0].device)
-        if kernels.usable(pieces[0].weight):
-            return _fused_updates(group, pieces, steps, float(scale))
-        if self.settings.normalize:
-            torch._foreach_mul_([piece.gradient for piece in pieces], scale)
+            torch._foreach_mul_([piece.gradient for piece in pieces], self._scale())
         if (amp_c := find_apex(self.settings.kernels, pieces[0].weight.device)) is not None:
             return lamb_updates(
                 amp_c,
@@ -129,15 +175,17 @@ class Lamb(AdamW):
         updates = _torch_updates(group, pieces, steps)
         return updates, _squares([piece.weight for piece in pieces], updates)
 
-    def _trust(self, squares: Tensor, slots: Sequence[int], count: int, ranks: Any) -> Tensor:
-        """A ratio for each slot: 1 where a norm is 0. All ranks call it."""
-        sums = torch.zeros(count, 2, dtype=torch.float64, device=squares.device)
-        sums.index_add_(0, torch.tensor(slots, device=squares.device, dtype=torch.int64), squares)
-        if ranks is not None and dist.get_world_size(ranks) > 1:
-            dist.all_reduce(sums, group=ranks)
-        weight, update = sums.sqrt().unbind(1)
-        ratios = torch.where((weight > 0) & (update > 0), weight / update, 1.0)
-        return ratios if self.settings.trust_limits is None else ratios.clamp(*self.settings.trust_limits)
+    def _trust_of(self, weight: float, update: float) -> float:
+        """The ratio from the squares of both: 1 where one is 0."""
+        low, high = self.settings.trust_limits or (0.0, math.inf)
+        return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
+
+    def _trust(self, squares: Tensor) -> Tensor:
+        """The same for (slots, 2) of them."""
+        weight, update = squares.sqrt().unbind(1)
+        ratios = weight / update
+        ratios = ratios if self.settings.trust_limits is None else ratios.clamp(*self.settings.trust_limits)
+        return torch.where((weight > 0) & (update > 0), ratios, 1.0)
 
     def trust_ratios(self) -> dict[str, float]:
         """Of the last step, by the names of parameters; the same on all ranks."""
@@ -159,31 +207,23 @@ def _slots(share: Share, name: str, count: int) -> list[Slot]:
             first, last = max(part.start, begin), min(part.start + part.length, end)
             if part.name == name and first < last:
                 stretches.append((part.offset + first - part.start, last - first))
-        slots.append(Slot(name if count == 1 else f"{name}[{number}]", tuple(stretches)))
+        slots.append(Slot(name if count == 1 else f"{name}[{number}]", size, tuple(stretches)))
     return slots
 
 
-def _multiply(updates: Sequence[Tensor], ratios: Tensor, slots: Sequence[int]) -> None:
-    """Each update by the ratio of its slot; on a GPU without bringing the ratios to the host."""
-    factors = ratios.float()
-    if factors.device.type == "cpu":
-        numbers = factors.tolist()
-        torch._foreach_mul_(list(updates), [numbers[slot] for slot in slots])
-    else:
-        torch._foreach_mul_(list(updates), [factors[slot] for slot in slots])
+def _joined(squares: Tensor, ranks: Any) -> Tensor:
+    """The sums over all ranks; all of them call it."""
+    if ranks is not None and dist.get_world_size(ranks) > 1:
+        dist.all_reduce(squares, group=ranks)
+    return squares
 
 
-def _fused_updates(
-    group: dict[str, Any], pieces: Sequence[Piece], steps: float, scale: float
-) -> tuple[list[Tensor], Tensor]:
-    """In our kernel for CPUs: one pass over memory, the update in the gradient's place."""
-    squares = torch.zeros(len(pieces), 2, dtype=torch.float64)
+def _fused_update(group: dict[str, Any], piece: Piece, steps: float, scale: float, squares: Tensor) -> None:
+    """In our kernel for CPUs: moves the moments, puts the update in the gradient's place and the squares in theirs."""
     corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
-    for piece, row in zip(pieces, squares, strict=True):
-        tensors = (piece.weight, piece.gradient, piece.first, piece.second, row)
-        numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), scale)
-        kernels.call("lamb_update", *tensors, piece.weight.numel(), *numbers)
-    return [piece.gradient for piece in pieces], squares
+    tensors = (piece.weight, piece.gradient, piece.first, piece.second, squares)
+    numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), scale)
+    kernels.call("lamb_update", *tensors, piece.weight.numel(), *numbers)
 
 
 def _torch_updates(group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> list[Tensor]:

@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
@@ -211,7 +211,7 @@ def train_through(start: Start, beginning: Beginning) -> Trainer:
             trainer.close()
             del trainer, beginning
             gc.collect()
-            beginning = find_beginning(start)
+            beginning = find_beginning(replace(start, resume="auto"))  # the checkpoints are this run's own
 
 
 def what_goes_wrong(trainer: Trainer) -> Skip | None:

@@ -55,11 +55,16 @@ from pretraining.resume import alone_in
 from pretraining.trainer import Trainer
 
 SAVES = ["--checkpoints.every", "1", "--checkpoints.keep", "9"]
-LONG = ["--phases.0.steps", "40", "--checkpoints.every", "1"]
-"""a run of 43 steps"""
+LONG = ["--phases.0.steps", "30", "--checkpoints.every", "1"]
+"""a run of 33 steps"""
 ENDLESS = ["--phases.0.steps", "5000", "--checkpoints.every", "1"]
 SEED = 12345
 """of a recipe that says none"""
+
+
+def slow(*values: Any) -> Any:
+    """A parameter of tests that are run with the slow ones."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 # Ranks.
@@ -69,8 +74,9 @@ def serve() -> None:
     """What the process does that ranks are forked from: a rank for each line, or its exit code if it has ended."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what modules print while they are loaded is no answer
-    import deepspeed  # noqa: F401
-    import transformers  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - loads the compiler, as a run does
+    import torch._dynamo  # noqa: F401
+    import transformers.models.bert.modeling_bert  # noqa: F401
 
     gc.collect()
     gc.freeze()
@@ -248,7 +254,7 @@ def straight(home: Home, shared: Place) -> Path:
 
 @pytest.fixture(scope="module")
 def long(home: Home, shared: Place) -> Path:
-    """Forty steps of the first phase."""
+    """Thirty steps of the first phase."""
     return train_straight(home, shared, "survival long", *LONG)
 
 
@@ -306,13 +312,13 @@ def kill(launch: Launch, command: list[object], checkpoints: Path, step: int, dr
     if save:
         wait_for(lambda: any(not (each / RECORD).exists() for each in checkpoints.glob("*.tmp")))
     else:
-        time.sleep(draw.uniform(0, 0.1))
+        time.sleep(draw.uniform(0, 0.05))
     victim = draw.randrange(2)
     run.signal(signal.SIGKILL, victim)
     done = run.wait()
     assert {each.code for each in done} == {-signal.SIGKILL, 2}, done
     assert done[victim].code == -signal.SIGKILL
-    assert done[1 - victim].errors.startswith(f"error: rank {victim} has ended, or "), done
+    assert re.match(rf"error: (rank {victim}|another rank) has ended, or ", done[1 - victim].errors), done
     if save and victim == 0:
         assert list(checkpoints.glob("*.tmp")), "it was to be killed inside a save"
 
@@ -329,7 +335,7 @@ def kill_and_compare(place: Place, launch: Launch, wanted: Path, more: list[str]
 
 
 def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, launch: Launch, long: Path) -> None:
-    kill_and_compare(place, launch, long, LONG, last=25, kills=3)
+    kill_and_compare(place, launch, long, LONG, last=18, kills=3)
 
 
 @pytest.mark.slow
@@ -402,7 +408,7 @@ def test_a_repaired_checkpoint_counts_again(straight: Path, tmp_path: Path, alon
     assert newest_whole(run, lambda _: None) == newest
 
 
-@pytest.mark.parametrize(("file", "damage"), [(FILES[0], flip), (FILES[2], truncate), (RECORD, Path.unlink)])
+@pytest.mark.parametrize(("file", "damage"), [(FILES[0], flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)])
 def test_a_run_goes_on_from_the_checkpoint_before(
     place: Place, launch: Launch, straight: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
@@ -454,7 +460,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_read_only_disk_at_the_start(place: Place, launch: Launch, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     going = launch(dataclasses.replace(place, folder=disk).command("run"))
-    assert_ended(going, 2, f"error: --run {disk / 'run'}: cannot be written: Read-only file system")
+    assert_ended(going, 2, f"error: rank 0: --run {disk / 'run'}: cannot be written: Read-only file system")
 
 
 def test_a_disk_that_is_full_at_the_start(place: Place, launch: Launch, disk: Path) -> None:
@@ -487,7 +493,7 @@ def test_a_folder_belongs_to_one_run(place: Place, launch: Launch) -> None:
     first.reach(2)
     owner = f"process {first.pids[0]} on {socket.gethostname()}"
     before = first.step
-    assert_ended(launch(command), 2, f"error: --run {run}: {owner} is training in this folder")
+    assert_ended(launch(command), 2, f"error: rank 0: --run {run}: {owner} is training in this folder")
     first.reach(before + 2)
     first.signal(signal.SIGUSR1)
     assert_ended(first, control.STOPPED, "stopped by a signal")
@@ -568,7 +574,7 @@ def test_between_phases_more_may_change(place: Place, launch: Launch, straight: 
 # Signals and limits.
 
 
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
 def test_a_signal_to_one_rank_stops_all_in_good_order(
     place: Place, launch: Launch, long: Path, number: int, rank: int
 ) -> None:
@@ -602,12 +608,12 @@ def test_more_signals_during_the_save_change_nothing(place: Place, launch: Launc
 
 
 def slow_start() -> None:
-    """A fault: rank 0 needs long for its model, and the others wait for it."""
+    """A fault: rank 0 needs longer for its model, and the others wait for it."""
     initialize = Bert.initialize
 
     def slowly(self: Bert, seed: int) -> Bert:
         if os.environ["RANK"] == "0":
-            time.sleep(600)
+            time.sleep(2)
         return initialize(self, seed)
 
     Bert.initialize = slowly  # type: ignore[method-assign]
@@ -615,7 +621,7 @@ def slow_start() -> None:
 
 @pytest.mark.parametrize("begun", [1, 2])
 def test_a_run_that_is_stopped_while_it_starts(place: Place, launch: Launch, straight: Path, begun: int) -> None:
-    """While rank 0 waits for the others, or they for it."""
+    """While rank 0 waits for the others to come, at once; while they make the model, after a first step."""
     run = stopped_at(straight, place.folder / "run", 6)
     before = {path: contents(path) for path in finished(run)}
     (run / "lock").unlink()
@@ -624,17 +630,18 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, launch: Launch, str
         wait_for((run / "lock").exists)
     time.sleep(0.5)
     going.signal(signal.SIGTERM)
-    assert assert_ended(going, control.STOPPED).strip() == INTERRUPTED
-    assert {path: contents(path) for path in finished(run)} == before
+    message = INTERRUPTED if begun == 1 else "stopped by a signal after step 7, and saved; the same command continues"
+    assert assert_ended(going, control.STOPPED).strip().startswith(message)
+    assert {path: contents(path) for path in before} == before
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(run, straight)
 
 
-@pytest.mark.parametrize("told", ["--time-limit", "Slurm"])
+@pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])
 def test_the_time_limit(place: Place, launch: Launch, told: str) -> None:
     words = ["--time-limit", "4s"] if told == "--time-limit" else []
     variables = {} if words else {"SLURM_JOB_END_TIME": str(int(time.time()) + 5)}
-    going = launch(place.command("run", *ENDLESS), environment=variables)
+    going = launch(place.command("run", *ENDLESS, *words), environment=variables)
     assert_ended(going, control.STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
     assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
@@ -756,7 +763,7 @@ def test_a_bad_batch_is_left_out(place: Place, launch: Launch, without_bad: Path
     messages = {
         "loss": f"the loss is nan at step 3 on rank 1, of {in_order(place, 1)[1]}",
         "gradient": f"the norm of the gradient is inf at step 3; rank 0 had {in_order(place, 0)[0]}, … (12 examples)",
-        "collapse": "gradients overflow at step 3 with the smallest scale of the loss",
+        "collapse": "gradients overflow up to step 3 with the smallest scale of the loss",
     }
     going = launch(place.command("run", *SAVES), fault=["poison", what, "batch"])
     what_then = "; the run goes back to its last checkpoint and leaves that out\n"
@@ -767,7 +774,7 @@ def test_a_bad_batch_is_left_out(place: Place, launch: Launch, without_bad: Path
     assert_same(place.folder / "run", without_bad)
 
 
-@pytest.mark.parametrize("zero", [0, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("zero", [slow(0), slow(2), slow(3)])
 def test_a_bad_gradient_under_other_stages(place: Place, launch: Launch, zero: int) -> None:
     going = launch(place.command("run", *SAVES, "--parallel.zero", zero), fault=["poison", "gradient", "batch"])
     assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; rank 0 had shard ")
