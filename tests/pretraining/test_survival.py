@@ -49,7 +49,7 @@ from pretraining.engine import Engine
 from pretraining.guards import SKIPPED, Guard, Skip, batch_number, first_of, read_skips, write_skips
 from pretraining.model import Bert, Losses
 from pretraining.order import Order, fold
-from pretraining.ranks import INTERRUPTED
+from pretraining.ranks import INTERRUPTED, leave
 from pretraining.recipe import Checkpoints
 from pretraining.resume import alone_in
 from pretraining.trainer import Trainer
@@ -106,7 +106,7 @@ def be_rank(streams: list[str], environment: dict[str, str], fault: list[Any], c
     except BaseException:
         traceback.print_exc()
     finally:
-        entry.leave(code)
+        leave(code)
     raise AssertionError
 
 
@@ -714,7 +714,7 @@ def poison(what: str, follows: str, number: int = BAD, die_at: int = 0) -> None:
 
     def bad_backward(self: Engine, loss: Tensor, last: bool) -> None:
         if bad and what == "gradient":
-            loss.register_hook(lambda gradient: gradient * math.nan)
+            loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
         backward(self, loss, last)
 
     def collapse() -> None:
@@ -725,7 +725,7 @@ def poison(what: str, follows: str, number: int = BAD, die_at: int = 0) -> None:
             self.deepspeed.step = collapse
         step(self, rate)
 
-    Trainer.train_step = bad_train_step  # type: ignore[method-assign]
+    Trainer.train_step = bad_train_step  # type: ignore[method-assign, assignment]
     Engine.forward, Engine.backward, Engine.step = bad_forward, bad_backward, bad_step  # type: ignore[method-assign]
 
 
@@ -869,7 +869,7 @@ def test_a_loss_leaps_above_the_median_of_many() -> None:
 def jumping_clock() -> None:
     """A fault: the time of day jumps by hours at each look, to and fro."""
     now, count = time.time, itertools.count()
-    time.time = lambda: now() + 3600 * (-5, 0, 7)[next(count) % 3]  # type: ignore[assignment]
+    time.time = lambda: now() + 3600 * (-5, 0, 7)[next(count) % 3]
 
 
 def test_a_clock_that_jumps(place: Place, launch: Launch, straight: Path) -> None:
