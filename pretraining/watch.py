@@ -33,6 +33,7 @@ from pretraining.ranks import (
     INTERRUPTED,
     LOOK_WHY,
     SharedError,
+    UnreachedError,
     as_lost,
     is_lost,
     leave,
@@ -224,6 +225,8 @@ class Watch:
     ) -> None:
         if self._ranks.ranks == 1:
             return
+        if isinstance(error, UnreachedError) and isinstance(error.__cause__, RuntimeError):  # as `exchange` tells it
+            error = error.__cause__
         if error is None:
             try:
                 dist.barrier()  # still watched: a rank that fails now does not leave us here
