@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -360,6 +361,12 @@ class RunLog:
         self._write("evaluation", figures)
         self._add_scalars("validation", record.step, figures)
         self._print(evaluation_line(record))
+
+    def sync(self) -> None:
+        """Puts what was written on the disk: a checkpoint that follows must not be ahead of it after a power cut."""
+        if self._file is not None:
+            with _as_user_error(self._path):
+                os.fsync(self._file.fileno())
 
     def histograms(self, name: str, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Distributions, in TensorBoard alone."""

@@ -305,6 +305,7 @@ class Trainer:
         self.progress.phase_seconds, self.saved = self.clock.seconds, self.batch
         meter = self.meter.state()
         with self.meter.watch.pause():
+            self.log.sync()
             self.saver.save(self.engine, self.progress, self.record(), meter)
 
     def finish_phase(self, number: int) -> None:
