@@ -117,6 +117,15 @@ int this_thread() {
 #endif
 }
 
+// There may be fewer than were asked for.
+int threads_here() {
+#ifdef _OPENMP
+    return omp_get_num_threads();
+#else
+    return 1;
+#endif
+}
+
 // Each thread's sums over its rows, added up in the order of the threads.
 class ColumnSums {
     int64_t width;
@@ -450,45 +459,61 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
 }
 
 // Moves Adam's moments, and puts the update with decay where the gradient was. squares: the sums of weight^2 and
-// update^2, over blocks of a fixed size, so that the number of threads does not matter.
-void lamb_update(const float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
+// update^2, over blocks of a fixed size, so that the number of threads does not matter. Where `move` is not 0, the squares
+// are those of a whole parameter, and its weights move by `move` times the trust ratio at once: backwards, from what is
+// still in the cache.
+void lamb_update(float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
                  double beta1, double beta2, double correction1, double correction2, double epsilon, double decay,
-                 double scale, int64_t threads) {
-    constexpr int64_t block = 1 << 14;
+                 double scale, double move, double smallest, double largest, int64_t threads) {
+    constexpr int64_t block = 1 << 14, few = 512;  // few enough to add up as float
     const int64_t blocks = (count + block - 1) / block;
     const float keep1 = float(1 - beta1), keep2 = float(1 - beta2), forget2 = float(beta2);
     const float inverse1 = float(1 / correction1), root2 = float(1 / std::sqrt(correction2));
     const float added = float(epsilon), decayed = float(decay), factor = float(scale);
     std::vector<double> sums(2 * blocks);
-#pragma omp parallel for num_threads(threads_for(blocks, threads)) schedule(static)
-    for (int64_t index = 0; index < blocks; ++index) {
-        double weights = 0, updates = 0;
-        const int64_t end = std::min(count, (index + 1) * block);
-        for (int64_t begin = index * block; begin < end; begin += 512) {  // few enough to add up as float
-            const int64_t stop = std::min(end, begin + 512);
-            float some_weights = 0, some_updates = 0;
-#pragma omp simd reduction(+ : some_weights, some_updates)
-            for (int64_t i = begin; i < stop; ++i) {
-                const float grad = gradient[i] * factor;
-                const float mean = first[i] + keep1 * (grad - first[i]);
-                const float power = forget2 * second[i] + keep2 * grad * grad;
-                const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
-                first[i] = mean;
-                second[i] = power;
-                gradient[i] = update;
-                some_weights += weight[i] * weight[i];
-                some_updates += update * update;
+    float amount = 0;
+#pragma omp parallel num_threads(threads_for(blocks, threads))
+    {
+        const int64_t from = blocks * this_thread() / threads_here(), to = blocks * (this_thread() + 1) / threads_here();
+        for (int64_t index = from; index < to; ++index) {
+            const int64_t end = std::min(count, (index + 1) * block);
+            for (int64_t begin = index * block; begin < end; begin += few) {
+                const int64_t stop = std::min(end, begin + few);
+                float weights = 0, updates = 0;
+#pragma omp simd reduction(+ : weights, updates)
+                for (int64_t i = begin; i < stop; ++i) {
+                    const float grad = gradient[i] * factor;
+                    const float mean = first[i] + keep1 * (grad - first[i]);
+                    const float power = forget2 * second[i] + keep2 * grad * grad;
+                    const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
+                    first[i] = mean;
+                    second[i] = power;
+                    gradient[i] = update;
+                    weights += weight[i] * weight[i];
+                    updates += update * update;
+                }
+                sums[2 * index] += weights;
+                sums[2 * index + 1] += updates;
             }
-            weights += some_weights;
-            updates += some_updates;
         }
-        sums[2 * index] = weights;
-        sums[2 * index + 1] = updates;
-    }
-    squares[0] = squares[1] = 0;
-    for (int64_t index = 0; index < blocks; ++index) {
-        squares[0] += sums[2 * index];
-        squares[1] += sums[2 * index + 1];
+#pragma omp barrier
+#pragma omp single
+        {
+            squares[0] = squares[1] = 0;
+            for (int64_t index = 0; index < blocks; ++index) {
+                squares[0] += sums[2 * index];
+                squares[1] += sums[2 * index + 1];
+            }
+            const bool known = squares[0] > 0 && squares[1] > 0;
+            const double ratio = known ? std::min(std::max(std::sqrt(squares[0] / squares[1]), smallest), largest) : 1;
+            amount = float(move * ratio);
+        }
+        if (amount != 0)
+            for (int64_t index = to - 1; index >= from; --index) {
+                const int64_t end = std::min(count, (index + 1) * block);
+#pragma omp simd
+                for (int64_t i = index * block; i < end; ++i) weight[i] += amount * gradient[i];
+            }
     }
 }
 

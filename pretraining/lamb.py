@@ -89,16 +89,19 @@ class Lamb(AdamW):
         self, group: dict[str, Any], pieces: Sequence[Piece], steps: float, slots: int, ranks: Any
     ) -> Tensor | None:
         """On a CPU: what is whole here moves at once, while it is still in the cache."""
-        adapts, scale = self._adapts(group), float(self._scale())
+        adapts = self._adapts(group)
         squares = torch.zeros(slots, 2, dtype=torch.float64)
+        corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
+        numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), float(self._scale()))
+        limits = self._limits if adapts else (1.0, 1.0)
         cut = []
-        for piece in pieces:  # a slot has no more than one on a rank
-            row = squares[piece.slot]
-            _fused_update(group, piece, steps, scale, row)
-            if piece.whole or not adapts:
-                ratio = self._trust_of(*row.tolist()) if adapts else 1.0
-                piece.weight.add_(piece.gradient, alpha=-group["lr"] * ratio)
-            else:
+        for piece, row in zip(pieces, squares[[piece.slot for piece in pieces]], strict=True):
+            tensors = (piece.weight, piece.gradient, piece.first, piece.second, row)
+            at_once = piece.whole or not adapts
+            move = -group["lr"] if at_once else 0.0
+            kernels.call("lamb_update", *tensors, piece.weight.numel(), *numbers, move, *limits)
+            squares[piece.slot] = row  # a slot has no more than one piece on a rank
+            if not at_once:
                 cut.append(piece)
         if not adapts:
             return None
@@ -124,6 +127,10 @@ class Lamb(AdamW):
         if pieces:
             torch._foreach_add_([piece.weight for piece in pieces], updates, alpha=-group["lr"])
         return ratios
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self.settings.trust_limits or (0.0, math.inf)
 
     def _adapts(self, group: dict[str, Any]) -> bool:
         return bool(group["weight_decay"]) or self.settings.trust_all
@@ -177,14 +184,14 @@ class Lamb(AdamW):
 
     def _trust_of(self, weight: float, update: float) -> float:
         """The ratio from the squares of both: 1 where one is 0."""
-        low, high = self.settings.trust_limits or (0.0, math.inf)
+        low, high = self._limits
         return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
 
     def _trust(self, squares: Tensor) -> Tensor:
         """The same for (slots, 2) of them."""
         weight, update = squares.sqrt().unbind(1)
         ratios = weight / update
-        ratios = ratios if self.settings.trust_limits is None else ratios.clamp(*self.settings.trust_limits)
+        ratios = ratios.clamp(*self._limits)
         return torch.where((weight > 0) & (update > 0), ratios, 1.0)
 
     def trust_ratios(self) -> dict[str, float]:
@@ -216,14 +223,6 @@ def _joined(squares: Tensor, ranks: Any) -> Tensor:
     if ranks is not None and dist.get_world_size(ranks) > 1:
         dist.all_reduce(squares, group=ranks)
     return squares
-
-
-def _fused_update(group: dict[str, Any], piece: Piece, steps: float, scale: float, squares: Tensor) -> None:
-    """In our kernel for CPUs: moves the moments, puts the update in the gradient's place and the squares in theirs."""
-    corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
-    tensors = (piece.weight, piece.gradient, piece.first, piece.second, squares)
-    numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), scale)
-    kernels.call("lamb_update", *tensors, piece.weight.numel(), *numbers)
 
 
 def _torch_updates(group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> list[Tensor]:
