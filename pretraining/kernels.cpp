@@ -458,13 +458,13 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
     }
 }
 
-// Moves Adam's moments, and puts the update with decay where the gradient was. squares: the sums of weight^2 and
-// update^2, over blocks of a fixed size, so that the number of threads does not matter. Where `move` is not 0, the squares
-// are those of a whole parameter, and its weights move by `move` times the trust ratio at once: backwards, from what is
-// still in the cache.
-void lamb_update(float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
+// A stretch of a parameter. Moves Adam's moments, and puts the update with decay where the gradient was. squares: the sums
+// of weight^2 and update^2, over blocks of a fixed size, so that the number of threads does not matter. Where `move` is not
+// 0, the squares are those of a whole parameter, and its weights move by `move` times the trust ratio at once: backwards,
+// from what is still in the cache.
+void lamb_stretch(float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
                  double beta1, double beta2, double correction1, double correction2, double epsilon, double decay,
-                 double scale, double move, double smallest, double largest, int64_t threads) {
+                  double scale, double move, double smallest, double largest, int64_t threads) {
     constexpr int64_t block = 1 << 14, few = 512;  // few enough to add up as float
     const int64_t blocks = (count + block - 1) / block;
     const float keep1 = float(1 - beta1), keep2 = float(1 - beta2), forget2 = float(beta2);
@@ -514,6 +514,20 @@ void lamb_update(float* weight, float* gradient, float* first, float* second, do
 #pragma omp simd
                 for (int64_t i = index * block; i < end; ++i) weight[i] += amount * gradient[i];
             }
+    }
+}
+
+// All stretches of a flat tensor, each (offset, length, whether it is a whole parameter); those that are not move only if
+// `all_move`.
+void lamb_update(float* weight, float* gradient, float* first, float* second, double* squares, const int64_t* stretches,
+                 int64_t count, double beta1, double beta2, double correction1, double correction2, double epsilon,
+                 double decay, double scale, double move, double smallest, double largest, int64_t all_move,
+                 int64_t threads) {
+    for (int64_t index = 0; index < count; ++index) {
+        const int64_t at = stretches[3 * index], length = stretches[3 * index + 1];
+        const bool moves = all_move || stretches[3 * index + 2];
+        lamb_stretch(weight + at, gradient + at, first + at, second + at, squares + 2 * index, length, beta1, beta2,
+                     correction1, correction2, epsilon, decay, scale, moves ? move : 0, smallest, largest, threads);
     }
 }
 

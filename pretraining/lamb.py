@@ -9,7 +9,7 @@ ranks in one small fp64 all-reduce.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,24 @@ from pretraining.partition import Share
 
 
 @dataclass(frozen=True)
-class Slot:
-    """What has one trust ratio, as far as a flat tensor of this rank holds it: nothing, a part or all."""
+class Layout:
+    """Which slots a flat tensor holds on all ranks, and what of them on this one. A slot has one trust ratio: it is a
+    parameter, or one of those that lie one after another in a fused one."""
 
-    name: str
-    size: int
-    """elements on all ranks"""
-    stretches: tuple[tuple[int, int], ...]
-    """where: (offset, length)"""
+    slots: tuple[str, ...]
+    """their names"""
+    places: tuple[int, ...]
+    """the slot of each stretch of this rank; no slot has two"""
+    stretches: Tensor
+    """(stretches, 3) int64: offset, length, whether it is all of its slot"""
+    ranks: Any
+    """those that hold the rest, if any"""
+
+    def by_slot(self, squares: Tensor) -> Tensor:
+        """(slots, 2) from (stretches, 2)."""
+        found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
+        found[list(self.places)] = squares
+        return found
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,6 @@ class Piece:
     """A stretch of a slot with its gradient and moments; all are views of flat tensors."""
 
     slot: int
-    whole: bool
-    """whether it is all of the slot"""
     weight: Tensor
     gradient: Tensor
     first: Tensor
@@ -55,14 +63,13 @@ class Lamb(AdamW):
         self.settings = settings
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """over all weights and ranks, where the settings want it divided out"""
-        self._slots: dict[int, tuple[tuple[Slot, ...], Any]] = {}
+        self._layouts: dict[int, Layout] = {}
         self._ratios: dict[tuple[str, ...], Tensor] = {}
 
     def divide(self, shares: Sequence[Share], fused: Callable[[str], int]) -> None:
         """Says what the flat tensors hold; `fused` is how many parameters of the paper lie one after another in one."""
         for share in shares:
-            slots = tuple(slot for name in share.sizes for slot in _slots(share, name, fused(name)))
-            self._slots[id(share.tensor)] = (slots, share.group)
+            self._layouts[id(share.tensor)] = make_layout(share, fused)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -74,53 +81,56 @@ class Lamb(AdamW):
 
     def _move(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         """One step of tensors that are in the same place of their ranks: stage 3 brings them one at a time."""
-        pieces, names, ranks = self._pieces(tensors)
-        steps = 0.0
         for tensor in tensors:
-            self.state[tensor]["step"] += 1
-            steps = float(self.state[tensor]["step"])
-        one_by_one = kernels.usable(tensors[0])
-        move = self._move_one_by_one if one_by_one else self._move_together
-        ratios = move(group, pieces, steps, len(names), ranks)
+            self.state_of(tensor)["step"] += 1
+        steps = float(self.state_of(tensors[0])["step"])
+        layouts = [self._layouts[id(tensor)] for tensor in tensors]
+        move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
+        ratios = move(group, tensors, layouts, steps)
         if ratios is not None:
-            self._ratios[names] = ratios
+            self._ratios[_names(layouts)] = ratios
 
     def _move_one_by_one(
-        self, group: dict[str, Any], pieces: Sequence[Piece], steps: float, slots: int, ranks: Any
+        self, group: dict[str, Any], tensors: Sequence[Tensor], layouts: Sequence[Layout], steps: float
     ) -> Tensor | None:
         """On a CPU: what is whole here moves at once, while it is still in the cache."""
         adapts = self._adapts(group)
-        squares = torch.zeros(slots, 2, dtype=torch.float64)
         corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
         numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), float(self._scale()))
         limits = self._limits if adapts else (1.0, 1.0)
-        cut = []
-        for piece, row in zip(pieces, squares[[piece.slot for piece in pieces]], strict=True):
-            tensors = (piece.weight, piece.gradient, piece.first, piece.second, row)
-            at_once = piece.whole or not adapts
-            move = -group["lr"] if at_once else 0.0
-            kernels.call("lamb_update", *tensors, piece.weight.numel(), *numbers, move, *limits)
-            squares[piece.slot] = row  # a slot has no more than one piece on a rank
-            if not at_once:
-                cut.append(piece)
+        found = []
+        for tensor, layout in zip(tensors, layouts, strict=True):
+            state, squares = self.state_of(tensor), torch.zeros(len(layout.stretches), 2, dtype=torch.float64)
+            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, layout.stretches)
+            count = len(layout.stretches)
+            kernels.call("lamb_update", *flats, count, *numbers, -group["lr"], *limits, int(not adapts))
+            found.append(layout.by_slot(squares))
         if not adapts:
             return None
-        ratios = [self._trust_of(*row) for row in _joined(squares, ranks).tolist()]
-        for piece in cut:
-            piece.weight.add_(piece.gradient, alpha=-group["lr"] * ratios[piece.slot])
+        ratios = [self._trust_of(*row) for row in _joined(torch.cat(found), layouts[0].ranks).tolist()]
+        begin = 0
+        for tensor, layout in zip(tensors, layouts, strict=True):
+            for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
+                if not whole:
+                    assert tensor.grad is not None
+                    weight, update = (each.view(-1).narrow(0, offset, length) for each in (tensor, tensor.grad))
+                    weight.add_(update, alpha=-group["lr"] * ratios[begin + slot])
+            begin += len(layout.slots)
         return torch.tensor(ratios, dtype=torch.float64)
 
     def _move_together(
-        self, group: dict[str, Any], pieces: Sequence[Piece], steps: float, slots: int, ranks: Any
+        self, group: dict[str, Any], tensors: Sequence[Tensor], layouts: Sequence[Layout], steps: float
     ) -> Tensor | None:
         """On a GPU: all pieces in each operation, and no ratio comes to the host."""
-        squares = torch.zeros(slots, 2, dtype=torch.float64, device=group["params"][0].device)
+        pieces = list(self._pieces(tensors, layouts))
+        slots = sum(len(layout.slots) for layout in layouts)
+        squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
         updates: list[Tensor] = []
         if pieces:
             updates, its_own = self._updates(group, pieces, steps)
             places = torch.tensor([piece.slot for piece in pieces])
             squares.index_add_(0, places.to(squares.device, non_blocking=True), its_own)
-        ratios = self._trust(_joined(squares, ranks)) if self._adapts(group) else None
+        ratios = self._trust(_joined(squares, layouts[0].ranks)) if self._adapts(group) else None
         if ratios is not None:
             factors = ratios.float()
             torch._foreach_mul_(updates, [factors[piece.slot] for piece in pieces])
@@ -143,22 +153,16 @@ class Lamb(AdamW):
         assert norm is not None
         return 1.0 / (norm + torch.finfo(torch.float32).tiny)
 
-    def _pieces(self, tensors: Sequence[Tensor]) -> tuple[list[Piece], tuple[str, ...], Any]:
-        """This rank's pieces, the names of all slots, and the ranks that have the other pieces."""
-        pieces: list[Piece] = []
-        names: list[str] = []
-        ranks = None
-        for tensor in tensors:
-            slots, ranks = self._slots[id(tensor)]
+    def _pieces(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> Iterator[Piece]:
+        """This rank's pieces."""
+        begin = 0
+        for tensor, layout in zip(tensors, layouts, strict=True):
             state = self.state_of(tensor)
             assert tensor.grad is not None
             flats = [each.view(-1) for each in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
-            for number, slot in enumerate(slots, len(names)):
-                for stretch in slot.stretches:
-                    whole = stretch[1] == slot.size
-                    pieces.append(Piece(number, whole, *(flat.narrow(0, *stretch) for flat in flats)))
-            names += [slot.name for slot in slots]
-        return pieces, tuple(names), ranks
+            for slot, (offset, length, _) in zip(layout.places, layout.stretches.tolist(), strict=True):
+                yield Piece(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
+            begin += len(layout.slots)
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = super().state_of(parameter)
@@ -203,19 +207,27 @@ class Lamb(AdamW):
         }
 
 
-def _slots(share: Share, name: str, count: int) -> list[Slot]:
-    """The slots of a parameter, which cut its rows into equal blocks."""
-    size = share.sizes[name] // count
-    slots = []
-    for number in range(count):
-        begin, end = number * size, (number + 1) * size
-        stretches = []
-        for part in share.parts:
-            first, last = max(part.start, begin), min(part.start + part.length, end)
-            if part.name == name and first < last:
-                stretches.append((part.offset + first - part.start, last - first))
-        slots.append(Slot(name if count == 1 else f"{name}[{number}]", size, tuple(stretches)))
-    return slots
+def make_layout(share: Share, fused: Callable[[str], int]) -> Layout:
+    """What a share holds, slot by slot: a fused parameter's rows make equal blocks."""
+    slots: list[str] = []
+    places, stretches = [], []
+    for name, size in share.sizes.items():
+        count = fused(name)
+        block = size // count
+        for number in range(count):
+            begin, end = number * block, (number + 1) * block
+            for part in share.parts:
+                first, last = max(part.start, begin), min(part.start + part.length, end)
+                if part.name == name and first < last:
+                    places.append(len(slots))
+                    stretches.append((part.offset + first - part.start, last - first, int(last - first == block)))
+            slots.append(name if count == 1 else f"{name}[{number}]")
+    table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
+    return Layout(tuple(slots), tuple(places), table, share.group)
+
+
+def _names(layouts: Sequence[Layout]) -> tuple[str, ...]:
+    return tuple(name for layout in layouts for name in layout.slots)
 
 
 def _joined(squares: Tensor, ranks: Any) -> Tensor:

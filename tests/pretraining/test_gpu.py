@@ -94,7 +94,7 @@ def test_apex_moves_as_pytorch_does() -> None:
     twins = [[each.clone() for each in tensors] for tensors in lists]
     options = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
     updates, squares = lamb_updates(amp_c, lists, **options)
-    pieces = [Piece(0, True, *each) for each in zip(*twins, strict=True)]
+    pieces = [Piece(0, *each) for each in zip(*twins, strict=True)]
     group = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
     wanted = _torch_updates(group, pieces, 3.0)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):

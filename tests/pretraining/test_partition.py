@@ -17,7 +17,7 @@ from torch import nn
 
 from data_prep.errors import UserError
 from pretraining import partition
-from pretraining.lamb import _slots
+from pretraining.lamb import make_layout
 from pretraining.model import Bert
 from pretraining.partition import Part, Share, find_shares
 
@@ -60,13 +60,15 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     """A fused parameter's slots, where parts begin and end anywhere."""
     total = size * count
     ends = sorted({0, total, *(cut % total for cut in cuts)})
-    parts = [Part("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
-    share = Share(torch.empty(0), {"p": total}, tuple(parts))
-    slots = _slots(share, "p", count)
-    assert len(slots) == count
-    for number, slot in enumerate(slots):
-        held = sorted(at - 1000 for offset, length in slot.stretches for at in range(offset, offset + length))
-        assert held == list(range(number * size, (number + 1) * size))
+    some = [Part("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
+    held: dict[int, list[int]] = {slot: [] for slot in range(count)}
+    for part in some:  # a rank has one part of a parameter; here each is a rank of its own
+        layout = make_layout(Share(torch.empty(0), {"p": total}, (part,)), lambda _: count)
+        assert len(layout.slots) == count
+        for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
+            held[slot] += range(offset - 1000, offset - 1000 + length)
+            assert whole == (length == size)
+    assert all(held[slot] == list(range(slot * size, (slot + 1) * size)) for slot in held)
 
 
 @pytest.fixture
