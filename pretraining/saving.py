@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -187,10 +188,10 @@ class Saver:
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
-    number = error.errno if isinstance(error, OSError) else None
+    within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+    number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
-    full = number == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error)  # as safetensors says it
-    if full or _free(unfinished.parent) < FULL:
+    if number == errno.ENOSPC or _free(unfinished.parent) < FULL:
         reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
     shutil.rmtree(unfinished, ignore_errors=True)
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
