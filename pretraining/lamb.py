@@ -194,8 +194,7 @@ class Lamb(AdamW):
     def _trust(self, squares: Tensor) -> Tensor:
         """The same for (slots, 2) of them."""
         weight, update = squares.sqrt().unbind(1)
-        ratios = weight / update
-        ratios = ratios.clamp(*self._limits)
+        ratios = (weight / update).clamp(*self._limits)
         return torch.where((weight > 0) & (update > 0), ratios, 1.0)
 
     def trust_ratios(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from training import STOP, Place, records, train_all
 
 from pretraining.checkpoint import finished, read_record, read_weights
 from pretraining.shape import Shape
+from pretraining.trainer import repeated
 
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
 TIMES = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
@@ -149,3 +150,24 @@ def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
     assert (
         histograms["trust_ratio/layers.0"][0].histogram_value.num == 16
     )  # as many parameters as the paper's layer has
+
+
+def test_copied_positions_repeat_those_that_are_known() -> None:
+    rows = repeated(torch.arange(12.0).view(12, 1), known=4)
+    assert rows.flatten().tolist() == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_copied_positions_are_the_same_under_every_stage(place: Place) -> None:
+    """The second phase begins with them, on all ranks and in a run that stopped between the phases."""
+    copied = ["--phases.1.new_positions", "copied"]
+    alone = [place.command("drawn"), place.command("copied", *copied, "--parallel.zero", "0")]
+    assert [code for code, _, _ in train_all(1, alone)] == [0, 0]
+    ways = {"ZeRO 1": "1", "ZeRO 2": "2", "ZeRO 3": "3"}
+    two = [place.command(name, *copied, "--parallel.zero", zero, *CUT * (zero == "3")) for name, zero in ways.items()]
+    stopped = place.command("stopped", *copied, "--parallel.zero", "3", *CUT)
+    codes = [code for code, _, _ in train_all(2, [*two, [*stopped, "--stop-after", "short"], stopped])]
+    assert codes == [0] * 5
+    for name in (*ways, "stopped"):
+        assert_same_end(place.folder / name, place.folder / "copied")
+    ours, theirs = (records(place.folder / name)[5]["masked"] for name in ("copied", "drawn"))
+    assert ours != pytest.approx(theirs, rel=1e-6), "the positions are as they were"
