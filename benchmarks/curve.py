@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretraining.process import prepare_process
+from pretraining.processes.environment import prepare_process
 
 prepare_process()
 
@@ -27,18 +27,18 @@ from rich.console import Console
 from benchmarks.measure import DATA, environment, write_results
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
-from pretraining.batches import StepBatches, step_batches
-from pretraining.config import load_recipe
-from pretraining.dataset import Dataset
-from pretraining.engine import Engine
-from pretraining.interchange import config_of, to_transformers
-from pretraining.launchers import Ranks
-from pretraining.model import Bert
-from pretraining.optimizers import is_decayed
-from pretraining.order import Order, fold
-from pretraining.ranks import choose_device, connect, disconnect
-from pretraining.recipe import Recipe
-from pretraining.schedule import build_schedules
+from pretraining.config.overrides import load_recipe
+from pretraining.config.schedule import build_schedules
+from pretraining.config.settings import Recipe
+from pretraining.data.batches import StepBatches, step_batches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import Order, fold
+from pretraining.engine.engine import Engine
+from pretraining.engine.optimizers import is_decayed
+from pretraining.huggingface.folders import config_of, to_transformers
+from pretraining.model.bert import Bert
+from pretraining.processes.group import choose_device, connect, disconnect
+from pretraining.processes.launchers import Ranks
 
 RECIPE = Path(__file__).parent.parent / "pretraining" / "recipes" / "bert_mini.toml"
 

@@ -26,16 +26,16 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.measure import environment, write_results
-from pretraining import recipe
-from pretraining.engine import Engine
-from pretraining.lamb import Lamb
-from pretraining.launchers import find_ranks
-from pretraining.model import Bert
-from pretraining.optimizers import is_decayed
-from pretraining.partition import Part, Share
-from pretraining.ranks import connect, disconnect, leave
-from pretraining.recipe import Recipe
-from pretraining.shape import Shape
+from pretraining.config import settings as recipe
+from pretraining.config.settings import Recipe
+from pretraining.engine.engine import Engine
+from pretraining.engine.lamb import Lamb
+from pretraining.engine.optimizers import is_decayed
+from pretraining.engine.partition import Part, Share
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.processes.group import connect, disconnect, leave
+from pretraining.processes.launchers import find_ranks
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 20, 2

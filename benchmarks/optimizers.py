@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pretraining.process import prepare_process
+from pretraining.processes.environment import prepare_process
 
 prepare_process()
 
@@ -25,16 +25,17 @@ import tyro
 from rich.console import Console
 
 from benchmarks.measure import alternate, environment, median_ratio, write_results
-from pretraining import kernels, recipe
-from pretraining.adamw import AdamW
-from pretraining.lamb import Lamb
-from pretraining.launchers import Ranks
-from pretraining.metrics import synchronize
-from pretraining.model import Bert
-from pretraining.optimizers import parameter_groups
-from pretraining.partition import Part, Share
-from pretraining.ranks import choose_device, default_threads
-from pretraining.shape import Shape
+from pretraining.config import settings as recipe
+from pretraining.engine.adamw import AdamW
+from pretraining.engine.lamb import Lamb
+from pretraining.engine.optimizers import parameter_groups
+from pretraining.engine.partition import Part, Share
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.processes.group import choose_device, default_threads
+from pretraining.processes.launchers import Ranks
+from pretraining.reporting.meter import synchronize
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import DATA, SHARD, alternate, environment, median_ratio, write_results
+from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS
 from data_prep.readers.base import Options, Problems
-from data_prep.sentences import split_sentences
+from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
-from data_prep.vocabulary import load_vocabulary
-from data_prep.workers import open_workers
+from data_prep.vocabulary.vocabulary import load_vocabulary
 
 BATCH = 1000  # sentences that the peer is given at a time
 

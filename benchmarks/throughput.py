@@ -37,17 +37,17 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, write_results
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
-from pretraining.batches import Batch, step_batches
-from pretraining.dataset import Dataset
-from pretraining.engine import Engine
-from pretraining.launchers import Ranks
-from pretraining.metrics import matrix_rate, synchronize
-from pretraining.model import Bert
-from pretraining.order import Order
-from pretraining.process import prepare_process
-from pretraining.ranks import choose_device, connect, disconnect
-from pretraining.recipe import Recipe
-from pretraining.shape import Shape
+from pretraining.config.settings import Recipe
+from pretraining.data.batches import Batch, step_batches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import Order
+from pretraining.engine.engine import Engine
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.processes.environment import prepare_process
+from pretraining.processes.group import choose_device, connect, disconnect
+from pretraining.processes.launchers import Ranks
+from pretraining.reporting.meter import matrix_rate, synchronize
 
 RATE = 1e-5
 WARM_UP = 2

@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlsplit
 import tyro
 from rich.console import Console
 
-from data_prep.download import Client, Download, Item, Options
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
+from data_prep.fetching.download import Client, Download, Item, Options
 
 if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo, HfApi

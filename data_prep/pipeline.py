@@ -30,12 +30,16 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.compiled import nothing_compiled_yet
-from data_prep.errors import DamageError, UserError
-from data_prep.examples import HELD_OUT, ExamplesTask, Parts, all_sets, make_examples, shard_sets
-from data_prep.extraction import ExtractTask, extract
-from data_prep.files import FileRecord, read_json, replacing, write_json
-from data_prep.progress import StepProgress
+from data_prep.common.compiled import nothing_compiled_yet
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord, read_json, replacing, write_json
+from data_prep.common.progress import StepProgress
+from data_prep.common.workers import Workers
+from data_prep.examples.examples import HELD_OUT, ExamplesTask, Parts, all_sets, make_examples, shard_sets
+from data_prep.examples.shuffle import ShardTask, write_shard
+from data_prep.examples.validation import held_out
+from data_prep.readers.extraction import ExtractTask, extract
+from data_prep.readers.sources import SourceFile, find_files, make_bundles
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -50,12 +54,8 @@ from data_prep.shards import (
     map_batches,
     write_batches,
 )
-from data_prep.shuffle import ShardTask, write_shard
-from data_prep.sources import SourceFile, find_files, make_bundles
-from data_prep.tokens import PartTask, add_up, count_part, encode_part, token_file
-from data_prep.validation import held_out
-from data_prep.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
-from data_prep.workers import Workers
+from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part, token_file
+from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
 
 Record = dict[str, Any]
 STEPS = ("documents", "words", "vocabulary", "tokens", "examples", "shards")

@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 
 SHORTEST, LONGEST = 8, 512

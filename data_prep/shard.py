@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
+from data_prep.common.progress import closing_table, duration
+from data_prep.common.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
 from data_prep.pipeline import Pipeline
-from data_prep.progress import closing_table, duration
+from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings, parse_settings
-from data_prep.sources import group_sources
-from data_prep.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
 
 
 def main(arguments: list[str]) -> int:

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrays import Array, smallest_type
-from data_prep.errors import DamageError, UserError
-from data_prep.files import FileRecord, json_bytes, read_json, replacing
+from data_prep.common.arrays import Array, smallest_type
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -19,10 +19,10 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from data_prep.errors import UserError
-from data_prep.files import read_json
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
 from data_prep.shards import DOCUMENTS, MANIFEST, WORK, Manifest, ShardSet, map_batches, read_shard
-from data_prep.vocabulary import MASK, VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.vocabulary.vocabulary import MASK, VOCABULARY, Vocabulary, load_vocabulary
 
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 

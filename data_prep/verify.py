@@ -21,8 +21,8 @@ import pyarrow as pa
 import tyro
 from rich.console import Console
 
-from data_prep.errors import DamageError, UserError
-from data_prep.files import FileRecord, read_json
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord, read_json
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
@@ -35,7 +35,7 @@ from data_prep.shards import (
     map_batches,
     read_shard,
 )
-from data_prep.vocabulary import VOCABULARY, Special, load_vocabulary
+from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
 
 FINE, DAMAGED, UNUSABLE, UNFINISHED = 0, 1, 2, 3
 

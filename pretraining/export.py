@@ -23,12 +23,12 @@ import tyro
 from rich.console import Console
 from torch import Tensor
 
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
-from pretraining.batches import Batch
-from pretraining.interchange import CONFIG, read_folder, read_vocabulary, write_folder
-from pretraining.model import Bert
-from pretraining.shape import Shape
+from pretraining.data.batches import Batch
+from pretraining.huggingface.folders import CONFIG, read_folder, read_vocabulary, write_folder
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
 
 TOLERANCE, RELATIVE = 1e-4, 1e-5
 """how far logits may be apart, and so much more for the largest of them: sums in another order differ by that"""
@@ -118,7 +118,9 @@ def _read_source(run: Path, checkpoint: str | None) -> tuple[Shape, dict[str, Te
     if not run.is_dir():
         raise UserError(f"{run}: no such folder")
     if not (run / CONFIG).exists():
-        from pretraining.checkpoint import load_weights  # late: it loads DeepSpeed, for which --help need not wait
+        from pretraining.checkpoint.reading import (
+            load_weights,  # late: it loads DeepSpeed, for which --help need not wait
+        )
 
         found: tuple[Shape, dict[str, Tensor], dict[str, Any]] = load_weights(run, checkpoint)
         return found

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
 
-from pretraining.process import prepare_process
+from pretraining.processes.environment import prepare_process
 
 prepare_process()
 
@@ -33,16 +33,13 @@ import torch
 import tyro
 from rich.console import Console
 
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
-from pretraining.control import SIGNALS, STOPPED, Control, StoppedError, time_limit
-from pretraining.engine import DTYPES, choose_dtype, name_dtype
+from pretraining.config.settings import Recipe
+from pretraining.engine.engine import DTYPES, choose_dtype, name_dtype
 from pretraining.export import export
-from pretraining.guards import CURE, DivergedError, Skip, write_skips
-from pretraining.launchers import Ranks, find_ranks, missing_tasks
-from pretraining.metrics import matrix_rate
-from pretraining.plan import build_plan, load_recipe_and_data, render_plan
-from pretraining.ranks import (
+from pretraining.planning.plan import build_plan, load_recipe_and_data, render_plan
+from pretraining.processes.group import (
     INTERRUPTED,
     SharedError,
     agree,
@@ -53,10 +50,13 @@ from pretraining.ranks import (
     speaks,
     together,
 )
-from pretraining.recipe import Recipe
-from pretraining.resume import Beginning, Start, alone_in, find_beginning, make_trainer
-from pretraining.trainer import Job, Trainer
-from pretraining.watch import Watch
+from pretraining.processes.launchers import Ranks, find_ranks, missing_tasks
+from pretraining.processes.stopping import SIGNALS, STOPPED, Control, StoppedError, time_limit
+from pretraining.processes.watchdog import Watch
+from pretraining.reporting.meter import matrix_rate
+from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
+from pretraining.training.resume import Beginning, Start, alone_in, find_beginning, make_trainer
+from pretraining.training.trainer import Job, Trainer
 
 EXPORT = "export"
 ENDING = (signal.SIGINT, *SIGNALS)

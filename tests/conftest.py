@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pretraining.process import prepare_process
+from pretraining.processes.environment import prepare_process
 
 if TYPE_CHECKING:
-    from training import Place
+    from support.training import Place
 
 prepare_process()  # before any test loads torch, as the entries do
 
@@ -78,7 +78,7 @@ def wiki(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Shards and a recipe for runs of seconds, with folders that all tests see."""
-    from training import RECIPE, Place, make_shards
+    from support.training import RECIPE, Place, make_shards
 
     base = tmp_path_factory.mktemp("train")
     (base / "recipe.toml").write_text(RECIPE)

@@ -12,8 +12,8 @@ from typing import BinaryIO, Literal
 
 import pyarrow as pa
 
-from data_prep.documents import Document
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
+from data_prep.readers.documents import Document
 
 BLOCK = 1 << 20
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds

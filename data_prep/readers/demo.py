@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.documents import Document
 from data_prep.readers.base import Options, Reader, Span, whole
+from data_prep.readers.documents import Document
 
 NAME = "demo"
 SHORTEST = 200  # characters of text that make a module worth reading

@@ -12,9 +12,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.documents import Document
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
 from data_prep.readers.base import Options, Reader, Span, bz2_ranges, read_head, records
+from data_prep.readers.documents import Document
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(?=<page[\s>])")

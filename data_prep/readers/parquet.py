@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.documents import Document
-from data_prep.errors import UserError
+from data_prep.common.errors import UserError
 from data_prep.readers.base import Options, Reader, Span
+from data_prep.readers.documents import Document
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks

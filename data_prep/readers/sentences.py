@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.documents import Document
 from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.documents import Document
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
 LINE_END = re.compile(r"[\r\n]+")

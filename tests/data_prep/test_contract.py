@@ -16,7 +16,7 @@ from conftest import WORDS
 
 from data_prep import shard
 from data_prep.shards import Manifest, ShardSet, map_batches, read_shard
-from data_prep.vocabulary import load_vocabulary
+from data_prep.vocabulary.vocabulary import load_vocabulary
 
 DOCUMENTS, LENGTH = 120, 48
 

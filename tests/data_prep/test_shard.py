@@ -18,10 +18,11 @@ import pyarrow as pa
 import pytest
 from conftest import ROOT, WORDS, sentence, write_wiki
 
-from data_prep import shard, tokens
-from data_prep.errors import UserError
+from data_prep import shard
+from data_prep.common.errors import UserError
 from data_prep.settings import find_faults, read_config
 from data_prep.shards import MANIFEST, WORK, Manifest
+from data_prep.vocabulary import tokens as tokens
 
 SHARD = str(ROOT / "data_prep/shard.py")
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--shard-size", "128KB"]

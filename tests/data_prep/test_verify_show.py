@@ -13,7 +13,7 @@ import pytest
 from conftest import write_wiki
 
 from data_prep import shard, show, verify
-from data_prep.files import FileRecord, sha256
+from data_prep.common.files import FileRecord, sha256
 from data_prep.shards import MANIFEST, WORK, Manifest, fingerprint, read_shard
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]

@@ -1,0 +1,105 @@
+"""Which pieces of an example the model has to predict, and what stands in their place.
+
+`rate` of the pieces ([CLS] and [SEP] are counted but never chosen), at least one and at most a set number; of these
+80% become [MASK], 10% a random piece of the whole vocabulary and 10% stay as they are. With whole-word masking the
+`##` pieces go with the word before them, and a word that would exceed the number is passed over.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled
+from data_prep.examples.streams import below, uniform
+
+
+class Masking(NamedTuple):
+    """The rules of masking for one length."""
+
+    predictions: Array  # (length + 1,) how many pieces of an example of each length are predicted
+    whole_word: bool
+    continues: Array  # (vocabulary,) whether a piece continues a word
+    mask_piece: int
+    mask_share: float  # of the chosen pieces, those that become [MASK] …
+    random_share: float  # … and those that become a random piece
+
+
+def num_predictions(length: int, rate: float, most: int) -> Array:
+    """How many pieces of an example of each length up to `length` are predicted.
+
+    Python's own `round`, as in the original: a half goes to the even neighbour.
+    """
+    return np.array([min(most, max(1, round(size * rate))) for size in range(length + 1)], np.int64)
+
+
+@compiled
+def choose_positions(state, candidates, words, wanted):
+    """Moves the chosen of `candidates` to its front and returns how many they are.
+
+    `words` has where each word begins among the candidates, and their number at its end; the words are shuffled as
+    far as is needed.
+    """
+    num_words = words.size - 1
+    order = np.arange(num_words)
+    chosen = np.empty(wanted, np.int64)
+    count = 0
+    for at in range(num_words):
+        if count == wanted:
+            break
+        other = at + below(state, num_words - at)
+        order[at], order[other] = order[other], order[at]
+        start, end = words[order[at]], words[order[at] + 1]
+        if count + end - start > wanted:
+            continue
+        chosen[count : count + end - start] = candidates[start:end]
+        count += end - start
+    candidates[:count] = chosen[:count]
+    return count
+
+
+@compiled
+def find_candidates(pieces, boundary, masking, candidates, words):
+    """Fills in the positions that may be chosen, and where each word begins among them; returns their numbers.
+
+    `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
+    """
+    count, num_words = 0, 0
+    for position in range(1, pieces.size - 1):
+        if position == boundary - 1:
+            continue
+        begins = position == 1 or position == boundary or not masking.continues[pieces[position]]
+        if begins or not masking.whole_word:
+            words[num_words] = count
+            num_words += 1
+        candidates[count] = position
+        count += 1
+    words[num_words] = count
+    return num_words
+
+
+@compiled
+def mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally):
+    """Masks `pieces` in place; fills in the positions in their order and the pieces that stood there.
+
+    Returns how many there are. `tally` counts the pieces masked, replaced and kept.
+    """
+    num_words = find_candidates(pieces, boundary, masking, candidates, words)
+    wanted = min(masking.predictions[pieces.size], words[num_words])
+    count = choose_positions(state, candidates, words[: num_words + 1], wanted)
+    positions[:count] = np.sort(candidates[:count])
+    for index in range(count):
+        position = positions[index]
+        labels[index] = pieces[position]
+        share = uniform(state)
+        if share < masking.mask_share:
+            pieces[position] = masking.mask_piece
+            tally[0] += 1
+        elif share < masking.mask_share + masking.random_share:
+            pieces[position] = below(state, masking.continues.size)
+            tally[1] += 1
+        else:
+            tally[2] += 1
+    return count

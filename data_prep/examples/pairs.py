@@ -1,0 +1,205 @@
+"""Which pieces make up each training example: segments A and B, by the rules of the original generator.
+
+Sentences are gathered until a target length is reached or the document ends. In half of the cases B is what follows
+A in the document; in the other half it is drawn from another document, and the sentences that were not used are put
+back. What is too long loses pieces from the longer part, at its front or its back.
+
+Two passes, because a partner can be any document of the corpus and so lies in another file:
+`plan_pairs` decides everything that depends on the document itself, `place_partners` finds the partners' sentences,
+for all the examples whose partner lies in one file, in one sweep. A segment is a range of pieces in its file.
+
+`plan_sentences` is the other way of making examples, without pairs: whole sentences, as many as fit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled
+from data_prep.examples.streams import below, draw, heads, stream, uniform
+
+PARTNER_DRAWS = 10  # attempts to find a document other than one's own
+COLUMNS = 8
+
+
+class Plan(NamedTuple):
+    """Some examples: a column an array, all of one length."""
+
+    row: Array  # the document, as a row of its file
+    a_start: Array  # segment A, a range of the file's pieces
+    a_end: Array
+    b_start: Array  # segment B likewise: of this file, or of the partner's
+    b_end: Array
+    partner: Array  # the number of the document that B was drawn from, -1 where B is the true next
+    wanted: Array  # pieces wanted from the partner
+    state: Array  # the example's own stream of random numbers, uint64
+
+    @classmethod
+    def of(cls, columns: Array) -> Plan:
+        """From the (COLUMNS, examples) int64 matrix that the compiled code fills."""
+        return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
+
+
+class Corpus(NamedTuple):
+    """The documents of one file as flat arrays."""
+
+    pieces: Array  # (pieces,)
+    sentence_ends: Array  # (sentences,) in pieces
+    document_ends: Array  # (documents,) in sentences
+    first: int  # the number of the first document
+
+
+def plan_pairs(
+    corpus: Corpus, rows: Array, members: Array, length: int, duplicate: int, seed: int, short: float
+) -> Plan:
+    """Examples of the documents `rows`; partners are drawn from `members`, the numbers of the documents allowed."""
+    limits = (length - 3, seed, length, duplicate, short)
+    return Plan.of(_plan_pairs(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, members, limits))
+
+
+def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Plan:
+    """Examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
+    limits = (length - 2, seed, length, duplicate, short)
+    return Plan.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
+
+
+@compiled
+def room_of(state, room, shortest, short):
+    """The target length of a document: mostly all the room there is, sometimes less."""
+    if uniform(state) < short:
+        return shortest + below(state, room - shortest + 1)
+    return np.int64(room)
+
+
+@compiled
+def _with_room(columns, count):
+    if count < columns.shape[1]:
+        return columns
+    larger = np.empty((columns.shape[0], columns.shape[1] * 2), np.int64)
+    larger[:, :count] = columns
+    return larger
+
+
+@compiled
+def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
+    room, seed, length, duplicate, short = limits
+    columns = np.empty((COLUMNS, 1024), np.int64)
+    count = 0
+    for row in rows:
+        state = stream(seed, length, duplicate, first + row)
+        target = room_of(state, room, 2, short)
+        sentence = document_ends[row - 1] if row else 0
+        last = document_ends[row] - 1
+        begin = sentence  # the first sentence gathered
+        start = sentence_ends[begin - 1] if begin else 0  # and its first piece
+        while sentence <= last:
+            end = sentence_ends[sentence]
+            if sentence < last and end - start < target:
+                sentence += 1
+                continue
+            gathered = sentence - begin + 1
+            kept = 1 + below(state, gathered - 1) if gathered > 1 else 1
+            a_end = sentence_ends[begin + kept - 1]
+            random_next = gathered == 1 or uniform(state) < 0.5
+            columns = _with_room(columns, count)
+            columns[0, count], columns[1, count], columns[2, count] = row, start, a_end
+            if random_next:
+                columns[3, count], columns[4, count] = 0, 0
+                columns[5, count] = _draw_partner(state, members, first + row)
+                columns[6, count] = target - (a_end - start)
+                sentence = begin + kept  # the sentences that were not used are put back
+            else:
+                columns[3, count], columns[4, count] = a_end, end
+                columns[5, count], columns[6, count] = -1, 0
+                sentence += 1
+            columns[7, count] = np.int64(draw(state))
+            count += 1
+            begin = sentence
+            start = sentence_ends[begin - 1]
+    return columns[:, :count].copy()
+
+
+@compiled
+def _draw_partner(state, members, own):
+    partner = own
+    for _ in range(PARTNER_DRAWS):
+        partner = np.int64(members[below(state, members.size)])
+        if partner != own:
+            break
+    return partner
+
+
+@compiled
+def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
+    room, seed, length, duplicate, short = limits
+    columns = np.zeros((COLUMNS, 1024), np.int64)
+    count = 0
+    for row in rows:
+        state = stream(seed, length, duplicate, first + row)
+        target = room_of(state, room, 2, short)
+        sentence = document_ends[row - 1] if row else 0
+        last = document_ends[row] - 1
+        start = sentence_ends[sentence - 1] if sentence else 0
+        while sentence <= last:
+            end = start
+            while sentence <= last and sentence_ends[sentence] - start <= target:
+                end = sentence_ends[sentence]
+                sentence += 1
+            if end == start:  # not even one sentence fits
+                end = start + target
+            columns = _with_room(columns, count)
+            columns[0, count], columns[1, count], columns[2, count] = row, start, end
+            columns[3, count], columns[4, count], columns[5, count], columns[6, count] = 0, 0, -1, 0
+            columns[7, count] = np.int64(draw(state))
+            count += 1
+            start = end
+    return columns[:, :count].copy()
+
+
+@compiled
+def place_partners(chosen, plan, corpus):
+    """Sets b_start and b_end of the `chosen` examples, whose partners all lie in `corpus`."""
+    for example in chosen:
+        row = plan.partner[example] - corpus.first
+        begin = corpus.document_ends[row - 1] if row else 0
+        stop = corpus.document_ends[row]
+        state = plan.state[example : example + 1]
+        sentence = begin + below(state, stop - begin)
+        start = corpus.sentence_ends[sentence - 1] if sentence else 0
+        while sentence < stop - 1 and corpus.sentence_ends[sentence] - start < plan.wanted[example]:
+            sentence += 1
+        plan.b_start[example], plan.b_end[example] = start, corpus.sentence_ends[sentence]
+
+
+@compiled
+def truncate(chosen, plan, room):
+    """Shortens the segments until they fit: a piece at a time from the longer (a tie: B), from either of its ends.
+
+    How many pieces each segment loses follows from the lengths; only the end that each is taken from is random.
+    """
+    for example in chosen:
+        size_a = plan.a_end[example] - plan.a_start[example]
+        size_b = plan.b_end[example] - plan.b_start[example]
+        excess = size_a + size_b - room
+        if excess <= 0:
+            continue
+        from_longer = min(excess, abs(size_a - size_b))
+        lost_a = (from_longer if size_a > size_b else 0) + (excess - from_longer) // 2
+        lost_b = excess - lost_a
+        state = plan.state[example : example + 1]
+        front_a, front_b = heads(state, lost_a), heads(state, lost_b)
+        plan.a_start[example] += front_a
+        plan.a_end[example] -= lost_a - front_a
+        plan.b_start[example] += front_b
+        plan.b_end[example] -= lost_b - front_b
+
+
+@compiled
+def copy_second(chosen, plan, corpus, second):
+    """Copies B of the `chosen` examples, which lies in `corpus`, to their rows of `second`."""
+    for example in chosen:
+        start, end = plan.b_start[example], plan.b_end[example]
+        second[example, : end - start] = corpus.pieces[start:end]

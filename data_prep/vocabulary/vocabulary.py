@@ -1,0 +1,184 @@
+"""The WordPiece vocabulary: trained from word counts, loaded, checked, and written for us and for transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import FileRecord, replacing
+from data_prep.vocabulary.words import LONGEST_WORD
+
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ALPHABET = 1000  # characters that get a piece of their own
+TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
+
+
+class Special(NamedTuple):
+    """The ids of the pieces that are not text."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The pieces, in the order of their ids, and whether they keep case and accents."""
+
+    pieces: tuple[str, ...]
+    cased: bool
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def sha256(self) -> str:
+        """Stands for the vocabulary in the manifest and the settings."""
+        return hashlib.sha256(self._text() + bytes([self.cased])).hexdigest()
+
+    @property
+    def special(self) -> Special:
+        """The ids of the pieces that are not text."""
+        return Special(*(self.pieces.index(piece) for piece in SPECIAL))
+
+    def continues(self) -> Array:
+        """For each piece whether it continues a word."""
+        return np.array([piece.startswith("##") for piece in self.pieces])
+
+    def pipeline(self) -> Tokenizer:
+        """What turns text into pieces. It takes `[MASK]` and the like in a text for text, as the original does."""
+        ids = {piece: number for number, piece in enumerate(self.pieces)}
+        pipeline = Tokenizer(models.WordPiece(ids, unk_token=UNK))
+        pipeline.normalizer = normalizers.BertNormalizer(lowercase=not self.cased)
+        pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return pipeline
+
+    def write(self, folder: Path) -> list[FileRecord]:
+        """vocab.txt and tokenizer.json, which transformers loads with the same ids; a config for its AutoTokenizer."""
+        full = self.pipeline()
+        special = self.special
+        full.add_special_tokens(list(SPECIAL))
+        full.post_processor = processors.TemplateProcessing(
+            single=f"{CLS}:0 $A:0 {SEP}:0",
+            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+            special_tokens=[(CLS, special.cls), (SEP, special.sep)],
+        )
+        full.decoder = decoders.WordPiece()
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": not self.cased,
+            "model_max_length": 512,
+            **{
+                f"{name}_token": piece
+                for name, piece in zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
+            },
+        }
+        contents = {
+            VOCABULARY: self._text(),
+            TOKENIZER: full.to_str(pretty=False).encode(),
+            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode(),
+        }
+        records = []
+        for name, content in contents.items():
+            with replacing(folder / name) as file:
+                file.write(content)
+            records.append(FileRecord.of(folder, name, len(self)))
+        return records
+
+    def _text(self) -> bytes:
+        return "".join(f"{piece}\n" for piece in self.pieces).encode()
+
+
+def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
+    """Reads and checks a vocab.txt, one piece a line."""
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file (shard.py trains a vocabulary from the text without --vocab)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    pieces = text.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").split("\n")
+    missing = [piece for piece in SPECIAL if piece not in pieces]
+    if missing:
+        raise UserError(f"{path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
+    first: dict[str, int] = {}
+    for line, piece in enumerate(pieces, 1):
+        if piece in first:
+            raise UserError(f"{path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id")
+        first[piece] = line
+    return Vocabulary(tuple(pieces), cased)
+
+
+def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[str]:
+    """How often each word occurs, after normalisation; `numbers` are the occurrences (see words.py).
+
+    Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
+    """
+    normalise = normalizers.BertNormalizer(lowercase=not cased).normalize_str
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    counts: Counter[str] = Counter()
+    for word, count in zip(words, np.bincount(numbers).tolist(), strict=True):
+        if word.isascii():
+            counts[word] += count
+        else:
+            for part, _ in split(normalise(word)):
+                counts[part] += count
+    return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
+
+
+def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
+    """Learns at most `size` pieces.
+
+    Deterministic, which the trainer by itself is not: it numbers characters in the order of a hash table, and breaks
+    ties by those numbers. Handed to it as special pieces, they have their numbers from us.
+    """
+    alphabet = _alphabet(counts)
+    inner = {f"##{character}" for word in counts for character in word[1:]}
+    given = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet if f"##{character}" in inner)]
+    if size < len(given):
+        raise UserError(f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more")
+    learner = Tokenizer(models.WordPiece(unk_token=UNK))
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer: Any = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(_repeated(counts), trainer)
+    ids = learner.get_vocab()
+    return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), cased)
+
+
+def _alphabet(counts: Mapping[str, int]) -> list[str]:
+    """The most frequent characters, in the order of Unicode; of equally frequent ones, the first."""
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+    return sorted(sorted(characters, key=lambda each: (-characters[each], each))[:ALPHABET])
+
+
+def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
+    """Each word as often as it occurs, since the trainer takes texts, not counts."""
+    for word in sorted(counts):
+        count = counts[word]
+        while count:
+            together = min(count, TOGETHER)
+            yield " ".join([word] * together)
+            count -= together

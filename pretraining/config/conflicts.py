@@ -1,0 +1,200 @@
+"""What cannot be in a recipe: settings that exclude each other, the hardware, the data or DeepSpeed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
+
+from data_prep.common.errors import UserError
+from data_prep.settings import SHORTEST
+from pretraining.config.settings import SCHEDULE_KEYS, Model, Optimizer, Phase, Recipe, largest_divisor, micro_batches
+from pretraining.config.toml_text import Key, dotted, shown
+from pretraining.model.shape import SIZES
+
+OWNED = {
+    "train_batch_size": "phases.0.batch",
+    "train_micro_batch_size_per_gpu": "phases.0.micro_batch",
+    "gradient_accumulation_steps": "phases.0.batch and phases.0.micro_batch",
+    "optimizer": "optimizer.name and its neighbours",
+    "scheduler": "phases.0.rate, .warmup and .decay",
+    "gradient_clipping": "optimizer.clip",
+    "bf16": "precision.dtype",
+    "bfloat16": "precision.dtype",
+    "fp16": "precision.dtype",
+    "amp": "precision.dtype",
+    "torch_autocast": "precision.dtype",
+    "data_types": "precision.dtype; gradients accumulate in fp32",
+    "zero_optimization.stage": "parallel.zero",
+    "zero_optimization.offload_optimizer": "parallel.offload",
+    "zero_optimization.offload_param": "parallel.offload",
+    "zero_optimization.cpu_offload": "parallel.offload",
+    "activation_checkpointing": "compute.checkpoint_activations",
+    "compile": "compute.compile",
+    "steps_per_print": "logging.every",
+    "tensorboard": "logging.tensorboard",
+    "seed": "seed",
+    "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
+    "zero_allow_untested_optimizer": "optimizer.name",
+    "zero_force_ds_cpu_optimizer": "parallel.offload",
+}
+"""settings of DeepSpeed's that follow from the recipe, and from what"""
+
+OPEN = (
+    "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor", "disable_allgather",
+    "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "prescale_gradients",
+    "seq_parallel_communication_data_type", "wall_clock_breakdown", "wandb", "zero_optimization",
+)  # fmt: skip
+"""settings of DeepSpeed's that a recipe may give: it ignores names that it does not know, so we look first"""
+
+
+def find_faults(
+    recipe: Recipe,
+    *,
+    ranks: int | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    lengths: Collection[int] | None = None,
+) -> list[str]:
+    """All that cannot be, each with its cure; what is None is not known yet and not looked at."""
+    faults = [*_model_faults(recipe.model), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
+    for number, phase in enumerate(recipe.phases):
+        faults += _phase_faults(recipe, number, phase)
+        if lengths is not None and phase.length not in lengths:
+            there = ", ".join(map(str, sorted(lengths)))
+            faults.append(
+                f"phases.{number}.length = {phase.length}: the data has {there}; "
+                f"make it with shard.py --lengths {phase.length}, or take one of these"
+            )
+        try:
+            micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
+        except UserError as error:
+            faults.append(str(error))
+    return [*faults, *_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
+
+
+def _model_faults(model: Model) -> Iterator[str]:
+    lacking = [name for name in ("layers", "hidden") if model.size is None and getattr(model, name) is None]
+    if lacking:
+        yield (
+            f"model.size: is missing: one of {', '.join(SIZES)}; "
+            f"or give the numbers, {' and '.join(f'model.{name}' for name in lacking)}"
+        )
+        return
+    shape = model.shape(vocabulary=1)
+    if shape.hidden % shape.heads:
+        below = largest_divisor(shape.hidden, shape.heads)
+        yield (
+            f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
+            f"{below} does, with {shape.hidden // below} a head"
+        )
+
+
+def _optimizer_faults(optimizer: Optimizer) -> Iterator[str]:
+    for name in ("normalize", "trust_limits", "trust_all", "kernels"):
+        value = getattr(optimizer, name)
+        if optimizer.name != "lamb" and value != Optimizer.model_fields[name].default:
+            yield f'optimizer.{name} = {shown(value)}: is for optimizer.name = "lamb"; it is "{optimizer.name}"'
+    if optimizer.trust_limits is not None and not 0 <= optimizer.trust_limits[0] < optimizer.trust_limits[1]:
+        yield f"optimizer.trust_limits = {shown(list(optimizer.trust_limits))}: the smallest ratio, then the largest"
+
+
+def _duration_faults(recipe: Recipe) -> Iterator[str]:
+    """Of how long the phases are, taken together."""
+    if not recipe.phases:
+        yield "phases: is missing: give at least one [[phases]] with name, length, batch, micro_batch, steps and rate"
+        return
+    if recipe.steps is not None and recipe.hours is not None:
+        yield f"steps = {recipe.steps}: hours = {recipe.hours:g} is given too; keep one of them"
+    total = "hours" if recipe.hours is not None else "steps" if recipe.steps is not None else None
+    for number, phase in enumerate(recipe.phases):
+        if phase.steps is not None and phase.share is not None:
+            yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
+        elif total is not None and phase.share is None:
+            yield f"phases.{number}.share: is missing: the recipe gives {total}, and each phase its share of them"
+        elif total is None and phase.share is not None and phase.steps is None:
+            yield f"phases.{number}.share = {phase.share:g}: of what? give the recipe steps or hours"
+        elif total is None and phase.steps is None:
+            yield f"phases.{number}.steps: is missing: how long the phase is"
+    shares = [phase.share for phase in recipe.phases if phase.share is not None]
+    if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
+        yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
+    names = [phase.name for phase in recipe.phases]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield f"phases.{number}.name = {shown(name)}: phases.{names.index(name)}.name is the same"
+
+
+def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
+    at = f"phases.{number}"
+    if not SHORTEST <= phase.length <= recipe.model.positions:
+        yield (
+            f"{at}.length = {phase.length}: from {SHORTEST} to {recipe.model.positions}, "
+            f"the positions of the model (model.positions)"
+        )
+    if phase.rate is None and number == 0:
+        yield f"{at}.rate: is missing: the highest learning rate"
+    elif phase.rate is None:
+        for name in SCHEDULE_KEYS:
+            if name in phase.model_fields_set:
+                yield (
+                    f"{at}.{name} = {shown(getattr(phase, name))}: the phase has no rate of its own, so it follows "
+                    f"the schedule of the phase before; remove it, or give {at}.rate"
+                )
+    if phase.warmup_steps is not None and recipe.schedule_owners()[number] == number:
+        yield from _warmup_faults(recipe, number, phase)
+
+
+def _warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
+    at = f"phases.{number}.warmup_steps = {phase.warmup_steps}"
+    if phase.warmup:
+        yield f"{at}: phases.{number}.warmup = {phase.warmup:g} is given too; keep one of them"
+    counts = recipe.phase_steps()
+    if counts is None:
+        yield f"{at}: the recipe goes by the clock (hours); give phases.{number}.warmup, a share of the time"
+        return
+    spanned = [each for each, owner in enumerate(recipe.schedule_owners()) if owner == number]
+    total, names = sum(counts[each] for each in spanned), " and ".join(f"phases.{each}.steps" for each in spanned)
+    if total and (phase.warmup_steps or 0) >= total:
+        yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
+
+
+def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+    """Of precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
+    parallel, wanted = recipe.parallel, recipe.parallel.device
+    device = found if wanted == "auto" else wanted
+    if wanted == "cuda" and found == "cpu":
+        yield 'parallel.device = "cuda": no GPU is found here; take "auto" or "cpu", or look at nvidia-smi'
+    if device == "cpu" and recipe.precision.dtype == "fp16":
+        yield (
+            f'precision.dtype = "fp16": not on a CPU (parallel.device = "{wanted}"); '
+            'take "bf16", "fp32", or "auto" for the best that there is'
+        )
+    if parallel.offload != "none":
+        at = f'parallel.offload = "{parallel.offload}"'
+        if device == "cpu":
+            yield f'{at}: a CPU has no other memory to move it to (parallel.device = "{wanted}"); take "none"'
+        if parallel.offload == "optimizer" and parallel.zero == 0:
+            yield f"{at}: needs parallel.zero = 1, 2 or 3; it is 0"
+        if parallel.offload == "all" and parallel.zero != 3:
+            yield f"{at}: weights leave the GPU under parallel.zero = 3 alone; it is {parallel.zero}"
+
+
+def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
+    for key, value in _leaves_and_tables(raw):
+        name, said = dotted(key), f"deepspeed.{dotted(key)} = {shown(value)}"
+        if name in OWNED:
+            yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
+        elif name == "zero_optimization.round_robin_gradients" and value:
+            yield f"{said}: DeepSpeed mixes up parameters under it; remove it"
+        elif name == "zero_optimization" and not isinstance(value, dict):
+            yield f"{said}: a table is needed"
+        elif len(key) == 1 and name not in OPEN:
+            near = difflib.get_close_matches(name, [*OPEN, *OWNED], 1)
+            yield f"{said}: unknown" + (f"; did you mean deepspeed.{near[0]}?" if near else " to DeepSpeed")
+
+
+def _leaves_and_tables(table: dict[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for name, value in table.items():
+        yield (*above, name), value
+        if isinstance(value, dict):
+            yield from _leaves_and_tables(value, (*above, name))

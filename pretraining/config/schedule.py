@@ -1,0 +1,112 @@
+"""The learning rate, as a pure function of the step, or of the seconds used where a run goes by the clock.
+
+Conventions, where others differ by one: step k counts from 0. In a warm-up of w steps its rate is peak * (k + 1) / w,
+so that no step is lost at a rate of 0. Of T steps with decay it is peak * shape((k - w) / (T - w)): step w has the
+peak, and the last step more than the final rate. transformers' schedules have k / w in the warm-up and the same decay.
+By the clock, seconds stand for steps and the warm-up is peak * seconds / warmup.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pretraining.config.settings import Recipe
+
+Decay = Literal["linear", "polynomial", "cosine", "constant", "wsd"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One warm-up and what follows it."""
+
+    peak: float
+    total: float
+    """steps, or seconds by the clock"""
+    warmup: float = 0.0
+    """of these"""
+    decay: Decay = "linear"
+    power: float = 1.0
+    """of the polynomial decay"""
+    final: float = 0.0
+    """the rate at the end, as a share of the peak"""
+    decay_share: float = 0.1
+    """of wsd: the share of the total in which the rate falls"""
+    decay_from: Literal["warmup", "start"] = "warmup"
+    """where the decay counts from"""
+    by_clock: bool = False
+
+    def rate(self, step: int, elapsed: float = 0.0) -> float:
+        """The learning rate of a step, counted from 0, that begins after so many seconds of the schedule."""
+        now = elapsed if self.by_clock else step
+        if now < self.warmup:
+            return self.peak * (now if self.by_clock else step + 1) / self.warmup
+        return self.peak * (self.final + (1 - self.final) * self._left(now))
+
+    def _left(self, now: float) -> float:
+        """What the decay leaves of the rate, from 1 to 0."""
+        if self.decay == "constant":
+            return 1.0
+        begin = 0.0 if self.decay_from == "start" else self.warmup
+        if self.decay == "wsd":
+            falling = self.total * self.decay_share
+            begin = max(self.warmup, self.total - (falling if self.by_clock else round(falling)))
+        if now <= begin or now >= self.total:
+            return float(now < self.total)
+        progress = (now - begin) / (self.total - begin)
+        if self.decay == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        return math.pow(1 - progress, self.power if self.decay == "polynomial" else 1.0)
+
+
+@dataclass(frozen=True)
+class PhaseSchedule:
+    """The part of a schedule that is a phase; steps and seconds count from the beginning of the phase."""
+
+    schedule: Schedule
+    begin: float
+    """where in the schedule the phase begins: a step, or seconds"""
+    length: float
+    """steps or seconds of the phase"""
+
+    @property
+    def steps(self) -> int | None:
+        """None by the clock."""
+        return None if self.schedule.by_clock else int(self.length)
+
+    def rate(self, step: int, elapsed: float = 0.0) -> float:
+        """The learning rate of a step of the phase, which begins after so many seconds of the phase."""
+        if self.schedule.by_clock:
+            return self.schedule.rate(step, self.begin + elapsed)
+        return self.schedule.rate(int(self.begin) + step)
+
+    def finished(self, step: int, elapsed: float = 0.0) -> bool:
+        """Whether so many steps, or seconds, are the whole phase."""
+        return (elapsed if self.schedule.by_clock else step) >= self.length
+
+
+def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
+    """For each phase, its part of its schedule: a phase without a rate goes on in that of the phase before."""
+    seconds = recipe.phase_seconds()
+    lengths = seconds if seconds is not None else recipe.phase_steps() or ()
+    owners = recipe.schedule_owners()
+    schedules = []
+    for number, owner in enumerate(owners):
+        phase = recipe.phases[owner]
+        total = sum(lengths[each] for each in range(len(owners)) if owners[each] == owner)
+        share = total * phase.warmup
+        warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
+        schedule = Schedule(
+            peak=phase.rate or 0.0,
+            total=total,
+            warmup=warmup,
+            decay=phase.decay,
+            power=phase.power,
+            final=phase.final,
+            decay_share=phase.decay_share,
+            decay_from=phase.decay_from,
+            by_clock=seconds is not None,
+        )
+        schedules.append(PhaseSchedule(schedule, sum(lengths[owner:number]), lengths[number]))
+    return tuple(schedules)

@@ -1,0 +1,322 @@
+"""What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
+
+`config.py` reads recipes; `faults.py` knows which settings do not go together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from data_prep.common.errors import UserError
+from pretraining.config.toml_text import toml_text
+from pretraining.model.shape import SIZES, Shape
+
+
+def _whole(value: Any) -> Any:
+    """A whole number written with a point or an exponent, such as 1e6, loses nothing by being an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
+Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**31)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A table of the recipe: nothing unknown in it, nothing converted, nothing changed later."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Model(Section):
+    """The encoder: a published size, or numbers; numbers beside a size come before it."""
+
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None
+    """One of the published sizes."""
+    layers: Positive | None = None
+    """Layers of the encoder."""
+    hidden: Positive | None = None
+    """Width of the encoder."""
+    heads: Positive | None = None
+    """Attention heads (default: hidden / 64)."""
+    intermediate: Positive | None = None
+    """Width of the feed-forward layers (default: 4 x hidden)."""
+    positions: Positive = 512
+    """Positions that have an embedding: the longest sequence."""
+    dropout: Share = 0.1
+    """Share of the activations dropped after the embeddings and in each layer."""
+    attention_dropout: Share = 0.1
+    """Share of the attention probabilities dropped."""
+
+    def shape(self, vocabulary: int) -> Shape:
+        """The numbers of the encoder, for a vocabulary of so many pieces."""
+        layers, hidden = SIZES[self.size] if self.size else (0, 0)
+        layers, hidden = self.layers or layers, self.hidden or hidden
+        return Shape(
+            layers=layers,
+            hidden=hidden,
+            heads=self.heads or max(1, hidden // 64),
+            intermediate=self.intermediate or 4 * hidden,
+            vocabulary=vocabulary,
+            positions=self.positions,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+
+class Data(Section):
+    """The shards, whose folder is given as --data."""
+
+    allow_other: bool = False
+    """Continue a run on other data than its checkpoint was made from."""
+
+
+class Optimizer(Section):
+    """What turns gradients into weights. Decay never falls on biases and norms."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    """Which one."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    """How slowly the averages of the gradient and of its square forget."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-6
+    """Added to the root of the second average."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled decay of the weights."""
+    bias_correction: bool = True
+    """Correct the averages for their start at zero; the original BERT does not."""
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
+    normalize: bool = False
+    """LAMB: divide the gradient by its norm, also where that is small; clip has nothing to do then."""
+    trust_limits: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    """LAMB: smallest and largest trust ratio."""
+    trust_all: bool = False
+    """LAMB: trust ratios for biases and norms too."""
+    kernels: Literal["auto", "apex", "torch"] = "auto"
+    """LAMB on a GPU: NVIDIA apex's where it is installed, or PyTorch's own alone."""
+
+
+class Precision(Section):
+    """In which numbers the model computes. Gradients accumulate in fp32, and the weights are kept in fp32."""
+
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """`auto`: bf16 where the hardware has it, otherwise fp16 on a GPU and fp32 on a CPU."""
+    loss_scale_power: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=32)] = 16
+    """fp16: the loss is first scaled by 2 to this power."""
+    loss_scale_window: Positive = 1000
+    """fp16: steps without overflow after which the scale doubles."""
+    loss_scale_min: Annotated[float, Field(gt=0)] = 1.0
+    """fp16: the scale never falls below."""
+
+
+class Parallel(Section):
+    """How the ranks share the work. Their number comes from the launcher."""
+
+    zero: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] = 1
+    """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What lives in the host's memory instead of the GPU's; `all` is optimizer and weights."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: the GPU of the rank where there is one."""
+
+
+class Compute(Section):
+    """How the arithmetic is done: faster or slower, the same but for rounding and the draws of dropout."""
+
+    compile: bool = False
+    """Compile the layers with torch.compile; on a CPU our own kernels, which it replaces, are faster."""
+    checkpoint_activations: bool = False
+    """Compute the layers again in the backward pass instead of keeping their activations."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """`auto`: our fused operations on a CPU, and flash-attn where installed; `torch`: torch's own alone."""
+    threads: Positive | None = None
+    """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
+
+
+class Phase(Section):
+    """A stretch of training on sequences of one length.
+
+    A phase with a `rate` starts a learning-rate schedule. A phase without one goes on in the schedule of the phase
+    before it, which then spans the steps of both.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    """What logs and checkpoints call it."""
+    length: Positive
+    """Length of the sequences, one that the data was made for."""
+    batch: Positive
+    """Sequences of a step, over all ranks."""
+    micro_batch: Positive
+    """Sequences that a rank computes at a time; batch / (micro_batch x ranks) of them are accumulated."""
+    steps: Positive | None = None
+    """Optimizer steps."""
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Instead of steps: the share of the recipe's `steps` or `hours`."""
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """Highest learning rate."""
+    warmup: Share = 0.0
+    """Share of the schedule in which the rate grows to its highest."""
+    warmup_steps: Count | None = None
+    """Instead of warmup: the steps of it."""
+    decay: Literal["linear", "polynomial", "cosine", "constant", "wsd"] = "linear"
+    """What follows the warm-up; `wsd` is constant and then linear. A recipe with `hours` goes by the clock."""
+    power: Annotated[float, Field(gt=0)] = 1.0
+    """Of the polynomial decay: (what is left of the schedule) to this power."""
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The rate at the end, as a share of the highest."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Of wsd: the share of the schedule in which the rate falls."""
+    new_positions: Literal["drawn", "copied"] = "drawn"
+    """How positions begin that no phase before has trained: `drawn` with all weights at the start, as in the paper, or
+    `copied` from those before them, so that what is known of neighbours holds for them at once."""
+    decay_from: Literal["warmup", "start"] = "warmup"
+    """Where the decay counts from; `start` as the original BERT and NVIDIA's: the warm-up hides its first part."""
+
+
+SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_from")
+"""what a phase may only say together with a `rate`"""
+
+
+class Evaluation(Section):
+    """Validation on the documents held out; at the end of each phase in any case."""
+
+    every: Count = 1000
+    """Steps between evaluations; 0: at the end of phases alone."""
+    examples: Count = 4096
+    """Examples of an evaluation, over all ranks; 0: all there are."""
+
+
+class Logging(Section):
+    """What is written while the run goes on."""
+
+    every: Positive = 10
+    """Steps between lines of metrics."""
+    tensorboard: bool = True
+    """Write TensorBoard's files beside metrics.jsonl."""
+    peak_flops: Annotated[float, Field(gt=0)] | None = None
+    """Operations a second of one rank that count as 100% utilisation (default: measured at the start)."""
+
+
+class Checkpoints(Section):
+    """When the state of the run is saved; at the end of each phase in any case."""
+
+    every: Count = 1000
+    """Steps between checkpoints; 0: at the end of phases alone."""
+    keep: Positive = 3
+    """How many are kept, the newest."""
+    keep_every: Count = 0
+    """Also kept: those of steps that divide by it; 0: none."""
+
+
+class Guards(Section):
+    """What is done when training goes wrong."""
+
+    rollbacks: Count = 3
+    """How often a run goes back to its last checkpoint, and leaves out the batches that did it, before it gives up."""
+    spike: Annotated[float, Field(ge=0)] = 2.0
+    """A logged loss that is so much above the median of the last 20 has gone wrong; 0: never."""
+    hang: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds without any progress after which the run ends, naming the rank that the others wait for."""
+
+
+class Recipe(Section):
+    """All that decides how a model is trained."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
+    """Of the weights, the order of the data and dropout."""
+    steps: Positive | None = None
+    """Steps of all phases, where these give shares."""
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of all phases, where these give shares: phases and learning rate then go by the clock."""
+    model: Model = Model()
+    """The encoder."""
+    data: Data = Data()
+    """The shards."""
+    optimizer: Optimizer = Optimizer()
+    """What turns gradients into weights."""
+    precision: Precision = Precision()
+    """In which numbers the model computes."""
+    parallel: Parallel = Parallel()
+    """How the ranks share the work."""
+    compute: Compute = Compute()
+    """How the arithmetic is done."""
+    phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
+    """The stretches of training, in their order."""
+    evaluation: Evaluation = Evaluation()
+    """Validation."""
+    logging: Logging = Logging()
+    """What is written."""
+    checkpoints: Checkpoints = Checkpoints()
+    """When the state is saved."""
+    guards: Guards = Guards()
+    """What is done when training goes wrong."""
+    deepspeed: dict[str, Any] = {}
+    """Settings of DeepSpeed's own, for what the recipe has no name for."""
+
+    def phase_steps(self) -> tuple[int, ...] | None:
+        """The steps of each phase; None where the clock decides."""
+        if self.hours is not None:
+            return None
+        if self.steps is None:
+            return tuple(phase.steps or 0 for phase in self.phases)
+        ends = [round(self.steps * share) for share in _running_sums([phase.share or 0.0 for phase in self.phases])]
+        return tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+
+    def phase_seconds(self) -> tuple[float, ...] | None:
+        """The seconds of each phase; None where steps decide."""
+        return None if self.hours is None else tuple(3600 * self.hours * (phase.share or 0.0) for phase in self.phases)
+
+    def schedule_owners(self) -> tuple[int, ...]:
+        """For each phase, the number of the phase whose schedule it follows."""
+        owners: list[int] = []
+        for number, phase in enumerate(self.phases):
+            owners.append(number if phase.rate is not None or not owners else owners[-1])
+        return tuple(owners)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, defaults included, in the types of TOML and JSON; `Recipe` reads it back."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        for phase, given in zip(content["phases"], self.phases, strict=True):
+            if given.rate is None:  # it follows the schedule of another
+                for name in SCHEDULE_KEYS:
+                    phase.pop(name, None)
+        return content
+
+    def as_toml(self) -> str:
+        """The same as a file that `load_recipe` reads."""
+        return toml_text(self.as_dict())
+
+
+def _running_sums(values: Sequence[float]) -> list[float]:
+    sums = [sum(values[: count + 1]) for count in range(len(values))]
+    return [*sums[:-1], 1.0] if values else []  # the shares of a recipe make 1, whatever the rounding
+
+
+def micro_batches(phase: Phase, ranks: int, number: int = 0) -> int:
+    """How many micro-batches a rank accumulates in a step; UserError where the batch does not divide."""
+    together = phase.micro_batch * ranks
+    if phase.batch % together == 0:
+        return phase.batch // together
+    below = phase.batch // together * together
+    nearest = below if below and phase.batch - below <= below + together - phase.batch else below + together
+    cure = f"take batch = {nearest}"
+    if phase.batch % ranks == 0:
+        each = phase.batch // ranks
+        cure += f", or micro_batch = {largest_divisor(each, phase.micro_batch)}"
+    s = "" if ranks == 1 else "s"
+    raise UserError(
+        f"phases.{number}.batch = {phase.batch}: does not divide by {ranks} rank{s} x "
+        f"phases.{number}.micro_batch = {phase.micro_batch}; {cure}"
+    )
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that is not above the limit."""
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return max(each for each in (*small, *(number // each for each in small)) if each <= limit)

@@ -1,0 +1,222 @@
+"""Batches without padding: which examples a step reads, how they are dealt to ranks, and what the model eats.
+
+A global batch is the same for any number of ranks and any micro-batch; ranks only share it out. Every rank knows the
+sizes of all its examples, from the offsets of the shards alone, so the totals that losses are divided by are exact
+everywhere without communication.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.common.arrays import Array
+from pretraining.data.dataset import Dataset, Rows
+from pretraining.data.order import Order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences one after another, no padding: s sequences, n pieces, m predictions."""
+
+    pieces: Tensor  # (n,) int64: all sequences one after another, masks applied
+    segments: Tensor  # (n,) int64: 0 in A, 1 in B
+    positions: Tensor  # (n,) int64: 0 … within each sequence
+    starts: Tensor  # (s + 1,) int32: where each sequence begins; the last is n
+    chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
+    labels: Tensor  # (m,) int64: the pieces that stood there
+    random_next: Tensor  # (s,) int64: the NSP label, 1 where B is random
+    lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
+    examples: Array  # (s, 2) int64: shard (its number in the dataset) and row, to name them in messages
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device; the host does not wait for the copy to a GPU."""
+        device = torch.device(device)
+        if device.type == "cpu":
+            return self
+        pin = device.type == "cuda"
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = (value.pin_memory() if pin else value).to(device, non_blocking=True)
+        return Batch(**values)
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank does in one optimizer step."""
+
+    micro: tuple[Batch, ...]  # gradient accumulation; this rank's
+    sequences: int  # of the global batch, over all ranks
+    predictions: int  # of the global batch: losses are divided by it, so that ranks and micro-batches do not matter
+    pieces: int  # real pieces of the global batch
+    waited: float = 0.0  # seconds the trainer waited for it
+
+
+def collate(rows: Rows) -> Batch:
+    """Makes a batch of examples."""
+    starts = np.zeros(len(rows.lengths) + 1, np.int64)
+    np.cumsum(rows.lengths, out=starts[1:])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], rows.lengths)
+    segments = positions >= np.repeat(rows.boundaries, rows.lengths)
+    chosen = np.repeat(starts[:-1], rows.predictions) + rows.positions
+    return Batch(
+        pieces=torch.from_numpy(rows.pieces),
+        segments=torch.from_numpy(segments.astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(starts.astype(np.int32)),
+        chosen=torch.from_numpy(chosen),
+        labels=torch.from_numpy(rows.labels),
+        random_next=torch.from_numpy(rows.random_next),
+        lengths=tuple(rows.lengths.tolist()),
+        examples=rows.where,
+    )
+
+
+def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
+    """Deals sequences into micro-batches of the same number and nearly the same pieces.
+
+    Returns indices, (ranks, accumulation, micro-batch).
+
+    Longest first, in rounds in which each micro-batch gets one: the longest goes to the one with the fewest pieces.
+    Those nearest to each other fall into the same accumulation step, where ranks wait for the slowest; the heaviest
+    come first, so that what does not fit into memory shows at once. Within one, longest first.
+    """
+    bins = ranks * accumulation
+    assert len(lengths) % bins == 0, f"{len(lengths)} sequences for {ranks} ranks and {accumulation} micro-batches"
+    dealt = np.argsort(-lengths, kind="stable").reshape(-1, bins)
+    sizes = lengths[dealt]
+    sums = np.zeros(bins, np.int64)
+    for turn in np.flatnonzero(sizes[:, 0] != sizes[:, -1]):  # in the other rounds, as with full lengths, all get alike
+        fewest = np.argsort(sums, kind="stable")
+        dealt[turn, fewest] = dealt[turn].copy()
+        sums[fewest] += sizes[turn]
+    heaviest = np.argsort(-sums, kind="stable")
+    by_rank: Array = dealt.T[heaviest].reshape(accumulation, ranks, -1).transpose(1, 0, 2)
+    return by_rank
+
+
+def step_batches(
+    dataset: Dataset, order: Order, step: int, global_batch: int, rank: int, ranks: int, accumulation: int
+) -> StepBatches:
+    """One rank's part of a global batch."""
+    examples = order.examples(step * global_batch, global_batch)
+    lengths, predictions = dataset.sizes(examples)
+    mine = deal(lengths, ranks, accumulation)[rank]
+    micro = tuple(collate(dataset.read(examples.take(chosen))) for chosen in mine)
+    return StepBatches(micro, global_batch, int(predictions.sum()), int(lengths.sum()))
+
+
+class Loader:
+    """Prepares the steps ahead of the trainer, in a thread; iterate over it, and close it.
+
+    An error in the thread is raised where its step would have come.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: Order,
+        *,
+        global_batch: int,
+        rank: int = 0,
+        ranks: int = 1,
+        accumulation: int = 1,
+        start: int = 0,
+        stop: int | None = None,
+        depth: int = 2,
+        number: Callable[[int], int] = lambda step: step,
+    ) -> None:
+        """Steps `start` … `stop`-1, or without end; `depth` steps are kept ready. `number` says which of the global
+        batches a step takes."""
+        assert global_batch % (ranks * accumulation) == 0
+        self._prepare: Callable[[int], StepBatches] = lambda step: step_batches(
+            dataset, order, number(step), global_batch, rank, ranks, accumulation
+        )
+        self._start, self._stop, self._depth = start, stop, depth
+        self._ready: deque[StepBatches] = deque()
+        self._changed = threading.Condition()  # guards all below, and is notified when any of it changes
+        self._error: BaseException | None = None
+        self._finished = self._closed = False
+        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        error: BaseException | None = None
+        try:
+            step = self._start
+            while (self._stop is None or step < self._stop) and self._put(self._prepare(step)):
+                step += 1
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            self._error, self._finished = error, True
+            self._changed.notify_all()
+
+    def _put(self, step: StepBatches) -> bool:
+        """Waits for room, and returns whether more is wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
+            if not self._closed:
+                self._ready.append(step)
+                self._changed.notify_all()
+            return not self._closed
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        return self
+
+    def __next__(self) -> StepBatches:
+        begin = time.perf_counter()
+        with self._changed:
+            assert not self._closed, "the loader is closed"
+            self._changed.wait_for(lambda: self._ready or self._finished)
+            if self._ready:
+                step = self._ready.popleft()
+                self._changed.notify_all()
+                return replace(step, waited=time.perf_counter() - begin)
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def close(self) -> None:
+        """Ends the thread: at once, or after the step that it is preparing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._ready.clear()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def validation_batches(
+    dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
+) -> Iterator[tuple[Batch, bool]]:
+    """One rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
+
+    Every example counts on exactly one rank. All ranks get the same number of batches, because with ZeRO-3 they
+    gather weights together: a rank that runs out gets a batch that does not count. Longest first, so that batches of
+    the same turn take about the same time.
+    """
+    examples = dataset.first_examples(dataset.num_examples if limit is None else limit)
+    lengths, _ = dataset.sizes(examples)
+    order = np.argsort(-lengths, kind="stable")
+    batches = [order[at : at + sequences] for at in range(0, len(order), sequences)]
+    for turn in range(0, len(batches), ranks):
+        number = turn + rank
+        chosen = batches[min(number, len(batches) - 1)]
+        yield collate(dataset.read(examples.take(chosen))), number < len(batches)

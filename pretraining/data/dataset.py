@@ -1,0 +1,237 @@
+"""The shards of one length, mapped into memory: any examples at once, as flat arrays.
+
+Opening reads nothing but the manifest. A shard is compared with its checksum before its first use, by one of the
+ranks, and what is read is checked again as far as a wrong value could crash a kernel.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord
+from data_prep.shards import Manifest, ShardSet, example_schema, read_shard
+from pretraining.data.order import Examples
+
+OPEN_SHARDS = 8
+"""How many stay mapped: a batch lies in one or two, and every one open is a file descriptor."""
+CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples as they stand in the shards: s sequences, n pieces, m predictions, one sequence after another."""
+
+    where: Array  # (s, 2) the number of the shard in the dataset, and the row
+    lengths: Array  # (s,)
+    pieces: Array  # (n,)
+    boundaries: Array  # (s,) where B begins
+    random_next: Array  # (s,)
+    predictions: Array  # (s,) how many
+    positions: Array  # (m,) in their sequence
+    labels: Array  # (m,)
+
+
+class Dataset:
+    """All examples of one length: of every duplicate, or those held out for validation.
+
+    Not for two threads at once.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, length: int, validation: bool = False, rank: int = 0, ranks: int = 1
+    ) -> None:
+        sets = find_sets(folder, manifest, length, validation)
+        self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
+        self.vocabulary_size = manifest.vocabulary_size
+        self.shard_rows = tuple(tuple(record.rows for record in records) for records in sets)
+        self.records = [record for records in sets for record in records]
+        """the shards of all duplicates: a shard's number in the dataset is its place here"""
+        self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
+        self._schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._checked: set[int] = set()
+
+    @property
+    def num_examples(self) -> int:
+        """Of all duplicates together."""
+        return sum(map(sum, self.shard_rows))
+
+    def name(self, shard: int, row: int) -> str:
+        """An example as messages name it."""
+        return f"{self.folder / self.records[shard].path}: example {row}"
+
+    def first_examples(self, count: int) -> Examples:
+        """The first examples as they stand in the shards of the first duplicate; they are shuffled already."""
+        rows = self.shard_rows[0]
+        shard = np.repeat(np.arange(len(rows)), rows)[:count]
+        row = np.concatenate([np.arange(each) for each in rows])[:count]
+        return Examples(np.zeros_like(shard), shard, row)
+
+    def sizes(self, examples: Examples) -> tuple[Array, Array]:
+        """How many pieces and how many predictions each example has; this reads very little."""
+        lengths, predictions = np.empty((2, len(examples.row)), np.int64)
+        for shard, chosen in self._by_shard(examples):
+            lengths[chosen], predictions[chosen] = shard.sizes(examples.row[chosen])
+        return lengths, predictions
+
+    def read(self, examples: Examples) -> Rows:
+        """The examples in the order that is asked for."""
+        lengths, predictions = self.sizes(examples)
+        where = np.stack([self._numbers(examples), examples.row], axis=1)
+        pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
+        boundaries, random_next = np.empty((2, len(where)), np.int64)
+        starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
+        for shard, chosen in self._by_shard(examples):
+            row = examples.row[chosen]
+            source = spans(shard.offsets[row], lengths[chosen])
+            pieces[spans(starts[chosen], lengths[chosen])] = shard.pieces[source]
+            source = spans(shard.masked_offsets[row], predictions[chosen])
+            target = spans(masked_starts[chosen], predictions[chosen])
+            positions[target], labels[target] = shard.positions[source], shard.labels[source]
+            boundaries[chosen] = shard.boundaries[row]
+            random_next[chosen] = shard.random_next.take(pa.array(row))
+        rows = Rows(where, lengths, pieces, boundaries, random_next, predictions, positions, labels)
+        self._check_values(rows)
+        return rows
+
+    def _numbers(self, examples: Examples) -> Array:
+        return self._first[examples.duplicate] + examples.shard
+
+    def _by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
+        """Each shard that examples are in, and which of the examples these are."""
+        numbers = self._numbers(examples)
+        order = np.argsort(numbers, kind="stable")
+        ends = np.flatnonzero(np.diff(numbers[order])) + 1
+        for chosen in np.split(order, ends):
+            if chosen.size:
+                yield self._shard(int(numbers[chosen[0]])), chosen
+
+    def _shard(self, number: int) -> _Shard:
+        """A shard, opened if it is not."""
+        if number not in self._open:
+            if number not in self._checked:
+                self._check_file(number)
+                self._checked.add(number)
+            self._open[number] = _Shard.map(self.folder, self.records[number], self._schema, self.length)
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _check_file(self, number: int) -> None:
+        """Compares a shard with its record: one rank its content, all ranks its size."""
+        record, path = self.records[number], self.folder / self.records[number].path
+        if number % self.ranks == self.rank or not path.is_file() or path.stat().st_size != record.size:
+            try:
+                record.check(self.folder)
+            except DamageError as error:
+                raise DamageError(f"{error}; {CURE}") from error
+
+    def _check_values(self, rows: Rows) -> None:
+        """Refuses what would make the model read beyond its tables."""
+        sequences = np.arange(len(rows.lengths))
+        lengths = np.repeat(rows.lengths, rows.predictions)
+        vocabulary = f"the vocabulary of {self.vocabulary_size:,}"
+        checks = [
+            (f"a piece beyond {vocabulary}", rows.pieces >= self.vocabulary_size, rows.lengths),
+            (f"a masked piece beyond {vocabulary}", rows.labels >= self.vocabulary_size, rows.predictions),
+            ("a masked position beyond its end", rows.positions >= lengths, rows.predictions),
+            ("a boundary beyond its end", rows.boundaries > rows.lengths, np.ones_like(sequences)),
+        ]
+        for what, wrong, counts in checks:
+            if wrong.any():
+                shard, row = rows.where[np.repeat(sequences, counts)[np.argmax(wrong)]]
+                raise DamageError(f"{self.name(shard, row)} has {what}; {CURE}")
+
+
+def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -> list[list[FileRecord]]:
+    """The shards of each duplicate of a length; UserError where there are none."""
+    sets = manifest.sets()
+    found = [sets[each] for each in sorted(sets) if each.length == length and each.validation == validation]
+    if found and all(sum(record.rows for record in records) for records in found):
+        return found
+    what = "examples held out for validation" if validation else "training examples"
+    there = sorted({each.length for each in sets if each.validation == validation})
+    cure = f"train on a length that it has, or make shards with: data_prep/shard.py --lengths {length}"
+    if there and length in there:
+        cure = "more text is needed" if not validation else "make shards with --validation, or train without validation"
+    elif validation:
+        cure += " --validation 0.005"
+    lengths = ", ".join(map(str, there)) or "none"
+    raise UserError(f"{folder}: no {what} of length {length} (lengths there: {lengths}); {cure}")
+
+
+def num_held_out(manifest: Manifest, length: int) -> int:
+    """How many examples of a length are held out for validation; perhaps none."""
+    return sum(record.rows for record in manifest.sets().get(ShardSet(length, 0, validation=True), []))
+
+
+def spans(starts: Array, sizes: Array) -> Array:
+    """start, start+1, … of each list, `size` of them, one list after another."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    places: Array = np.repeat(starts - (ends - sizes), sizes)
+    places += np.arange(total)
+    return places
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Views of a mapped shard's columns; nothing is read before it is asked for."""
+
+    path: Path
+    length: int
+    offsets: Array
+    pieces: Array
+    masked_offsets: Array
+    positions: Array
+    labels: Array
+    boundaries: Array
+    random_next: pa.BooleanArray
+
+    @classmethod
+    def map(cls, folder: Path, record: FileRecord, schema: pa.Schema, length: int) -> _Shard:
+        """Opens a shard, whose columns and number of rows must be those that the manifest promises."""
+        path = folder / record.path
+        try:
+            batch = read_shard(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DamageError(f"{path}: cannot be read: {error}; {CURE}") from error
+        if batch.schema != schema or batch.num_rows != record.rows:
+            raise DamageError(
+                f"{path}: {batch.num_rows:,} rows of {batch.schema.names}; its manifest promises "
+                f"{record.rows:,} examples of length {length}; {CURE}"
+            )
+        pieces, masked = batch["pieces"], batch["masked"]
+        return cls(
+            path,
+            length,
+            offsets=np.asarray(pieces.offsets),
+            pieces=np.asarray(pieces.values),
+            masked_offsets=np.asarray(masked.offsets),
+            positions=np.asarray(masked.values.field("position")),
+            labels=np.asarray(masked.values.field("piece")),
+            boundaries=np.asarray(batch["boundary"]),
+            random_next=batch["random_next"],
+        )
+
+    def sizes(self, rows: Array) -> tuple[Array, Array]:
+        """Of these rows: how many pieces and how many predictions; checked, since memory is read by them."""
+        lists = [(self.offsets, len(self.pieces), 1), (self.masked_offsets, len(self.labels), 0)]
+        results = []
+        for offsets, limit, least in lists:
+            starts, ends = offsets[rows], offsets[rows + 1]
+            sizes = (ends - starts).astype(np.int64)
+            wrong = (sizes < least) | (sizes > self.length) | (starts < 0) | (ends > limit)
+            if wrong.any():
+                raise DamageError(f"{self.path}: example {rows[np.argmax(wrong)]} has no possible length; {CURE}")
+            results.append(sizes)
+        return results[0], results[1]

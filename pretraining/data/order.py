@@ -1,0 +1,159 @@
+"""The order in which a run reads its examples: a pure function of (seed, epoch, index), with nothing materialised.
+
+Epoch e reads duplicate e mod n. In an epoch the shards follow one another in an order of its own, and so do the rows
+of each shard. Shards are shuffled over the whole corpus already, so reading shard after shard is as random as any
+other order, and it keeps the reads local. Ranks take no part in this: they only slice what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # those of SplitMix64
+BITS_64 = (1 << 64) - 1
+ROUNDS = 4
+LARGEST = 1 << 40
+"""of a set that is permuted: the halves of an index stay far below 2³², as `_below` needs"""
+
+
+def mix(values: Array) -> Array:
+    """Scrambles each of an array of 64-bit numbers (Steele, Lea & Flood 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
+    scrambled: Array = values ^ (values >> np.uint64(31))
+    return scrambled
+
+
+def fold(*parts: int | Array) -> Array:
+    """A key for each tuple of numbers, where a part may be an array; as an array of at least one dimension."""
+    key = np.zeros(1, np.uint64)
+    for part in parts:
+        word = np.uint64(part & BITS_64) if isinstance(part, int) else part.astype(np.uint64)
+        key = mix((key ^ word) + np.uint64(GOLDEN))
+    return key
+
+
+def permute(index: Array, size: int | Array, key: Array) -> Array:
+    """Where each index goes in the permutation of 0 … size-1 that its key names; size at most 2⁴⁰.
+
+    A Feistel network: the index is a place in a table that is about square, row and column are shifted in turn by
+    hashes of each other. The table is hardly larger than `size`; what falls outside goes through it again.
+    """
+    place = index.astype(np.uint64)
+    sizes = np.broadcast_to(np.asarray(size, np.uint64), place.shape)
+    keys = np.broadcast_to(key, place.shape)
+    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    columns = (sizes + rows - np.uint64(1)) // rows
+    place = _shift(place, rows, columns, keys)
+    outside = np.flatnonzero(place >= sizes)
+    while outside.size:
+        again = _shift(place[outside], rows[outside], columns[outside], keys[outside])
+        place[outside] = again
+        outside = outside[again >= sizes[outside]]
+    return place.astype(np.int64)
+
+
+def _shift(place: Array, rows: Array, columns: Array, keys: Array) -> Array:
+    row, column = np.divmod(place, columns)
+    for number in range(ROUNDS):
+        row = _add(row, _below(rows, column ^ keys, 2 * number), rows)
+        column = _add(column, _below(columns, row ^ keys, 2 * number + 1), columns)
+    shifted: Array = row * columns + column
+    return shifted
+
+
+def _below(limits: Array, words: Array, number: int) -> Array:
+    """A hash of each word, below its limit."""
+    hashes = mix(words + np.uint64(GOLDEN * (number + 1) & BITS_64))
+    below: Array = ((hashes >> np.uint64(32)) * limits) >> np.uint64(32)
+    return below
+
+
+def _add(values: Array, others: Array, limits: Array) -> Array:
+    """The sum of what is below a limit, modulo the limit."""
+    sums: Array = values + others
+    sums -= limits * (sums >= limits)
+    return sums
+
+
+class Examples(NamedTuple):
+    """Where examples are: arrays of the same length."""
+
+    duplicate: Array
+    shard: Array
+    """its number in its duplicate"""
+    row: Array
+
+    def take(self, chosen: Array | slice) -> Examples:
+        """Some of them."""
+        return Examples(self.duplicate[chosen], self.shard[chosen], self.row[chosen])
+
+    @classmethod
+    def join(cls, parts: Sequence[Examples]) -> Examples:
+        """All of them, one after another."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+class Order:
+    """The order of all examples of a phase, epoch after epoch without end."""
+
+    def __init__(self, seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> None:
+        """`shard_rows` are the numbers of rows of each duplicate's shards."""
+        self.seed = seed
+        self.rows = [np.array(rows, np.int64) for rows in shard_rows]
+        self.sizes = [int(rows.sum()) for rows in self.rows]
+        assert self.sizes, "no duplicate"
+        assert all(0 < size <= LARGEST for size in self.sizes), f"examples of the duplicates: {self.sizes}"
+        self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may lie across two epochs
+
+    def num_examples(self, epoch: int) -> int:
+        """How many examples an epoch has; duplicates may differ."""
+        return self.sizes[epoch % len(self.sizes)]
+
+    def epoch_start(self, epoch: int) -> int:
+        """The index of an epoch's first example."""
+        cycles, rest = divmod(epoch, len(self.sizes))
+        return cycles * sum(self.sizes) + sum(self.sizes[:rest])
+
+    def epoch_of(self, index: int) -> int:
+        """The epoch that an example belongs to."""
+        cycles, rest = divmod(index, sum(self.sizes))
+        ends = np.cumsum(self.sizes)
+        return cycles * len(self.sizes) + int(np.searchsorted(ends, rest, side="right"))
+
+    def epochs(self, examples: int) -> float:
+        """How many epochs the first so many examples are."""
+        epoch = self.epoch_of(examples)
+        return epoch + (examples - self.epoch_start(epoch)) / self.num_examples(epoch)
+
+    def examples(self, start: int, count: int) -> Examples:
+        """The examples with the indices start … start+count-1."""
+        parts = []
+        for epoch in range(self.epoch_of(start), self.epoch_of(start + count - 1) + 1):
+            begin = self.epoch_start(epoch)
+            end = begin + self.num_examples(epoch)
+            parts.append(self._examples(epoch, max(start, begin) - begin, min(start + count, end) - begin))
+        return Examples.join(parts)
+
+    def _examples(self, epoch: int, start: int, stop: int) -> Examples:
+        """Examples of one epoch."""
+        duplicate = epoch % len(self.sizes)
+        shards, ends = self._shards(epoch)
+        indices = np.arange(start, stop)
+        turn = np.searchsorted(ends, indices, side="right")
+        shard = shards[turn]
+        rows = self.rows[duplicate][shard]
+        row = permute(indices - ends[turn] + rows, rows, fold(self.seed, epoch, 1, shard))
+        return Examples(np.full(len(row), duplicate), shard, row)
+
+    def _permute_shards(self, epoch: int) -> tuple[Array, Array]:
+        """The shards in the order of an epoch, and where each ends."""
+        rows = self.rows[epoch % len(self.rows)]
+        shards = permute(np.arange(len(rows)), len(rows), fold(self.seed, epoch, 0))
+        return shards, np.cumsum(rows[shards])

@@ -1,0 +1,89 @@
+"""Adam with decoupled decay. DeepSpeed hands it the flat fp32 tensors of this rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from pretraining.config import settings as recipe
+
+SETTLED = 1e9
+"""a number of steps after which bias correction corrects nothing"""
+
+
+class AdamW(torch.optim.Optimizer):
+    """In PyTorch's fused form; without bias correction as the original BERT has it."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: recipe.Optimizer):
+        defaults = {
+            "lr": 0.0,
+            "betas": settings.betas,
+            "eps": settings.epsilon,
+            "weight_decay": settings.weight_decay,
+            "bias_correction": settings.bias_correction,
+        }
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            with_gradient = [each for each in group["params"] if each.grad is not None]
+            states = [self.state_of(each) for each in with_gradient]
+            for state in states:
+                state["step"] += 1
+            adam(
+                with_gradient,
+                [each.grad for each in with_gradient],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [state["step"] for state in states],
+                group,
+                rate=group["lr"],
+                decay=group["weight_decay"],
+            )
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The moments of a tensor, and the steps that they have seen."""
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+
+def adam(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    group: dict[str, Any],
+    *,
+    rate: float,
+    decay: float,
+) -> None:
+    """Moves moments and weights; `steps` count this one."""
+    corrected = group["bias_correction"]
+    counts = [each - 1 if corrected else torch.full_like(each, SETTLED) for each in steps]  # PyTorch adds the 1
+    adamw(
+        list(weights),
+        list(gradients),
+        list(first),
+        list(second),
+        [],
+        counts,
+        fused=True,
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=rate,
+        weight_decay=decay,
+        eps=group["eps"],
+        maximize=False,
+    )

@@ -1,0 +1,164 @@
+"""Which part of which parameter each flat fp32 tensor of this rank holds, however DeepSpeed has divided the model.
+
+DeepSpeed hands the optimizer flat tensors: parameters end to end, cut wherever one rank's share ends and the next
+begins. Trust ratios, checkpoints and exports need the parameters themselves. Nothing here guesses: a layout is taken
+only if its numbers are those of the model and if all ranks together hold each parameter exactly once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from data_prep.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a parameter inside a flat tensor."""
+
+    name: str
+    """of the parameter"""
+    start: int
+    """its first element in the parameter, flattened"""
+    length: int
+    offset: int
+    """its first element in the flat tensor"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A flat fp32 tensor that this rank's optimizer moves, and what it holds. The rest of it is padding."""
+
+    tensor: Tensor
+    sizes: dict[str, int]
+    """elements of each parameter that the ranks' tensors hold together, whether or not this one has a part of it"""
+    parts: tuple[Part, ...]
+    group: Any = None
+    """the ranks that hold the rest; None where this rank holds all"""
+
+    def of(self, part: Part, flat: Tensor) -> Tensor:
+        """The part's stretch of a tensor that is laid out as `tensor` is: a moment, a gradient."""
+        return flat.view(-1).narrow(0, part.offset, part.length)
+
+
+def find_shares(engine: Any, model: nn.Module) -> list[Share]:
+    """The shares of this rank in the order of DeepSpeed's groups; a UserError for a layout that is not understood."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
+    if isinstance(optimizer, torch.optim.Optimizer):
+        shares = list(_whole(optimizer, names))
+    elif kind in _READERS:
+        shares = list(_READERS[kind](optimizer, names))
+    else:
+        raise _not_understood(f"its optimizer is {kind}")
+    _check(shares, model)
+    return shares
+
+
+@torch.no_grad()
+def fill_shares(shares: Sequence[Share], weights: Mapping[str, Tensor]) -> None:
+    """Gives the flat tensors these weights, which the parameters themselves must have already."""
+    for share in shares:
+        for part in (each for each in share.parts if each.name in weights):
+            share.of(part, share.tensor).copy_(weights[part.name].view(-1)[part.start : part.start + part.length])
+
+
+def _not_understood(reason: str) -> UserError:
+    return UserError(
+        f"DeepSpeed has divided the model in a way that is not understood: {reason}\n"
+        "leave out what the recipe's [deepspeed] says of zero_optimization, or take another parallel.zero"
+    )
+
+
+def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[Share]:
+    """ZeRO 0: every rank holds every parameter."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            yield Share(parameter, {name: parameter.numel()}, (Part(name, 0, parameter.numel(), 0),))
+
+
+def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+    for number, tensor in enumerate(optimizer.single_partition_of_fp32_groups):
+        parameters = optimizer.round_robin_bit16_groups[number]
+        offsets = optimizer.round_robin_bit16_offsets[number]
+        yield _cut(tensor, {names[id(each)]: each.numel() for each in parameters}, offsets, optimizer, number)
+
+
+def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+    for number, tensor in enumerate(optimizer.fp32_groups_flat_partition):
+        sizes = {names[id(each)]: each.numel() for each in optimizer.bf16_groups[number]}
+        offsets = [0, *itertools.accumulate(sizes.values())][:-1]
+        yield _cut(tensor, sizes, offsets, optimizer, number)
+
+
+def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> Share:
+    """Parameters end to end, cut into as many equal stretches as there are ranks."""
+    group = optimizer.real_dp_process_group[number]
+    begin = dist.get_rank(group) * tensor.numel()
+    parts = []
+    for (name, size), offset in zip(sizes.items(), offsets, strict=True):
+        first, last = max(offset, begin), min(offset + size, begin + tensor.numel())
+        if first < last:
+            parts.append(Part(name, start=first - offset, length=last - first, offset=first - begin))
+    return Share(tensor, sizes, tuple(parts), group)
+
+
+def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+    """Every parameter is cut by itself, and padded by itself."""
+    if hasattr(optimizer, "backup_optimizer"):
+        raise _not_understood("one part of the optimizer is on the GPU, another on the CPU (ratio)")
+    for number, tensor in enumerate(optimizer.fp32_partitioned_groups_flat):
+        rank = optimizer._get_sub_group_partition_rank(number)
+        parts = []
+        for parameter in optimizer.fp16_groups[number]:
+            at, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            assert at == number
+            start = rank * length
+            real = min(length, parameter.ds_numel - start)
+            if real > 0:
+                parts.append(Part(names[id(parameter)], start, real, offset))
+        sizes = {names[id(each)]: each.ds_numel for each in optimizer.fp16_groups[number]}
+        yield Share(tensor, sizes, tuple(parts), optimizer._get_sub_group_process_group(number))
+
+
+_READERS = {
+    "DeepSpeedZeroOptimizer": _stages_1_and_2,
+    "BF16_Optimizer": _bf16_optimizer,
+    "DeepSpeedZeroOptimizer_Stage3": _stage_3,
+}
+
+
+def _check(shares: Sequence[Share], model: nn.Module) -> None:
+    """All ranks together hold each parameter once, and with the values that it has, but for rounding to 16 bits."""
+    parameters = dict(model.named_parameters())
+    index = {name: number for number, name in enumerate(parameters)}
+    held = torch.zeros(len(index), dtype=torch.int64)
+    for share in shares:
+        for part in share.parts:
+            if _is_in_place(share, part, parameters[part.name]):
+                held[index[part.name]] += part.length
+    if any(share.group is not None for share in shares):
+        held = held.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(held)
+    for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
+        numel = getattr(parameter, "ds_numel", parameter.numel())
+        if count != numel:
+            raise _not_understood(f"of the {numel} elements of {name}, {count} are where they should be")
+
+
+def _is_in_place(share: Share, part: Part, parameter: Tensor) -> bool:
+    if hasattr(parameter, "ds_tensor"):  # stage 3: of the parameter itself, only this rank's piece is here
+        here = parameter.ds_tensor.detach().view(-1)[: part.length]
+    else:
+        here = parameter.detach().view(-1)[part.start : part.start + part.length]
+    if part.offset + part.length > share.tensor.numel():
+        return False
+    return torch.equal(share.of(part, share.tensor.detach()).to(here.device, here.dtype), here)

@@ -1,0 +1,132 @@
+"""Builds and calls the fused CPU operations of kernels.cpp.
+
+The source is compiled for the machine's own processor when it is first needed (some two seconds), and kept. A machine
+without a C++ compiler trains with PyTorch's operations instead, and is told so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
+FLAGS = (
+    "-O3 -march=native -std=c++17 -fPIC -fopenmp "
+    # sums may be reordered and divisions become multiplications, but NaN and infinity stay what they are
+    "-fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math"
+).split()
+if platform.machine() in ("x86_64", "AMD64"):
+    FLAGS.append("-mprefer-vector-width=512")
+TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("function", ctypes.c_void_p))
+
+
+_allowed = True
+
+
+def allow(allowed: bool) -> None:
+    """Whether this process may use the kernels; otherwise PyTorch's operations do all."""
+    global _allowed
+    _allowed = allowed
+
+
+def allowed() -> bool:
+    return _allowed
+
+
+def usable(tensor: Tensor) -> bool:
+    """Whether the kernels can work on this tensor."""
+    return _allowed and tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
+
+
+def call(name: str, first: Tensor, *arguments: Any) -> None:
+    """Runs a kernel for the type of its first tensor; whole numbers pass as int64, others as double."""
+    function = _functions()[f"{name}_{TYPES[first.dtype]}"]
+    function(*map(_passed, (first, *arguments)), ctypes.c_int64(torch.get_num_threads()))
+
+
+def _passed(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        assert argument.is_contiguous()
+        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, float):
+        return ctypes.c_double(argument)
+    return None if argument is None else ctypes.c_int64(argument)
+
+
+@functools.cache
+def _functions() -> dict[str, Any]:
+    """The kernels by name; none where they cannot be built."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
+        return {}
+    try:
+        library = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
+        warnings.warn(f"{SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2)
+        return {}
+    functions = {}
+    table = ctypes.pointer(_Kernel.in_dll(library, "kernels"))
+    index = 0
+    while table[index].name:
+        functions[table[index].name.decode()] = ctypes.CFUNCTYPE(None)(table[index].function)
+        index += 1
+    return functions
+
+
+def _built(compiler: str) -> Path:
+    """The compiled library, from the cache of this user where it is there."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    parts = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode()]
+    name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
+    try:
+        return _built_in(place, name, compiler)
+    except OSError:  # a home that is not there, full, or may not be written: for this process alone
+        return _built_in(Path(tempfile.mkdtemp(prefix="cloze-")), name, compiler)
+
+
+def _built_in(place: Path, name: str, compiler: str) -> Path:
+    """Built beside its place and renamed, so that ranks that build at the same time do not meet."""
+    library = place / name
+    if not library.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as work:
+            _build(compiler, Path(work)).replace(library)
+    return library
+
+
+def _build(compiler: str, work: Path) -> Path:
+    """Compiles and links apart: -fopenmp in linking would bring a second OpenMP beside the one that PyTorch has."""
+    compiled, library = work / "kernels.o", work / "kernels.so"
+    subprocess.run(
+        [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)], capture_output=True, text=True, check=True
+    )
+    subprocess.run([compiler, "-shared", str(compiled), "-o", str(library)], capture_output=True, text=True, check=True)
+    return library
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home folder may be shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))

@@ -1,0 +1,203 @@
+"""The operations between matrix products: fused kernels on a CPU, PyTorch's own elsewhere; equal but for rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from data_prep.common.arrays import Array
+from pretraining.data.order import fold
+from pretraining.model import cpu_kernels as kernels
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Where and how much is dropped.
+
+    The kernels drop what a hash of (row key, site, column) says. A row key stands for (draw, example, position): a mask
+    depends neither on the ranks nor on what else is in the batch. Elsewhere PyTorch's generator decides.
+    """
+
+    probability: float
+    keys: Tensor
+    """(n,) int32, for each row"""
+    site: int = 0
+
+    def at(self, site: int) -> Dropout:
+        """For another place of the model: other masks."""
+        return Dropout(self.probability, self.keys, site)
+
+
+def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
+    """A key for each piece, from the draw (one for each step of a run), its example and its position."""
+    pieces = fold(np.repeat(fold(draw, *examples.T), lengths), positions)
+    return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
+
+
+def gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
+    if kernels.usable(x):
+        return _Gelu.apply(x, bias)
+    return F.gelu(x + bias)
+
+
+def add_and_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, dropout: Dropout
+) -> Tensor:
+    """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
+    if kernels.usable(x):
+        return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)
+    dropped = F.dropout(x + bias, dropout.probability) if dropout.probability else x + bias
+    return F.layer_norm(residual + dropped, weight.shape, weight, shift, epsilon)
+
+
+def drop(x: Tensor, dropout: Dropout) -> Tensor:
+    """Dropout by itself."""
+    if not dropout.probability:
+        return x
+    return _Drop.apply(x, dropout) if kernels.usable(x) else F.dropout(x, dropout.probability)
+
+
+def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The sum of the rows that the ids of pieces, positions and segments name."""
+    if word.device.type == "cpu":
+        return _Embed.apply(word, position, segment, *ids)
+    pieces, positions, segments = ids
+    return F.embedding(pieces, word) + F.embedding(positions, position) + F.embedding(segments, segment)
+
+
+def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The sum of the cross-entropies of the predictions, and how many of them are right.
+
+    `weight` and `bias` may have more rows than the vocabulary; they take no part.
+    """
+    if kernels.usable(hidden):
+        return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
+    logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
+    return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.call("gelu_forward", x, bias, out, *x.shape)
+        ctx.save_for_backward(x)  # it is now the slope
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (slope,) = ctx.saved_tensors
+        grad_x, grad_bias = torch.empty_like(slope), slope.new_empty(slope.shape[1])
+        kernels.call("gelu_backward", grad.contiguous(), slope, grad_x, grad_bias, *slope.shape)
+        return grad_x, grad_bias
+
+
+class _AddAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        shift: Tensor,
+        epsilon: float,
+        drop: Dropout,
+    ) -> Tensor:
+        out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
+        shape = (drop.keys, drop.site, float(drop.probability), epsilon, out, means, scales, *x.shape)
+        kernels.call("norm_forward", x, bias, residual.contiguous(), weight, shift, *shape)
+        ctx.save_for_backward(x, means, scales, weight)  # x is now the sum that was normalised
+        ctx.dropout = drop
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        total, means, scales, weight = ctx.saved_tensors
+        drop = ctx.dropout
+        grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
+        grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
+        inputs = (grad.contiguous(), total, means, scales, weight, drop.keys, drop.site, float(drop.probability))
+        outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
+        kernels.call("norm_backward", *inputs, *outputs, *total.shape)
+        return grad_x, grad_bias, grad_residual, grad_weight, grad_shift, None, None
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropout: Dropout) -> Tensor:
+        ctx.dropout = dropout
+        return _Drop.dropped(x, dropout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Drop.dropped(grad, ctx.dropout), None
+
+    @staticmethod
+    def dropped(x: Tensor, dropout: Dropout) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        kernels.call(
+            "dropout_rows", x.contiguous(), dropout.keys, dropout.site, float(dropout.probability), out, *x.shape
+        )
+        return out
+
+
+class _Embed(torch.autograd.Function):
+    """PyTorch's own backward pass adds up in bfloat16 on a CPU: a sum of thousands of rows stands still."""
+
+    @staticmethod
+    def forward(ctx: Any, word: Tensor, position: Tensor, segment: Tensor, *ids: Tensor) -> Tensor:
+        pieces, positions, segments = ids
+        ctx.save_for_backward(*ids)
+        ctx.sizes = len(word), len(position), len(segment)
+        return word[pieces].add_(position[positions]).add_(segment[segments])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows = grad.float()
+
+        def sums(size: int, ids: Tensor) -> Tensor:
+            return rows.new_zeros(size, rows.shape[1]).index_add_(0, ids, rows)
+
+        pieces, positions, segments = ctx.saved_tensors
+        num_words, num_positions, num_segments = ctx.sizes
+        found, where = pieces.unique(return_inverse=True)
+        words = grad.new_zeros(num_words, grad.shape[1])
+        words[found] = sums(len(found), where).to(grad.dtype)
+        others = sums(num_positions, positions), sums(num_segments, segments)
+        return words, *(each.to(grad.dtype) for each in others), None, None, None
+
+
+class _MaskedLoss(torch.autograd.Function):
+    """The gradient takes the logits' place in the forward pass, so that nothing as large is kept twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
+    ) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.t()
+        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
+        ctx.save_for_backward(hidden, weight, logits)
+        right = correct.sum()
+        ctx.mark_non_differentiable(right)
+        return losses.sum(), right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        hidden, weight, difference = ctx.saved_tensors
+        grad_hidden = (difference @ weight) * grad  # a scalar in fp32, which leaves the others in their type
+        grad_weight = difference.t() @ (hidden * grad)
+        return grad_hidden, grad_weight, difference.sum(0) * grad, None, None

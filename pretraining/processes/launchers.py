@@ -1,0 +1,205 @@
+"""Who am I among the processes of a run: what torchrun, deepspeed, mpirun or srun says in the environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from data_prep.common.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(20000, 30000)  # below those that Linux hands out by itself
+BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: no ranks of a step
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process's place among all."""
+
+    rank: int = 0
+    ranks: int = 1
+    """of the whole run"""
+    local_rank: int = 0
+    local_ranks: int = 1
+    """of this machine"""
+    address: str = LOOPBACK
+    """of rank 0"""
+    port: int = 0
+    """where rank 0 listens; 0 where there is nobody to listen to"""
+    launcher: str = "plain"
+
+    def __post_init__(self) -> None:
+        for name, rank, ranks in (
+            ("rank", self.rank, self.ranks),
+            ("local rank", self.local_rank, self.local_ranks),
+        ):
+            if not 0 <= rank < ranks:
+                raise UserError(
+                    f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
+                    "start the ranks with torchrun, deepspeed, srun or mpirun, and set none of their variables yourself"
+                )
+        if self.local_ranks > self.ranks:
+            raise UserError(f"{self.launcher}: {self.local_ranks} ranks on this machine, but {self.ranks} in all")
+
+    @property
+    def one_machine(self) -> bool:
+        return self.local_ranks == self.ranks
+
+
+def find_ranks(environment: Mapping[str, str]) -> Ranks:
+    """What the launcher says about this process; one process without a launcher.
+
+    The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
+    """
+    variables = _Variables(environment)
+    if "RANK" in environment:
+        return _from_torch(variables)
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return _from_mpi(variables, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    if "MPI_LOCALNRANKS" in environment:  # MPICH, Intel MPI, MVAPICH
+        return _from_mpi(variables, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    if _is_slurm_step(variables):
+        return _from_slurm(variables)
+    if int(environment.get("PMI_SIZE") or 1) > 1 or "PMIX_RANK" in environment:
+        raise UserError(
+            "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
+            "use Open MPI's or MPICH's mpirun, srun or torchrun"
+        )
+    if int(environment.get("WORLD_SIZE") or 1) > 1:
+        raise UserError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
+            "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
+        )
+    return Ranks()
+
+
+def missing_tasks(environment: Mapping[str, str], ranks: Ranks) -> int:
+    """How many tasks Slurm reserved that nobody started: a batch script that forgot `srun`. 0 if all is well.
+
+    Inside `sbatch` the script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but belongs to no step of four tasks:
+    it must not wait for the other three.
+    """
+    tasks = environment.get("SLURM_NTASKS", "")
+    return int(tasks) if ranks.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
+
+
+class _Variables:
+    """Whole numbers and words of the environment, with messages for those that are not there."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.all = environment
+
+    def number(self, *names: str) -> int:
+        """The first of these that is set."""
+        name = next((name for name in names if self.all.get(name)), None)
+        if name is None:
+            raise UserError(
+                f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
+                "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
+            )
+        if not re.fullmatch(r"\d+", self.all[name]):
+            raise UserError(f"{name}={self.all[name]!r} is no whole number\nunset it, or let the launcher set it")
+        return int(self.all[name])
+
+    def port(self, default: int) -> int:
+        """What the user or the launcher chose, else the default."""
+        port = self.number("MASTER_PORT") if self.all.get("MASTER_PORT") else default
+        if not 0 < port < 1 << 16:
+            raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
+        return port
+
+
+def _from_torch(variables: _Variables) -> Ranks:
+    """torchrun, deepspeed, or the same variables set by hand."""
+    environment = variables.all
+    name = next(
+        (
+            name
+            for variable, name in (("TORCHELASTIC_RUN_ID", "torchrun"), ("LOCAL_SIZE", "deepspeed"))
+            if variable in environment
+        ),
+        "RANK and WORLD_SIZE",
+    )
+    rank, ranks = variables.number("RANK"), variables.number("WORLD_SIZE")
+    if ranks == 1:
+        return Ranks(rank, ranks, launcher=name)
+    if not environment.get("MASTER_ADDR"):
+        raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
+    local_rank, local_ranks = variables.number("LOCAL_RANK"), variables.number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    return Ranks(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], variables.port(29500), name)
+
+
+def _from_mpi(variables: _Variables, prefix: str, names: Sequence[str]) -> Ranks:
+    """mpirun; without a network address of rank 0, which MPI itself knows."""
+    rank, ranks, local_rank, local_ranks = (variables.number(prefix + name) for name in names)
+    if ranks == 1:
+        return Ranks(rank, launcher="mpirun")
+    job = next((variables.all[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in variables.all), "")
+    address, port = variables.all.get("MASTER_ADDR"), variables.port(PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    if not address and ranks == local_ranks:
+        address = LOOPBACK
+    elif not address:
+        address, port = _ask_mpi(ranks, port)
+    return Ranks(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
+
+
+def _ask_mpi(ranks: int, port: int) -> tuple[str, int]:
+    """Where rank 0 runs, told by rank 0."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UserError(
+            "mpirun started ranks on several machines, and does not say where rank 0 is\n"
+            "either: mpirun -x MASTER_ADDR=<host of rank 0> …, or: pip install 'cloze[mpi]' (mpi4py finds it)"
+        )
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_size() != ranks:
+        raise UserError(
+            f"mpirun started {ranks} ranks, but mpi4py's MPI connects {MPI.COMM_WORLD.Get_size()} of them\n"
+            "mpi4py is built for another MPI: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=…)"
+        )
+    return cast("tuple[str, int]", MPI.COMM_WORLD.bcast((socket.gethostname(), port)))
+
+
+def _is_slurm_step(variables: _Variables) -> bool:
+    """Whether srun started this process as one of its tasks."""
+    environment = variables.all
+    if not all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        return False
+    return variables.number("SLURM_STEP_ID") < BATCH_STEP
+
+
+def _from_slurm(variables: _Variables) -> Ranks:
+    """srun."""
+    rank, ranks = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
+    if ranks == 1:
+        return Ranks(rank, launcher="srun")
+    environment = variables.all
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    local_ranks = expand_tasks(tasks)[variables.number("SLURM_NODEID")] if tasks else ranks
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
+    # Steps of one job, and jobs that follow one another, get different ports.
+    own = 16 * variables.number("SLURM_JOB_ID", "SLURM_JOBID") + variables.number("SLURM_STEP_ID")
+    port = variables.port(PORTS[own % len(PORTS)])
+    return Ranks(rank, ranks, variables.number("SLURM_LOCALID"), local_ranks, address, port, "srun")
+
+
+def first_node(nodes: str) -> str:
+    """The first host of Slurm's short form: `node[003-010,12],other` -> `node003`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
+        raise UserError("Slurm does not say on which nodes this step runs\nset MASTER_ADDR to the host of rank 0")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+
+
+def expand_tasks(tasks: str) -> list[int]:
+    """Tasks on each node from Slurm's short form: `4(x2),3` -> [4, 4, 3]."""
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in tasks.split(",")]
+    if not all(found):
+        raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not understood\nstart the ranks with srun")
+    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]

@@ -1,0 +1,50 @@
+"""Scores on the examples held out from training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
+from pretraining.engine.engine import Engine
+from pretraining.reporting.meter import EvaluationRecord
+
+
+@torch.no_grad()
+def evaluate(
+    engine: Engine,
+    dataset: Dataset,
+    *,
+    micro_batch: int,
+    limit: int | None,
+    step: int,
+    phase: int,
+    mark: Callable[[], None] = lambda: None,
+) -> EvaluationRecord:
+    """Each example once, over all ranks; the same result for any number of them but for rounding."""
+    begin = time.perf_counter()
+    engine.deepspeed.eval()
+    sums = torch.zeros(6, dtype=torch.float64, device=engine.device)
+    for batch, counts in validation_batches(dataset, dist.get_rank(), dist.get_world_size(), micro_batch, limit):
+        mark()
+        losses = engine.forward(batch.to(engine.device))
+        sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
+        found = torch.cat([torch.stack([each.double() for each in losses]), sizes.to(engine.device)])
+        sums += found * counts
+    engine.deepspeed.train()
+    dist.all_reduce(sums)
+    masked, following, masked_right, next_right, predictions, sequences = sums.tolist()
+    return EvaluationRecord(
+        step=step,
+        phase=phase,
+        masked=masked / max(predictions, 1),
+        next=following / max(sequences, 1),
+        masked_accuracy=masked_right / max(predictions, 1),
+        next_accuracy=next_right / max(sequences, 1),
+        examples=int(sequences),
+        seconds=time.perf_counter() - begin,
+    )

@@ -1,0 +1,134 @@
+"""What must not go on: a loss or a gradient that is not finite, a loss that leaps, a loss scale that has collapsed.
+
+The run goes back to its last checkpoint and leaves out the batches that did it, which are noted in the run's folder so
+that they stay left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError
+from data_prep.common.files import read_json, write_json
+from pretraining.processes.group import SharedError
+
+SKIPPED = "skipped.json"
+CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
+REMEMBERED = 20
+"""logged losses that a leap is measured against"""
+NAMED = 4
+"""examples that a message names"""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Batches of a phase that are left out."""
+
+    phase: int
+    """counted from 0"""
+    first: int
+    """the batch's number in the order of the phase"""
+    count: int
+    reason: str
+
+
+class DivergedError(SharedError):
+    """Training cannot go on from here."""
+
+    def __init__(self, skip: Skip):
+        super().__init__(skip.reason)
+        self.skip = skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rank found."""
+
+    step: int
+    batch: int
+    """its number in the order of the phase"""
+    text: str
+    gradient: bool = False
+    """of all ranks together; then a rank with a loss to show says more"""
+
+
+class Guard:
+    """Keeps what each step gave until it is looked at, so that the host need not wait for a GPU in between."""
+
+    def __init__(self, rank: int, spike: float, scaled: bool):
+        """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
+        self._rank, self._spike, self._scaled = rank, spike, scaled
+        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
+        self.losses: deque[float] = deque(maxlen=REMEMBERED)
+        """the last that were logged in this phase"""
+
+    def add(
+        self, step: int, batch: int, losses: list[Tensor], norm: Tensor | float | None, examples: list[Array]
+    ) -> None:
+        """What a step of this rank gave: the loss and the examples of each micro-batch."""
+        self._kept.append((step, batch, losses, norm, examples))
+
+    def look(self) -> Finding | None:
+        """The first thing wrong since the last look."""
+        kept, self._kept = self._kept, []
+        for step, batch, losses, norm, examples in kept:
+            for loss, its_own in zip(losses, examples, strict=True):
+                if not bool(torch.isfinite(loss)):
+                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(its_own)}"
+                    return Finding(step, batch, text)
+            if norm is not None and not self._scaled and not math.isfinite(norm):
+                text = f"the norm of the gradient is {float(norm)} at step {step}; rank {self._rank} had "
+                return Finding(step, batch, text + named([row for each in examples for row in each]), True)
+        return None
+
+    def leaps(self, loss: float) -> bool:
+        """Whether a logged loss is far above those before it."""
+        if self._spike and len(self.losses) >= REMEMBERED // 2 and loss > median(self.losses) + self._spike:
+            return True
+        self.losses.append(loss)
+        return False
+
+
+def first_of(findings: Iterable[Finding | None]) -> Finding:
+    """What is to be told of all that ranks found: the first step, and there a loss before a gradient."""
+    return min((each for each in findings if each is not None), key=lambda each: (each.step, each.gradient))
+
+
+def named(examples: Sequence[Any] | Array) -> str:
+    """Examples by shard and row, the first of them."""
+    shown = ", ".join(f"shard {shard} row {row}" for shard, row in list(examples)[:NAMED])
+    return f"{shown}, … ({len(examples)} examples)" if len(examples) > NAMED else shown
+
+
+def read_skips(run: Path) -> list[Skip]:
+    """The batches of a run that are left out."""
+    try:
+        return [Skip(**each) for each in read_json(run / SKIPPED)]
+    except FileNotFoundError:
+        return []
+    except TypeError as error:
+        raise DamageError(f"{run / SKIPPED}: not a list of batches to leave out") from error
+
+
+def write_skips(run: Path, skips: Sequence[Skip]) -> None:
+    write_json(run / SKIPPED, [asdict(each) for each in skips])
+
+
+def batch_number(step: int, phase: int, skips: Sequence[Skip]) -> int:
+    """Which batch of the phase's order its step of this number takes."""
+    left_out = {skip.first + index for skip in skips if skip.phase == phase for index in range(skip.count)}
+    number = step
+    for each in sorted(left_out):
+        if number >= each:
+            number += 1
+    return number

@@ -1,0 +1,286 @@
+"""The masks of data_prep/masking.py, against the original's rules and its distributions."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from support import original
+from support.original import CHANCE, chance_alike
+
+from data_prep.examples.examples import masking_rules
+from data_prep.examples.masking import Masking, mask_example, num_predictions
+from data_prep.examples.streams import stream
+from data_prep.settings import Settings
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+
+WORDS = [f"word{number}" for number in range(595)]
+RESTS = [f"##{number}" for number in range(400)]
+VOCABULARY = Vocabulary((*SPECIAL, *WORDS, *RESTS), cased=False)
+CLS, SEP, MASK = VOCABULARY.special.cls, VOCABULARY.special.sep, VOCABULARY.special.mask
+FIRST_WORD, FIRST_REST = VOCABULARY.pieces.index(WORDS[0]), VOCABULARY.pieces.index(RESTS[0])
+LONGEST = 512
+
+
+class Masked(NamedTuple):
+    """An example after masking."""
+
+    pieces: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    tally: np.ndarray  # masked, replaced, kept
+
+
+def rules(
+    most: int = 77, masking: str = "token", rate: float = 0.15, split: tuple[float, float, float] = (80, 10, 10)
+) -> Masking:
+    """As the command line has them for examples of up to LONGEST pieces."""
+    chosen = Settings(lengths=(LONGEST,), max_predictions=(most,), masking=masking, mask_rate=rate, mask_split=split)
+    return masking_rules(chosen, LONGEST, VOCABULARY)
+
+
+def pair(a: list[int], b: list[int]) -> tuple[np.ndarray, int]:
+    """An example of two segments, and where B begins."""
+    return np.array([CLS, *a, SEP, *b, SEP], np.uint16), len(a) + 2
+
+
+def masked(example: tuple[np.ndarray, int], masking: Masking, number: int = 0) -> Masked:
+    """A copy of the example, masked with the stream of this number."""
+    pieces, boundary = example[0].copy(), example[1]
+    candidates, words = np.empty(LONGEST + 1, np.int64), np.empty(LONGEST + 2, np.int64)
+    most = int(masking.predictions[pieces.size])
+    positions, labels, tally = np.empty(most, np.uint16), np.empty(most, np.uint16), np.zeros(3, np.int64)
+    state = stream(12345, LONGEST, 0, number)
+    count = mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally)
+    return Masked(pieces, positions[:count], labels[:count], tally)
+
+
+def words_of(example: tuple[np.ndarray, int]) -> list[list[int]]:
+    pieces, boundary = example
+    return original.words_of(pieces.tolist(), {CLS, SEP}, VOCABULARY.continues(), boundary)
+
+
+def plain(size_a: int, size_b: int) -> tuple[np.ndarray, int]:
+    """An example of whole words, each its own position's."""
+    a = list(range(FIRST_WORD, FIRST_WORD + size_a))
+    return pair(a, list(range(FIRST_WORD + size_a, FIRST_WORD + size_a + size_b)))
+
+
+def mixed(sizes_a: list[int], sizes_b: list[int]) -> tuple[np.ndarray, int]:
+    """An example of words of these numbers of pieces."""
+    rests = itertools.count(FIRST_REST)
+
+    def segment(sizes: list[int]) -> list[int]:
+        return [piece for size in sizes for piece in [FIRST_WORD + size, *itertools.islice(rests, size - 1)]]
+
+    return pair(segment(sizes_a), segment(sizes_b))
+
+
+MIXED = mixed([1, 3, 1, 2, 5, 1, 1, 2, 4], [2, 1, 1, 6, 1, 3, 1, 1, 2, 1, 1])
+PIECES = st.lists(st.integers(FIRST_WORD, len(VOCABULARY) - 1), min_size=1, max_size=60)
+EXAMPLES = st.builds(pair, PIECES, PIECES)
+SINGLES = PIECES.map(lambda a: (np.array([CLS, *a, SEP], np.uint16), len(a) + 2))
+ANY_RULES = st.builds(
+    rules,
+    st.integers(1, 40),
+    st.sampled_from(["token", "whole-word"]),
+    st.sampled_from([0.01, 0.15, 0.5, 0.99]),
+    st.sampled_from([(80, 10, 10), (0, 100, 0), (0, 0, 100), (34, 33, 33)]),
+)
+
+
+# How many
+
+
+@pytest.mark.parametrize("most", [1, 20, 76, 80])
+def test_each_length_has_the_original_number_of_predictions(most: int) -> None:
+    found = num_predictions(LONGEST, 0.15, most)
+    assert len(found) == LONGEST + 1
+    for length in range(3, LONGEST + 1):
+        assert found[length] == min(most, max(1, round(length * 0.15)))
+
+
+def test_a_half_prediction_goes_to_the_even_neighbour() -> None:
+    found = num_predictions(LONGEST, 0.15, 80)
+    assert [int(found[length]) for length in (3, 10, 30, 50, 70, 128, 512)] == [1, 2, 4, 8, 10, 19, 77]
+
+
+@pytest.mark.parametrize("most", [20, 77])
+def test_every_length_gets_its_predictions(most: int) -> None:
+    masking = rules(most)
+    for length in range(5, LONGEST + 1):
+        size_a = 1 + length * 7 % (length - 4)
+        result = masked(plain(size_a, length - 3 - size_a), masking, length)
+        assert len(result.positions) == min(most, max(1, round(length * 0.15)))
+
+
+def test_there_are_no_more_predictions_than_pieces() -> None:
+    result = masked(pair([7], [8]), rules(rate=0.99))
+    assert result.positions.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(("length", "most"), [(128, 20), (512, 80)])
+def test_the_most_predictions_by_default_are_the_original_ones(length: int, most: int) -> None:
+    assert Settings().predictions(length) == most
+
+
+# Which
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
+def test_the_labels_put_back_give_the_example(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+    result = masked(example, masking, number)
+    restored = result.pieces.copy()
+    restored[result.positions] = result.labels
+    np.testing.assert_array_equal(restored, example[0])
+    assert result.tally.sum() == len(result.positions)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
+def test_positions_ascend_and_are_never_special(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+    positions = masked(example, masking, number).positions
+    assert (np.diff(positions.astype(int)) > 0).all()
+    assert not set(example[0][positions].tolist()) & {CLS, SEP}
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
+def test_words_are_masked_whole_until_no_more_would_fit(
+    example: tuple[np.ndarray, int], masking: Masking, number: int
+) -> None:
+    chosen = set(masked(example, masking, number).positions.tolist())
+    left = int(masking.predictions[example[0].size]) - len(chosen)
+    assert left >= 0
+    for word in words_of(example):
+        if masking.whole_word:
+            assert chosen.issuperset(word) or not chosen & set(word)
+            assert chosen & set(word) or len(word) > left
+        else:
+            assert left == 0 or chosen.issuperset(word)
+
+
+@settings(deadline=None, max_examples=100)
+@given(EXAMPLES, ANY_RULES, st.integers(0, 1000))
+def test_the_same_stream_masks_the_same(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+    for one, other in zip(masked(example, masking, number), masked(example, masking, number), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_every_piece_is_as_likely_as_any_other(most: int) -> None:
+    example, times = plain(17, 10), 6000
+    hits = np.zeros(example[0].size)
+    for number in range(times):
+        hits[masked(example, rules_of_most(most), number).positions] += 1
+    assert hits[[0, 18, 29]].tolist() == [0, 0, 0]
+    hits = np.delete(hits, [0, 18, 29])
+    assert hits.sum() == times * most
+    # Positions of one example are drawn without replacement, which makes the counts less uneven than chi-square has it.
+    expected = times * most / 27
+    uneven = ((hits - expected) ** 2).sum() / expected * (27 - 1) / (27 - most)
+    assert CHANCE < stats.chi2(27 - 1).sf(uneven) < 1 - CHANCE
+
+
+def rules_of_most(most: int, masking: str = "token") -> Masking:
+    """Always so many predictions, whatever the length of the example."""
+    return rules(most, masking, rate=0.99)
+
+
+def test_every_set_of_pieces_is_as_likely_as_any_other() -> None:
+    masking = rules_of_most(2)
+    sets = [tuple(masked(plain(2, 3), masking, number).positions.tolist()) for number in range(4000)]
+    counts = [sets.count(each) for each in itertools.combinations((1, 2, 4, 5, 6), 2)]
+    assert sum(counts) == 4000
+    assert stats.chisquare(counts).pvalue > CHANCE
+
+
+# Whole words
+
+
+def test_a_piece_that_continues_a_word_is_a_word_of_its_own_where_a_segment_begins() -> None:
+    """Truncation can cut a word in two, and A may end with the word that B seems to go on with."""
+    example = pair([FIRST_REST, FIRST_REST + 1, 7, FIRST_REST], [FIRST_REST + 2, FIRST_REST + 3, 9])
+    assert words_of(example) == [[1, 2], [3, 4], [6, 7], [8]]
+    seen = {tuple(masked(example, rules_of_most(2, "whole-word"), number).positions.tolist()) for number in range(300)}
+    assert seen == {(1, 2), (3, 4), (6, 7), (8,)}
+
+
+def test_a_word_that_would_exceed_the_number_is_passed_over() -> None:
+    example = mixed([4, 1], [1])
+    seen = {tuple(masked(example, rules_of_most(2, "whole-word"), number).positions.tolist()) for number in range(100)}
+    assert seen == {(5, 7)}
+
+
+def test_nothing_is_masked_where_no_word_fits() -> None:
+    result = masked(mixed([3], [4, 5]), rules_of_most(2, "whole-word"))
+    assert result.positions.size == 0
+    np.testing.assert_array_equal(result.pieces, mixed([3], [4, 5])[0])
+
+
+@pytest.mark.parametrize("most", [3, 6, 11])
+@pytest.mark.parametrize("kind", ["token", "whole-word"])
+def test_masks_are_distributed_as_the_original_ones(kind: str, most: int) -> None:
+    pieces, masking, draw, times = MIXED[0], rules_of_most(most, kind), Random(7), 3000
+    words = words_of(MIXED)
+    if kind == "token":
+        words = [[position] for word in words for position in word]
+    ours = [masked(MIXED, masking, number) for number in range(times)]
+    theirs = [original.mask(pieces.tolist(), words, most, MASK, len(VOCABULARY), draw) for _ in range(times)]
+    chosen = [each.positions.tolist() for each in ours], [sorted(labels) for _, labels in theirs]
+    assert chance_alike(*([len(each) for each in side] for side in chosen)) > CHANCE
+    assert chance_alike(*([max(each) for each in side] for side in chosen)) > CHANCE
+    for word in words:
+        hits = [sum(word[0] in each for each in side) for side in chosen]
+        assert stats.fisher_exact([hits, [times - hit for hit in hits]]).pvalue > CHANCE / len(words)
+    unchanged = [int((each.pieces == pieces).sum()) for each in ours]
+    assert chance_alike(unchanged, [int((np.array(result) == pieces).sum()) for result, _ in theirs]) > CHANCE
+
+
+# What stands there
+
+
+@pytest.mark.parametrize("split", [(80, 10, 10), (60, 15, 25), (100, 0, 0), (0, 100, 0), (0, 0, 100), (50, 0, 50)])
+def test_pieces_become_masks_and_others_in_the_shares_set(split: tuple[float, float, float]) -> None:
+    example, masking = plain(60, 60), rules(split=split)
+    found, tally = np.zeros(3, int), np.zeros(3, int)
+    for number in range(600):
+        result = masked(example, masking, number)
+        now = result.pieces[result.positions]
+        mask, kept = now == MASK, now == result.labels
+        found += [mask.sum(), (~mask & ~kept).sum(), kept.sum()]
+        tally += result.tally
+    total = found.sum()
+    assert total == 600 * round(123 * 0.15)
+    for share, count in zip(split, tally.tolist(), strict=True):
+        assert stats.binomtest(count, total, share / 100).pvalue > CHANCE
+    # A random piece is the mask, or the piece itself, once in a vocabulary.
+    assert (abs(found - tally) <= stats.binom(tally[1], 2 / len(VOCABULARY)).isf(CHANCE)).all()
+
+
+def test_what_becomes_of_a_piece_does_not_depend_on_where_it_is() -> None:
+    example, masking = plain(20, 20), rules(rate=0.4)
+    table = np.zeros((2, 4), int)
+    for number in range(1500):
+        result = masked(example, masking, number)
+        is_mask = result.pieces[result.positions] == MASK
+        np.add.at(table, (is_mask.astype(int), result.positions // 11), 1)
+    assert stats.chi2_contingency(table).pvalue > CHANCE
+
+
+def test_random_pieces_are_of_the_whole_vocabulary() -> None:
+    example, masking = plain(200, 200), rules(split=(0, 100, 0))
+    counts = np.zeros(len(VOCABULARY), int)
+    for number in range(400):
+        result = masked(example, masking, number)
+        counts += np.bincount(result.pieces[result.positions], minlength=len(VOCABULARY))
+    assert len(counts) == len(VOCABULARY)
+    assert stats.chisquare(counts).pvalue > CHANCE
+    assert counts[[0, CLS, SEP, MASK, len(VOCABULARY) - 1]].all()

@@ -1,0 +1,191 @@
+"""The random numbers of data_prep/streams.py: their bits, their distributions, their independence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.original import CHANCE
+
+from data_prep.examples.streams import below, draw, heads, stream, uniform
+
+BITS_64 = (1 << 64) - 1
+PARTS = ("seed", "length", "duplicate", "document")
+BASE = (12345, 128, 3, 1000)
+
+PUBLISHED = {
+    0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F),
+    1234567: (6457827717110365317, 3203168211198807973, 9817491932198370423),
+}
+PINNED = {
+    (12345, 128, 0, 0): (0x28A09A29612A548D, 0xF96B9B464A90CF1B, 0x1596A6358301FDA0),
+    (12345, 512, 9, 6_000_000): (0x121A06E39CD54809, 0x3EB0083DC54F5461, 0x967E167EAB773634),
+    (0, 8, 0, 0): (0x6DA57EC3C2FA212A, 0x9F20DA803FA7DABC, 0x2BA16DD2890723BE),
+    (2**63 - 1, 512, 999, 2**40): (0x82A49027E4F6D49B, 0x8EB49DAE96C04CEA, 0xF4C906C2EEF6A4AD),
+}
+
+
+def splitmix(state: int) -> tuple[int, int]:
+    """The next state and its output, in Python's unlimited integers."""
+    state = (state + 0x9E3779B97F4A7C15) & BITS_64
+    value = state
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & BITS_64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & BITS_64
+    return state, value ^ (value >> 31)
+
+
+def splitmix_outputs(state: int, count: int) -> tuple[int, ...]:
+    outputs = []
+    for _ in range(count):
+        state, output = splitmix(state)
+        outputs.append(output)
+    return tuple(outputs)
+
+
+def splitmix_of_key(key: tuple[int, ...]) -> int:
+    """The state that a key leads to."""
+    state = 0
+    for part in key:
+        _, state = splitmix(state ^ part)
+    return state
+
+
+def next_key(key: tuple[int, int, int, int], part: str) -> tuple[int, ...]:
+    return tuple(value + (name == part) for name, value in zip(PARTS, key, strict=True))
+
+
+def first_draws(keys: list[tuple[int, ...]], count: int) -> np.ndarray:
+    """(keys, count) uint64"""
+    states = [stream(*key) for key in keys]
+    return np.array([[draw(state) for _ in range(count)] for state in states], np.uint64)
+
+
+@pytest.mark.parametrize("start", PUBLISHED)
+def test_draws_are_those_published_for_splitmix64(start: int) -> None:
+    state = np.array([start], np.uint64)
+    assert tuple(int(draw(state)) for _ in range(3)) == PUBLISHED[start] == splitmix_outputs(start, 3)
+
+
+@pytest.mark.parametrize("key", PINNED)
+def test_the_bits_of_a_key_never_change(key: tuple[int, int, int, int]) -> None:
+    state = stream(*key)
+    assert state.dtype == np.uint64
+    assert int(state[0]) == splitmix_of_key(key)
+    assert tuple(int(draw(state)) for _ in range(3)) == PINNED[key] == splitmix_outputs(splitmix_of_key(key), 3)
+
+
+@pytest.mark.parametrize("key", PINNED)
+def test_a_key_of_numpy_integers_gives_the_stream_of_the_same_python_integers(key: tuple[int, int, int, int]) -> None:
+    assert stream(*map(np.int64, key)) == stream(*key)
+
+
+def test_numbers_are_made_of_the_high_bits_of_a_draw() -> None:
+    outputs = splitmix_outputs(splitmix_of_key(BASE), 40)
+    state = stream(*BASE)
+    assert [uniform(state) for _ in range(20)] == [(output >> 11) / 2**53 for output in outputs[:20]]
+    assert [below(state, 1000) for _ in range(20)] == [(output >> 32) * 1000 >> 32 for output in outputs[20:]]
+
+
+@pytest.mark.parametrize("tosses", [0, 1, 63, 64, 65, 128, 130])
+def test_heads_counts_the_low_bits_of_as_many_draws_as_it_needs(tosses: int) -> None:
+    outputs = splitmix_outputs(splitmix_of_key(BASE), 4)
+    bits = sum(output << 64 * at for at, output in enumerate(outputs)) & ((1 << tosses) - 1)
+    state = stream(*BASE)
+    assert heads(state, tosses) == bits.bit_count()
+    assert int(draw(state)) == outputs[math.ceil(tosses / 64)]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 7, 100, 30522])
+def test_below_is_uniform(limit: int) -> None:
+    state = stream(1, 0, 0, limit)
+    values = np.array([below(state, limit) for _ in range(20_000)])
+    assert values.min() >= 0
+    assert values.max() < limit
+    bins = min(limit, 100)
+    sizes = np.bincount(np.arange(limit) * bins // limit)
+    counts = np.bincount(values * bins // limit, minlength=bins)
+    assert stats.chisquare(counts, sizes / limit * len(values)).pvalue > CHANCE
+
+
+@pytest.mark.parametrize("limit", [3 << 30, (1 << 32) - 1])
+def test_below_is_uniform_up_to_its_largest_limits(limit: int) -> None:
+    state = stream(2, 0, 0, limit)
+    values = np.array([below(state, limit) for _ in range(20_000)])
+    assert values.min() >= 0
+    assert values.max() < limit
+    assert stats.kstest(values / limit, "uniform").pvalue > CHANCE
+
+
+def test_below_reaches_both_ends() -> None:
+    state = stream(3, 0, 0, 0)
+    assert {int(below(state, 5)) for _ in range(200)} == set(range(5))
+    assert {int(below(state, 1)) for _ in range(200)} == {0}
+
+
+def test_uniform_is_uniform_in_the_unit_interval() -> None:
+    state = stream(4, 0, 0, 0)
+    values = np.array([uniform(state) for _ in range(50_000)])
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert abs(values.mean() - 1 / 2) < 4 * math.sqrt(1 / 12 / len(values))
+    assert abs(values.var() - 1 / 12) < 4 * math.sqrt(1 / 180 / len(values))
+    assert stats.kstest(values, "uniform").pvalue > CHANCE
+
+
+def test_successive_numbers_of_a_stream_are_uncorrelated() -> None:
+    state = stream(5, 0, 0, 0)
+    values = np.array([uniform(state) for _ in range(20_000)])
+    for lag in (1, 2, 3):
+        assert stats.pearsonr(values[:-lag], values[lag:]).pvalue > CHANCE
+
+
+@pytest.mark.parametrize("tosses", [1, 63, 64, 65, 1000])
+def test_heads_is_binomial(tosses: int) -> None:
+    state = stream(6, 0, 0, tosses)
+    values = np.array([heads(state, tosses) for _ in range(5000)])
+    assert values.min() >= 0
+    assert values.max() <= tosses
+    fair = stats.binom(tosses, 0.5)
+    edges = np.unique(fair.ppf(np.linspace(0, 1, 11))[1:-1])
+    counts = np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
+    expected = np.diff([0, *fair.cdf(edges), 1]) * len(values)
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    assert stats.chisquare(counts, expected).pvalue > CHANCE
+
+
+def test_no_tosses_no_heads() -> None:
+    state = stream(7, 0, 0, 0)
+    before = state.copy()
+    assert heads(state, 0) == 0
+    assert state == before
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_keys_that_differ_by_one_give_unrelated_streams(part: str) -> None:
+    count = 2000
+    keys = [BASE]
+    for _ in range(count):
+        keys.append(next_key(keys[-1], part))
+    draws = first_draws(keys, 3)
+    flipped = np.unpackbits((draws[1:] ^ draws[:-1]).view(np.uint8).reshape(count * 3, 8), axis=1).sum(axis=0)
+    assert stats.chisquare(np.stack([flipped, count * 3 - flipped]), axis=0).pvalue.min() > CHANCE / 64
+    shares = draws / 2.0**64
+    for one, other in itertools.product(range(3), repeat=2):
+        assert stats.pearsonr(shares[:-1, one], shares[1:, other]).pvalue > CHANCE / 9
+    assert stats.kstest(shares[:, 0], "uniform").pvalue > CHANCE
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_neighbouring_streams_share_no_numbers(part: str) -> None:
+    keys = [BASE]
+    for _ in range(100):
+        keys.append(next_key(keys[-1], part))
+    assert np.unique(first_draws(keys, 200)).size == len(keys) * 200
+
+
+def test_every_key_has_its_own_stream() -> None:
+    states = {int(stream(*key)[0]) for key in itertools.product(range(8), (0, 1, 2, 3, 128, 512), range(10), range(60))}
+    assert len(states) == 8 * 6 * 10 * 60

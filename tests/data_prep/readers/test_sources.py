@@ -1,0 +1,349 @@
+"""From what is given as --docs to files, and from files to bundles of work."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.common.errors import UserError
+from data_prep.readers import READERS
+from data_prep.readers import sources as sources
+from data_prep.readers.base import Options, Problems
+from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
+
+TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
+JSON = '{"text": "One."}\n{"text": "Two."}\n'
+
+
+def fill(folder: Path, **files: str | bytes) -> Path:
+    """Writes files, named with __ for a / and _dot_ for a point."""
+    for name, content in files.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def names(*arguments: object, format: str | None = None) -> list[str]:
+    return [file.name for file in find_files([str(each) for each in arguments], format)]
+
+
+def message(*arguments: object, format: str | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        find_files([str(each) for each in arguments], format)
+    return str(caught.value)
+
+
+# What is found
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    folder = fill(
+        tmp_path / "books",
+        Z__b_dot_txt=TEXT,
+        a_dot_md=TEXT,
+        Z__a_dot_txt=TEXT,
+        Z__y__c_dot_txt_dot_gz=gzip.compress(TEXT.encode()),
+    )
+    files = find_files([str(folder)], None)
+    assert [file.name for file in files] == ["Z/a.txt", "Z/b.txt", "Z/y/c.txt.gz", "a.md"]
+    assert {(file.source, file.format) for file in files} == {("books", "text")}
+    assert [file.size for file in files] == [Path(file.path).stat().st_size for file in files]
+
+
+def test_names_do_not_depend_on_where_a_folder_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("here", "far/away"):
+        fill(tmp_path / place / "wiki", AA__x=JSON, AB__x=JSON)
+        fill(tmp_path / place, one_dot_jsonl=JSON)
+    monkeypatch.chdir(tmp_path / "here")
+    for docs in ("wiki", "wiki/", "./wiki", tmp_path / "far/away/wiki", "wiki/*", "wiki/*/*", "w?ki", "wiki/**/x"):
+        assert names(docs) == ["AA/x", "AB/x"], docs
+    assert names("one.jsonl") == names(tmp_path / "far/away/one.jsonl") == ["one.jsonl"]
+    monkeypatch.chdir(tmp_path / "here/wiki")
+    assert names(".") == ["AA/x", "AB/x"]
+
+
+def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fill(
+        tmp_path / "x", **{f"{a}__{b}_dot_jsonl": JSON for a in "ca b".split() for b in "zyx"}, d_dot_jsonl=JSON
+    )
+    expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
+    assert names(folder) == expected
+    walk, scan = os.walk, sources.glob.glob
+    monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, dirs, files[::-1]) for top, dirs, files in walk(*a, **k)))
+    monkeypatch.setattr(sources.glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
+    assert names(folder) == names(folder / "*") == expected
+
+
+def test_hidden_and_empty_files_are_left_out(tmp_path: Path) -> None:
+    folder = fill(
+        tmp_path / "x",
+        a_dot_jsonl=JSON,
+        _dot_hidden=b"\x00",
+        _SUCCESS="x",
+        _dot_git__config="x",
+        _logs__x="x",
+        empty_dot_csv="",
+    )
+    assert names(folder) == ["a.jsonl"]
+
+
+def test_a_label_names_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, a__x_dot_jsonl=JSON, b__y_dot_jsonl=JSON, **{"c=d_dot_jsonl": JSON})
+    monkeypatch.chdir(tmp_path)
+    files = find_files(["wiki=a", "b/*.jsonl", "c=d.jsonl"], None)
+    assert [(file.source, file.name) for file in files] == [
+        ("wiki", "x.jsonl"),
+        ("b", "y.jsonl"),
+        ("c=d", "c=d.jsonl"),
+    ]
+
+
+def test_sources_are_named_after_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "20231101.de").mkdir()
+    fill(tmp_path / "20231101.de", **{"wiki.2020_dot_jsonl": JSON, "a_dot_jsonl": JSON})
+    monkeypatch.chdir(tmp_path)
+    given = ["20231101.de", "20231101.de/*.jsonl", "label=x/y", "..=x", ".", "20231101.de/wiki.2020.jsonl"]
+    names = [group_sources([each])[0][0] for each in given]
+    assert names == ["20231101.de", "20231101.de", "label", "..=x", tmp_path.name, "wiki.2020"]
+
+
+def test_files_that_a_shell_spelled_out_are_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "many").mkdir()
+    fill(tmp_path / "many", **{f"{number}_dot_jsonl": JSON for number in range(50)})
+    (tmp_path / "many" / "empty.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    arguments = sorted(str(path) for path in Path("many").iterdir())
+    files = find_files(arguments, None)
+    assert {file.source for file in files} == {"many"}
+    assert len(files) == 50
+
+
+def test_what_was_written_into_the_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    fill(tmp_path, a_dot_jsonl=JSON)
+    fill(tmp_path / "out", b_dot_jsonl=JSON)
+    assert [file.name for file in find_files([str(tmp_path)], None, tmp_path / "out")] == ["a.jsonl"]
+
+
+def test_files_of_each_format(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "x.parquet")
+    fill(
+        tmp_path,
+        dump_dot_xml_dot_bz2=bz2.compress(b"<mediawiki>\n<page><title>A</title></page></mediawiki>"),
+        wiki_00='<doc id="1" url="u" title="A">\nA\n</doc>\n',
+        x_dot_jsonl_dot_gz=gzip.compress(JSON.encode()),
+        s_dot_txt="This is one.\nThis is two.\n\nThis is three.\nThis is four.\n",
+        t_dot_txt=TEXT,
+    )
+    formats = {name: find_files([str(tmp_path / name)], None)[0].format for name in sorted(os.listdir(tmp_path))}
+    assert formats == {
+        "dump.xml.bz2": "mediawiki",
+        "s.txt": "sentences",
+        "t.txt": "text",
+        "wiki_00": "wikiextractor",
+        "x.jsonl.gz": "jsonl",
+        "x.parquet": "parquet",
+    }
+    assert {file.format for file in find_files([str(tmp_path / "?.txt")], "text")} == {"text"}
+
+
+def test_the_demo() -> None:
+    files = find_files(["demo"], None)
+    assert len(files) > 100
+    assert {(file.source, file.format) for file in files} == {("demo", "demo")}
+    assert all(file.name.count("/") == 2 for file in files)
+
+
+# What is refused
+
+
+def test_missing_paths(tmp_path: Path) -> None:
+    assert message(tmp_path / "none") == f"--docs {tmp_path}/none: no such file or folder"
+    assert message(tmp_path / "*.txt") == f"--docs {tmp_path}/*.txt: no such file or folder (no match)"
+    assert message("label=") == "--docs label=: no such file or folder"
+
+
+def test_folders_with_nothing_in_them(tmp_path: Path) -> None:
+    assert message(tmp_path) == f"--docs {tmp_path}: an empty folder"
+    fill(tmp_path / "w", _dot_hidden=TEXT, a__b___x=TEXT)
+    assert message(tmp_path / "w") == f"--docs {tmp_path}/w: an empty folder"
+    fill(tmp_path / "y", a_dot_txt="", b__c_dot_txt="")
+    assert message(tmp_path / "y") == f"--docs {tmp_path}/y: no file with anything in it"
+    (tmp_path / "z/a/b").mkdir(parents=True)
+    assert message(tmp_path / "z") == f"--docs {tmp_path}/z: an empty folder"
+    assert message(tmp_path / "y/a.txt") == f"--docs {tmp_path}/y/a.txt: no file with anything in it"
+
+
+def test_a_folder_of_the_wrong_format(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_csv="id,text\n1,a\n", b_dot_png=b"\x89PNG\r\n\x1a\n\x00\xff", c_dot_txt=TEXT)
+    assert message(folder) == (
+        f"--docs {folder}: the format of 2 of 3 files is not known, such as {folder}/a.csv\n"
+        "name the files to read with a glob, or say what they are with --format "
+        "(mediawiki, wikiextractor, parquet, jsonl, sentences, text, demo)"
+    )
+    assert names(folder / "*.txt") == ["c.txt"]
+    assert len(names(folder, format="text")) == 3
+
+
+def test_files_of_different_formats(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_jsonl=JSON, b_dot_jsonl=JSON, c_dot_txt=TEXT)
+    assert message(folder) == (
+        f"--docs {folder}: files of different formats: 2 jsonl, 1 text (such as {folder}/c.txt)\n"
+        "give each format its own --docs with a glob, or say what all are with --format"
+    )
+    assert [file.format for file in find_files([f"{folder}/*.jsonl", f"{folder}/*.txt"], None)] == [
+        "jsonl",
+        "jsonl",
+        "text",
+    ]
+
+
+def test_an_unknown_format(tmp_path: Path) -> None:
+    fill(tmp_path, a_dot_txt=TEXT)
+    assert message(tmp_path, format="word") == (
+        "--format word: unknown; there is: mediawiki, wikiextractor, parquet, jsonl, sentences, text, demo"
+    )
+
+
+def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=TEXT, b_dot_txt=TEXT, c__d_dot_txt=TEXT)
+    again = "is named twice (1 such files); each text counts once"
+    assert message(folder, folder / "a.txt") == f"--docs: {folder}/a.txt {again}"
+    monkeypatch.chdir(tmp_path)
+    assert message("x/b.txt", "x/../x/b.txt") == f"--docs: x/../x/b.txt {again}"
+    assert message("x/c", f"more={tmp_path}/x/c") == f"--docs: x/c/d.txt {again}"
+    assert "(3 such files)" in message("x", "x/*")
+    (folder / "e.txt").symlink_to("b.txt")
+    assert message("x") == f"--docs: x/b.txt {again}"
+
+
+def test_folders_that_are_linked_from_several_places_are_read_once(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a__b_dot_txt=TEXT)
+    (folder / "a" / "loop").symlink_to(folder)
+    (folder / "other").symlink_to(folder / "a")
+    fill(tmp_path / "y", c_dot_txt=TEXT)
+    (folder / "y").symlink_to(tmp_path / "y")
+    assert names(folder) == ["a/b.txt", "y/c.txt"]
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=TEXT)
+    (folder / "b.txt").symlink_to("gone.txt")
+    expected = f"--docs: {folder}/b.txt: cannot be read: No such file or directory (a link to nothing)"
+    assert message(folder) == message(folder / "*.txt") == expected
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_and_folders_that_may_not_be_read(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=TEXT, b__c_dot_txt=TEXT)
+    (folder / "a.txt").chmod(0)
+    assert re.search(rf"{folder}/a.txt: cannot be read: .*Permission denied", message(folder / "a.txt"))
+    (folder / "b").chmod(0)
+    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied"
+    (folder / "b").chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=TEXT, b__c_dot_txt=TEXT)
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied"
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    try:
+        Path(os.fsdecode(path)).write_text(TEXT)
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    assert message(tmp_path) == f"--docs: the name of {path!r} is not UTF-8; rename it"
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, a_dot_txt_dot_gz=gzip.compress(os.urandom(9999))[:200])
+    assert message(tmp_path).startswith(f"{tmp_path}/a.txt.gz: truncated or damaged .gz: ")
+
+
+# Bundles
+
+
+def of_size(
+    folder: Path, *sizes: int, format: str = "sentences", source: str = "x", suffix: str = ""
+) -> list[SourceFile]:
+    """Files with holes, of these sizes."""
+    files = []
+    for number, size in enumerate(sizes):
+        path = folder / f"{source}{number}{suffix}"
+        with path.open("wb") as file:
+            file.truncate(size)
+        files.append(SourceFile(source, str(path), path.name, size, format))
+    return files
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 5000, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
+)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_every_byte_is_in_exactly_one_span(tmp_path: Path, sizes: tuple[int, ...], suffix: str) -> None:
+    files = of_size(tmp_path, *sizes, suffix=suffix, format="mediawiki")
+    bundles = make_bundles(files)
+    spans = [span for bundle in bundles for span in bundle.spans]
+    assert list(dict.fromkeys(span.path for span in spans)) == [file.path for file in files if file.size]
+    for file in files:
+        own = [span for span in spans if span.path == file.path]
+        assert [span.start for span in own[1:]] == [span.end for span in own[:-1]]
+        assert not own or (own[0].start, own[-1].end) == (0, file.size)
+        assert suffix != ".gz" or len(own) == (1 if file.size else 0)
+    assert [bundle.name for bundle in bundles] == [f"{number:06}" for number in range(len(bundles))]
+    assert all(bundle.spans for bundle in bundles)
+
+
+def test_bundles_are_of_one_source_and_format_and_some_size(tmp_path: Path) -> None:
+    files = of_size(tmp_path, *[1000] * 50, source="a") + of_size(tmp_path, 90 << 20, source="b")
+    files += of_size(tmp_path, *[1000] * 5, source="b", format="text", suffix=".txt")
+    bundles = make_bundles(files)
+    found = [(bundle.source, bundle.format) for bundle in bundles]
+    assert list(dict.fromkeys(found)) == [("a", "sentences"), ("b", "sentences"), ("b", "text")]
+    assert found.count(("a", "sentences")) == found.count(("b", "text")) == 1
+    assert found.count(("b", "sentences")) == 64
+    assert sum(bundle.weight for bundle in bundles) == pytest.approx(sum(file.size for file in files), rel=0.001)
+    assert make_bundles(files) == bundles
+
+
+def test_large_corpora_have_bundles_of_16_mib(tmp_path: Path) -> None:
+    bundles = make_bundles(of_size(tmp_path, 1 << 35))
+    assert {bundle.part_bytes for bundle in bundles} == {16 << 20}
+    assert len(bundles) == 1 << 11
+
+
+def test_row_groups_are_divided(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"text {number}" for number in range(1000)]}), path, row_group_size=90)
+    (bundle,) = make_bundles(find_files([str(path)], None))
+    assert [(span.start, span.end) for span in bundle.spans] == [(number, number + 1) for number in range(12)]
+
+
+def test_a_small_corpus_reads_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 50)
+    lines = [json.dumps({"text": f"Document {number}."}) for number in range(500)]
+    fill(tmp_path, a_dot_jsonl="\n".join(lines[:300]) + "\n", b_dot_jsonl="\n".join(lines[300:]))
+    bundles = make_bundles(find_files([str(tmp_path)], None))
+    assert len(bundles) > 20
+    options = Options(Problems("fail"))
+    documents = [d for bundle in bundles for span in bundle.spans for d in READERS[bundle.format].read(span, options)]
+    assert [document.passages for document in documents] == [[f"Document {number}."] for number in range(500)]

@@ -1,0 +1,50 @@
+"""Paragraphs come apart into sentences, whatever is in them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.readers.splitting import split_sentences
+
+CHARACTERS = "aB .!?…—“”’é中。\xa0\u3000\u2003\u200b\u0301\n\t1"
+
+
+def test_sentences_end_where_a_reader_would_say() -> None:
+    passages = ["Dr. Smith went to the U.S. in 1990. He stayed! Did he?", "A new paragraph."]
+    expected = ["Dr. Smith went to the U.S. in 1990.", "He stayed!", "Did he?", "A new paragraph."]
+    assert split_sentences("en", passages) == expected
+
+
+def test_white_space_of_several_bytes_does_no_harm() -> None:
+    assert split_sentences("en", ["In the United States, the film was rated \xa0R\xa0.", " \u3000 "]) == [
+        "In the United States, the film was rated R ."
+    ]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from(CHARACTERS)), st.sampled_from(["en", "zh", "de", "xx"]))
+def test_no_text_is_lost_or_invented(text: str, language: str) -> None:
+    assert "".join("".join(split_sentences(language, [text])).split()) == "".join(text.split())
+
+
+class PanicException(BaseException):
+    """As compiled code raises it."""
+
+
+def test_a_fault_in_the_splitter_costs_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(language: str, text: str) -> list[str]:
+        raise PanicException
+
+    monkeypatch.setattr("sentencex.segment", panic)
+    assert split_sentences("en", ["One. Two! Three"]) == ["One.", "Two!", "Three"]
+
+
+def test_an_interruption_is_not_taken_for_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(language: str, text: str) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sentencex.segment", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        split_sentences("en", ["One. Two!"])

@@ -1,0 +1,120 @@
+"""Our pieces are BertTokenizerFast's, on anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertTokenizerFast
+
+from data_prep.readers import READERS
+from data_prep.readers.base import Options, Problems
+from data_prep.readers.splitting import split_sentences
+from data_prep.vocabulary import tokens as tokens
+from data_prep.vocabulary import wordpiece as wordpiece
+from data_prep.vocabulary import words as words
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary, load_vocabulary
+from data_prep.vocabulary.wordpiece import FastWordPiece
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = (
+    *SPECIAL,
+    *LETTERS,
+    *LETTERS.upper(),
+    *(f"##{each}" for each in LETTERS),
+    *"0123456789.,!?-'\"()[]#é中文ßσ",
+    *("the", "##ing", "river", "##er", "un", "##é", "##中", "ss", "##ss", "[", "]", "mask", "##σ"),
+)
+
+
+def vocabulary(cased: bool) -> Vocabulary:
+    return Vocabulary(tuple(dict.fromkeys(PIECES)), cased)
+
+
+def reference(folder: Path, table: Vocabulary) -> BertTokenizerFast:
+    table.write(folder)
+    return BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=not table.cased)
+
+
+def encode(encoder: FastWordPiece, sentences: list[str]) -> list[list[int]]:
+    pieces = encoder.encode(*tokens._text_of(pa.array(sentences, pa.string())))
+    starts = np.concatenate([[0], pieces.ends])[:-1]
+    return [pieces.ids[start:end].tolist() for start, end in zip(starts, pieces.ends, strict=True)]
+
+
+TEXT = st.text(
+    st.one_of(
+        st.sampled_from("abcdeTHER \t\n\r.,!?-'\"()[]#é中文ßΣσςİ\u0301\u0000\u00a0\u2028\u200b\ufffd\x0b\x1c\x7f"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=60,
+).filter(lambda text: not any(special in text for special in SPECIAL))  # these the reference does not take for text
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_any_sentences_have_the_pieces_of_the_reference(cased: bool, tmp_path: Path) -> None:
+    table = vocabulary(cased)
+    expected = reference(tmp_path, table)
+    encoder = FastWordPiece(table.pipeline(), cased)
+
+    @settings(max_examples=400, deadline=None)
+    @given(st.lists(TEXT, min_size=1, max_size=4))
+    def check(sentences: list[str]) -> None:
+        ids = [expected.backend_tokenizer.encode(each, add_special_tokens=False).ids for each in sentences]
+        assert encode(encoder, sentences) == ids
+
+    check()
+
+
+def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
+    table = vocabulary(False)
+    encoder = FastWordPiece(table.pipeline(), False)
+    [ids] = encode(encoder, ["the [MASK] é[MASK] river"])
+    assert not {table.pieces.index(each) for each in SPECIAL} & set(ids)
+    assert [table.pieces[each] for each in ids][1:4] == ["[", "mask", "]"]
+
+
+def test_a_table_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = vocabulary(False)
+    whole, forgetful = FastWordPiece(table.pipeline(), False), FastWordPiece(table.pipeline(), False)
+    monkeypatch.setattr(wordpiece, "TABLE_BYTES", 20)
+    batches = [["the river under the bridge"], ["unending rivers"], ["the river again"]]
+    assert [encode(forgetful, each) for each in batches] == [encode(whole, each) for each in batches]
+
+
+def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path) -> None:
+    table = vocabulary(False)
+    expected = reference(tmp_path, table)
+    encoder = FastWordPiece(table.pipeline(), False)
+    sentences = ["a" * 100, "a" * 101, "é" * 101, "a" * 100_000, "." * 1000]
+    ids = [expected.backend_tokenizer.encode(each, add_special_tokens=False).ids for each in sentences]
+    assert encode(encoder, sentences) == ids
+
+
+@pytest.mark.realdata
+def test_all_of_a_folder_of_wikipedia_has_the_pieces_of_the_reference(real_data: Path) -> None:
+    table = load_vocabulary(real_data / "vocab.txt", cased=False)
+    expected = BertTokenizerFast(str(real_data / "vocab.txt")).backend_tokenizer
+    encoder = FastWordPiece(table.pipeline(), False)
+    reader, options = READERS["wikiextractor"], Options(Problems("fail"))
+    files = sorted((real_data / "wiki/AA").iterdir())
+    assert len(files) == 99
+    for path in files:
+        spans = reader.spans(path, 1 << 20)
+        documents = [each for span in spans for each in reader.read(span, options)]
+        sentences = [each for document in documents for each in split_sentences("en", document.passages)]
+        ids = [each.ids for each in expected.encode_batch_fast(sentences, add_special_tokens=False)]
+        assert encode(encoder, sentences) == ids, path
+
+
+def test_exactly_the_characters_that_the_reference_sets_apart_are_set_apart() -> None:
+    normalize = vocabulary(True).pipeline().normalizer.normalize_str
+    for code in [*range(0x2E00, 0xD800), *range(0xF000, 0x10000), *range(0x1F000, 0x30000)]:
+        character = chr(code)
+        alone = normalize(f"a{character}b").startswith("a ")
+        text = np.frombuffer(character.encode(), np.uint8)
+        assert bool(words._ideograph(text, 0, len(text))) == (alone and not character.isspace()), hex(code)

@@ -1,0 +1,163 @@
+"""The learning rate, against transformers' schedules and the formulas of the recipes' sources."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretraining.config.overrides import Recipe, load_recipe
+from pretraining.config.schedule import Schedule, build_schedules
+
+RECIPES = ROOT / "pretraining/recipes"
+DECAYS = ["linear", "polynomial", "cosine", "constant", "wsd"]
+
+
+def theirs(name: str, steps: int, peak: float, **options: Any) -> list[float]:
+    """The rates of one of transformers' schedules."""
+    import torch
+    import transformers
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    scheduler = getattr(transformers, f"get_{name}_schedule_with_warmup")(optimizer, **options)
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("name", "ours", "options"),
+    [
+        ("linear", Schedule(1e-3, 40), {"num_training_steps": 40}),
+        ("cosine", Schedule(1e-3, 40, decay="cosine"), {"num_training_steps": 40}),
+        ("constant", Schedule(1e-3, 40, decay="constant"), {}),
+        (
+            "polynomial_decay",
+            Schedule(1e-3, 40, decay="polynomial", power=0.5, final=0.1),
+            {"num_training_steps": 40, "power": 0.5, "lr_end": 1e-4},
+        ),
+    ],
+    ids=["linear", "cosine", "constant", "polynomial"],
+)
+def test_rates_are_those_of_transformers(name: str, ours: Schedule, options: dict[str, Any], warmup: int) -> None:
+    """In the decay step for step; in the warm-up one step ahead, since theirs begins with a step at 0."""
+    ours = Schedule(**{**vars(ours), "warmup": warmup})
+    rates = theirs(name, 41, 1e-3, num_warmup_steps=warmup, **options)
+    assert [ours.rate(step) for step in range(warmup, 41)] == pytest.approx(rates[warmup:])
+    assert [ours.rate(step) for step in range(warmup)] == pytest.approx(rates[1 : warmup + 1])
+
+
+def test_wsd_is_that_of_transformers() -> None:
+    import torch
+    import transformers
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+    scheduler = transformers.get_wsd_schedule(
+        optimizer, 5, 10, num_training_steps=50, decay_type="linear", min_lr_ratio=0.1
+    )
+    ours = Schedule(1e-3, 50, warmup=5, decay="wsd", decay_share=0.2, final=0.1)
+    for step in range(5, 52):
+        assert ours.rate(step) == pytest.approx(1e-3 * scheduler.lr_lambdas[0](step))
+
+
+def test_the_paper_has_one_schedule_for_both_phases() -> None:
+    """google-research/bert: linear from the first step, the warm-up in place of its first 10,000."""
+    short, long = build_schedules(load_recipe(RECIPES / "bert_base_adam.toml"))
+    assert (short.steps, long.steps) == (900_000, 100_000)
+    for step in (0, 1, 9_998):
+        assert short.rate(step) == pytest.approx(1e-4 * (step + 1) / 10_000)
+    for step in (10_000, 500_000, 899_999):
+        assert short.rate(step) == pytest.approx(1e-4 * (1 - step / 1_000_000))
+    for step in (0, 50_000, 99_999):
+        assert long.rate(step) == pytest.approx(1e-4 * (1 - (900_000 + step) / 1_000_000))
+
+
+def test_nvidia_begins_anew_with_each_phase() -> None:
+    """DeepLearningExamples, PolyWarmUpScheduler: the square root of what is left of all steps, after the warm-up."""
+    for schedule, (steps, rate, warmup) in zip(
+        build_schedules(load_recipe(RECIPES / "bert_large_lamb.toml")),
+        [(7038, 6e-3, 0.2843), (1563, 4e-3, 0.128)],
+        strict=True,
+    ):
+        last = round(steps * warmup)
+        assert schedule.rate(0) == pytest.approx(rate / last)
+        assert schedule.rate(last - 1) == pytest.approx(rate)
+        for step in (last, last + 100, steps - 1):
+            assert schedule.rate(step) == pytest.approx(rate * (1 - step / steps) ** 0.5)
+
+
+def test_the_budget_goes_by_the_clock() -> None:
+    [schedule] = build_schedules(load_recipe(RECIPES / "bert_large_budget.toml"))
+    day = 24 * 3600
+    assert schedule.steps is None
+    assert schedule.rate(3, elapsed=0.03 * day) == pytest.approx(0.5e-3)
+    assert schedule.rate(10**9, elapsed=0.06 * day) == pytest.approx(1e-3)
+    assert schedule.rate(0, elapsed=0.53 * day) == pytest.approx(0.5e-3)
+    assert schedule.rate(0, elapsed=day) == schedule.rate(0, elapsed=2 * day) == 0.0
+    assert not schedule.finished(10**9, elapsed=day - 1)
+    assert schedule.finished(0, elapsed=day)
+
+
+def recipe(**changes: Any) -> Recipe:
+    phase = {"name": "a", "length": 128, "batch": 8, "micro_batch": 8, "rate": 1.0}
+    phases = [{**phase, "share": 0.7, "warmup": 0.1}, {**phase, "name": "b", "share": 0.3, "rate": None}]
+    return Recipe.model_validate({"phases": phases, "model": {"size": "tiny"}, **changes})
+
+
+@given(st.integers(1, 10**6))
+def test_shares_of_the_steps_make_all_of_them(steps: int) -> None:
+    counts = recipe(steps=steps).phase_steps()
+    assert counts is not None
+    assert sum(counts) == steps
+
+
+def test_a_phase_by_the_clock_goes_on_where_the_one_before_ended() -> None:
+    first, second = build_schedules(recipe(hours=1.0))
+    assert (first.length, second.begin) == (2520.0, 2520.0)
+    assert first.rate(0, elapsed=2520.0) == second.rate(0, elapsed=0.0) > second.rate(0, elapsed=60.0)
+
+
+@given(
+    st.sampled_from(DECAYS),
+    st.sampled_from(["warmup", "start"]),
+    st.integers(1, 300),
+    st.floats(0, 0.99),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+    st.booleans(),
+)
+def test_a_rate_stays_between_nothing_and_its_peak(
+    decay: Any, decay_from: Any, total: int, share: float, final: float, decay_share: float, by_clock: bool
+) -> None:
+    warmup = share * total if by_clock else int(share * total)
+    schedule = Schedule(
+        2.0, total, warmup=warmup, decay=decay, power=0.5, final=final, decay_share=decay_share,
+        decay_from=decay_from, by_clock=by_clock,
+    )  # fmt: skip
+    rates = [schedule.rate(step, elapsed=float(step)) for step in range(total + 3)]
+    assert all(0 <= rate <= 2.0 + 1e-12 for rate in rates)
+    assert rates == [schedule.rate(step, elapsed=float(step)) for step in range(total + 3)]
+    after = rates[math.ceil(warmup) : total]
+    assert after == sorted(after, reverse=True)
+    assert all(rate > 0 for rate in after)
+    assert rates[total] == pytest.approx(2.0 if decay == "constant" else 2.0 * final)
+    if not by_clock:
+        assert all(rate > 0 for rate in rates[:total]), "no step is lost"
+
+
+def test_a_schedule_needs_no_torch(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, pretraining.config.schedule, pretraining.planning.plan; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,209 @@
+"""The order of examples: bijections, and the same for every way of slicing it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from itertools import count, islice, pairwise
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretraining.data.order import Order, fold, permute
+
+BITS_64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+SHARD_ROWS = ((7, 0, 12, 1), (9, 4), (30,))  # duplicates of different sizes, and a shard without rows
+
+seeds = st.integers(0, BITS_64)
+
+
+def slow_mix(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & BITS_64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & BITS_64
+    return value ^ (value >> 31)
+
+
+def slow_fold(*parts: int) -> int:
+    key = 0
+    for part in parts:
+        key = slow_mix((key ^ part) + GOLDEN & BITS_64)
+    return key
+
+
+def slow_permute(index: int, size: int, key: int) -> int:
+    """One index at a time, in Python's own integers."""
+    rows = math.ceil(math.sqrt(size))
+    columns = -(-size // rows)
+    while True:
+        row, column = divmod(index, columns)
+        for number in range(4):
+            hashed = slow_mix((column ^ key) + GOLDEN * (2 * number + 1) & BITS_64)
+            row = (row + ((hashed >> 32) * rows >> 32)) % rows
+            hashed = slow_mix((row ^ key) + GOLDEN * (2 * number + 2) & BITS_64)
+            column = (column + ((hashed >> 32) * columns >> 32)) % columns
+        index = row * columns + column
+        if index < size:
+            return index
+
+
+def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
+    """Example after example, epoch after epoch."""
+    for epoch in count():
+        duplicate = epoch % len(shard_rows)
+        rows = shard_rows[duplicate]
+        for turn in range(len(rows)):
+            shard = slow_permute(turn, len(rows), slow_fold(seed, epoch, 0))
+            for index in range(rows[shard]):
+                yield duplicate, shard, slow_permute(index, rows[shard], slow_fold(seed, epoch, 1, shard))
+
+
+def triples(examples) -> list[tuple[int, ...]]:
+    return list(zip(*(column.tolist() for column in examples), strict=True))
+
+
+def whole_epoch(order: Order, epoch: int) -> list[tuple[int, ...]]:
+    return triples(order.examples(order.epoch_start(epoch), order.num_examples(epoch)))
+
+
+def test_every_small_set_is_permuted() -> None:
+    for size in range(1, 400):
+        permuted = permute(np.arange(size), size, fold(size, 5))
+        assert np.array_equal(np.sort(permuted), np.arange(size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 1 << 40), seed=seeds, start=st.floats(0, 1))
+def test_indices_of_large_sets_stay_apart_and_inside(size: int, seed: int, start: float) -> None:
+    first = int(start * max(0, size - 2000))
+    indices = np.arange(first, min(first + 2000, size))
+    permuted = permute(indices, size, fold(seed))
+    assert len(np.unique(permuted)) == len(indices)
+    assert permuted.min() >= 0
+    assert permuted.max() < size
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(1, 1 << 40), min_size=1, max_size=20), seed=seeds)
+def test_sets_of_many_sizes_at_once_are_as_one_by_one(sizes: list[int], seed: int) -> None:
+    indices = np.array([seed % size for size in sizes])
+    permuted = permute(indices, np.array(sizes), fold(seed, np.arange(len(sizes))))
+    expected = [
+        slow_permute(int(index), size, slow_fold(seed, number))
+        for number, (index, size) in enumerate(zip(indices, sizes, strict=True))
+    ]
+    assert permuted.tolist() == expected
+
+
+def test_all_permutations_of_four_are_about_as_frequent() -> None:
+    """For neighbouring keys too: the square deviations are those of 24 boxes, with 23 degrees of freedom."""
+    found = Counter(tuple(permute(np.arange(4), 4, fold(seed, epoch))) for seed in range(80) for epoch in range(60))
+    expected = 80 * 60 / 24
+    deviation = sum((found[each] - expected) ** 2 / expected for each in found)
+    assert len(found) == 24
+    assert deviation < 60  # 1 in 30,000 by chance
+
+
+def test_neighbouring_keys_have_nothing_in_common() -> None:
+    """Two random permutations agree in one place on average, and neighbours stay so once."""
+    size, keys = 1000, [fold(seed, epoch) for seed in range(10) for epoch in range(10)]
+    permuted = np.stack([permute(np.arange(size), size, key) for key in keys])
+    agreements = (permuted[1:] == permuted[:-1]).sum()
+    assert 60 < agreements < 140  # 99 expected
+    neighbours = (np.diff(permuted, axis=1) == 1).sum()
+    assert 60 < neighbours < 140
+    correlations = np.corrcoef(permuted)[np.triu_indices(len(keys), 1)]
+    assert abs(correlations).max() < 5 / math.sqrt(size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, start=st.integers(0, 400), size=st.integers(1, 200))
+def test_examples_are_those_of_the_slow_reference(seed: int, start: int, size: int) -> None:
+    expected = list(islice(slow_examples(seed, SHARD_ROWS), start, start + size))
+    assert triples(Order(seed, SHARD_ROWS).examples(start, size)) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12), start=st.integers(0, 10**9))
+def test_any_slices_give_the_same_sequence(cuts: list[int], start: int) -> None:
+    order, parts, at = Order(3, SHARD_ROWS), [], start
+    for size in cuts:
+        parts += triples(order.examples(at, size))
+        at += size
+    assert parts == triples(Order(3, SHARD_ROWS).examples(start, sum(cuts)))
+
+
+def test_an_epoch_has_every_example_of_its_duplicate_once() -> None:
+    order = Order(11, SHARD_ROWS)
+    for epoch in range(9):
+        duplicate = epoch % 3
+        everything = [
+            (duplicate, shard, row) for shard, rows in enumerate(SHARD_ROWS[duplicate]) for row in range(rows)
+        ]
+        assert sorted(whole_epoch(order, epoch)) == everything
+
+
+def test_shards_follow_one_another_whole() -> None:
+    for epoch in range(8):
+        shards = [shard for _, shard, _ in whole_epoch(Order(1, ((5, 6, 7, 8, 9),)), epoch)]
+        assert sum(a != b for a, b in pairwise(shards)) == 4
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    rows = ((40, 40, 40),)
+    orders = [tuple(whole_epoch(Order(seed, rows), epoch)) for seed in range(4) for epoch in range(4)]
+    assert len(set(orders)) == 16
+    shard_orders = {tuple(dict.fromkeys(shard for _, shard, _ in each)) for each in orders}
+    assert len(shard_orders) > 3
+
+
+def test_epochs_are_counted() -> None:
+    order = Order(0, SHARD_ROWS)
+    assert [order.num_examples(epoch) for epoch in range(4)] == [20, 13, 30, 20]
+    assert [order.epoch_start(epoch) for epoch in range(5)] == [0, 20, 33, 63, 83]
+    assert [order.epoch_of(index) for index in (0, 19, 20, 32, 33, 62, 63, 82, 83)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    assert [order.epochs(examples) for examples in (0, 10, 20, 48, 63)] == [0, 0.5, 1, 2.5, 3]
+
+
+def test_far_away_and_large_is_as_near() -> None:
+    """A step late in a long run on a huge corpus needs nothing but itself."""
+    order = Order(0, ((1 << 34,) * 3,))
+    examples = order.examples(5 * 3 * (1 << 34) - 10, 20)
+    assert set(examples.duplicate) == {0}
+    assert examples.row.max() > 1 << 30
+    assert len(set(triples(examples))) == 20
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    """A run that was begun with an earlier version goes on with the same examples."""
+    expected = [
+        (0, 1, 523),
+        (0, 1, 404),
+        (0, 1, 968),
+        (0, 1, 1170),
+        (0, 1, 923),
+        (1, 0, 501),
+        (1, 0, 340),
+        (1, 0, 449),
+        (1, 0, 261),
+        (1, 0, 106),
+    ]
+    assert triples(Order(12345, ((1000, 1200), (900,))).examples(2195, 10)) == expected
+
+
+def test_ranks_need_no_torch_to_know_the_order() -> None:
+    imports = "import sys, pretraining.data.order, pretraining.data.dataset"
+    code = f"{imports}; print('torch' in sys.modules, 'numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("rows", [(), ((0, 0),), ((5,), (0,))])
+def test_an_order_of_nothing_is_a_mistake_of_ours(rows: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(AssertionError):
+        Order(0, rows)

@@ -1,0 +1,238 @@
+"""The engine under every ZeRO stage: gradients, their sums and their norm, against PyTorch alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.pretraining_reference import SMALL, random_batch
+from support.processes import ROOT, spawn
+from torch import Tensor
+
+from data_prep.common.errors import UserError
+from pretraining.config.settings import Recipe
+from pretraining.data.batches import Batch
+from pretraining.engine.engine import Engine, choose_dtype
+from pretraining.model.bert import Bert, Losses
+from pretraining.processes.environment import prepare_process
+from pretraining.processes.group import connect, disconnect
+from pretraining.processes.launchers import find_ranks
+
+ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
+LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
+"""of the sequences of each rank"""
+QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
+PATHS = {"PYTHONPATH": ":".join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent]))}
+EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
+
+PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": 1e6, "weight_decay": 0.0}
+"""with these, AdamW's step is the gradient times rate / epsilon"""
+CLIP, REPEATS = 0.5, 16
+STRETCH = 1000.0
+"""times the gradient: weights move so far that what their rounding hides does not matter"""
+
+
+def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: Any = QUIET, **compute: bool) -> Engine:
+    raw = {
+        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
+        "model": {"size": "tiny"},
+        "precision": {"dtype": dtype},
+        "parallel": {"zero": zero},
+        "optimizer": {"clip": clip, **PLAIN_DESCENT},
+        "compute": compute,
+        "deepspeed": {"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
+    }
+    model = Bert(shape, compute.get("checkpoint_activations", False)).initialize(7)
+    return Engine(model, Recipe.model_validate(raw), torch.device("cpu"), dist.get_world_size())
+
+
+def mean_loss(losses: Losses, batch: Batch, ranks: int) -> Tensor:
+    """A rank's part of the loss of the global batch; its counts need not be exact here."""
+    return (losses.masked / len(batch.labels) + losses.next / len(batch.lengths)) / ranks
+
+
+def weights(engine: Engine) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in engine.weights()}
+
+
+def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
+    """The gradients of this rank's batch, done so many times and divided by it: how far the step moves the weights."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
+    before = weights(engine)
+    for index in range(repeats):
+        loss = mean_loss(engine.forward(batch), batch, ranks) / repeats
+        engine.backward(loss, last=index == repeats - 1)
+    engine.step(STRETCH * PLAIN_DESCENT["epsilon"])
+    after = weights(engine)
+    return {name: (before[name] - after[name]) / STRETCH for name in before}
+
+
+def connect_to_others() -> None:
+    prepare_process()
+    connect(find_ranks(os.environ), torch.device("cpu"))
+    import deepspeed  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # DeepSpeed collects garbage for each engine, and goes through all modules each time
+
+
+def on_all_stages() -> dict[str, Any]:
+    """What one rank finds; see the tests."""
+    connect_to_others()
+    found: dict[str, Any] = {}
+    for dtype, zero in ALL:
+        engine = make_engine(dtype, zero)
+        found[f"{dtype} {zero} weights"] = weights(engine)
+        found[f"{dtype} {zero}"] = one_step(engine), float(engine.gradient_norm or math.nan)
+        engine = make_engine(dtype, zero, clip=CLIP)
+        found[f"{dtype} {zero} repeated, clipped"] = one_step(engine, REPEATS), float(engine.gradient_norm or math.nan)
+    disconnect()
+    return found
+
+
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """Of rank 0 among one and among two. DeepSpeed compiles nothing, and leaves no shared memory behind."""
+    extensions, shared = tmp_path_factory.mktemp("extensions"), set(Path("/dev/shm").glob("deepspeed_*"))
+    environment = {**PATHS, "TORCH_EXTENSIONS_DIR": str(extensions)}
+    done = spawn(request.param, on_all_stages, timeout=150, environment=environment)
+    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
+    assert not list(extensions.iterdir())
+    assert set(Path("/dev/shm").glob("deepspeed_*")) <= shared
+    return request.param, done[0].result
+
+
+def reference(ranks: int) -> dict[str, Tensor]:
+    """By PyTorch alone, of the batches of all ranks."""
+    model = Bert(QUIET).initialize(7)
+    for rank in range(ranks):
+        batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
+        mean_loss(model(batch), batch, ranks).backward()
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Of all gradients together, relative."""
+    assert found.keys() == wanted.keys()
+    apart = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    return math.sqrt(apart / sum(float(each.square().sum()) for each in wanted.values()))
+
+
+@pytest.mark.parametrize(("dtype", "zero"), ALL)
+def test_gradients_are_those_of_pytorch_alone(found: tuple[int, dict[str, Any]], dtype: str, zero: int) -> None:
+    ranks, results = found
+    gradients, norm = results[f"{dtype} {zero}"]
+    wanted = reference(ranks)
+    tolerance = 1e-5 if dtype == "fp32" else 0.03
+    assert distance(gradients, wanted) < tolerance
+    full = math.sqrt(sum(float(each.square().sum()) for each in wanted.values()))
+    assert norm == pytest.approx(full, rel=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "zero"), ALL)
+def test_the_tied_weight_gets_gradients_from_both_its_uses(
+    found: tuple[int, dict[str, Any]], dtype: str, zero: int
+) -> None:
+    """Under ZeRO 3 it is gathered where it is looked up, and again where it decodes."""
+    ranks, results = found
+    gradient = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
+    both = reference(ranks)["embeddings.word.weight"]
+    assert distance({"": gradient}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
+    model = Bert(QUIET).initialize(7)
+    batch = random_batch(LENGTHS[0], QUIET.vocabulary)
+    hidden = model.encode(batch)[batch.chosen].detach()  # the decoder alone
+    model.masked_head(hidden, model.embeddings.word.weight, batch.labels)[0].backward()
+    alone = model.embeddings.word.weight.grad
+    assert alone is not None
+    assert distance({"": alone / len(batch.labels)}, {"": both}) > 0.1  # so the test can fail
+
+
+@pytest.mark.parametrize(("dtype", "zero"), ALL)
+def test_gradients_add_up_in_fp32_and_are_clipped_as_by_pytorch(
+    found: tuple[int, dict[str, Any]], dtype: str, zero: int
+) -> None:
+    """A sixteenth of the same gradient, sixteen times: exact in fp32, but not where sums are rounded to bf16."""
+    _, results = found
+    whole, norm = results[f"{dtype} {zero}"]
+    clipped, told = results[f"{dtype} {zero} repeated, clipped"]
+    assert norm > CLIP, "nothing is clipped"
+    assert told == pytest.approx(norm, rel=1e-5)  # it is that before clipping
+    assert distance(clipped, clip(whole)) < 1e-6
+    rounded = {name: torch.zeros_like(each, dtype=torch.bfloat16) for name, each in whole.items()}
+    for _ in range(REPEATS):
+        for name, each in whole.items():
+            rounded[name] += (each / REPEATS).bfloat16()
+    assert distance({name: each.float() for name, each in rounded.items()}, whole) > 1e-4  # so the test can fail
+
+
+def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By PyTorch."""
+    parameters = {name: torch.nn.Parameter(torch.zeros_like(each)) for name, each in gradients.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name].clone()
+    torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_weights_are_given_in_full_and_in_fp32(found: tuple[int, dict[str, Any]], zero: int) -> None:
+    _, results = found
+    for dtype in ("fp32", "bf16"):
+        fresh = {name: each.detach() for name, each in Bert(QUIET).initialize(7).named_parameters()}
+        given = results[f"{dtype} {zero} weights"]
+        assert {name: each.shape for name, each in given.items()} == {name: each.shape for name, each in fresh.items()}
+        assert distance(given, fresh) < (1e-7 if dtype == "fp32" else 0.01)
+
+
+def test_checkpointed_activations_give_the_same_gradients_bit_for_bit() -> None:
+    batch = random_batch(LENGTHS[0], SMALL.vocabulary)
+    results = []
+    for recompute in (False, True):
+        model = Bert(SMALL, recompute).initialize(7)  # with dropout
+        model.draw = 3
+        mean_loss(model(batch), batch, 1).backward()
+        results.append({name: each.grad for name, each in model.named_parameters()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_dtypes() -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("auto", cpu) in (torch.bfloat16, torch.float32)
+    assert choose_dtype("bf16", cpu) == torch.bfloat16
+    with pytest.raises(UserError, match="not on a CPU; take"):
+        choose_dtype("fp16", cpu)
+
+
+def test_the_loss_scale_grows_after_the_step() -> None:
+    """DeepSpeed would divide the gradient by the new scale, which it had not been multiplied with."""
+
+    class Scaled:
+        loss_scale, divided_by = 4.0, 0.0
+
+        def _update_scale(self, has_overflow: bool = False) -> None:
+            self.loss_scale *= 0.5 if has_overflow else 2
+
+        def step(self, overflow: bool = False) -> None:
+            self._update_scale(overflow)
+            self.divided_by = self.loss_scale
+
+    engine = Engine.__new__(Engine)
+    scaled = Scaled()
+    scaled.param_groups = []  # type: ignore[attr-defined]
+    engine.deepspeed, engine.zero = SimpleNamespace(optimizer=scaled, step=scaled.step), 1
+    engine._put_off_growth()
+    engine.step(1.0)
+    assert (scaled.divided_by, scaled.loss_scale) == (4.0, 8.0)
+    engine.deepspeed.step = lambda: scaled.step(overflow=True)
+    engine.step(1.0)
+    assert (scaled.divided_by, scaled.loss_scale) == (4.0, 4.0)

@@ -1,0 +1,95 @@
+"""AdamW against PyTorch's own and against the paper's formulas, and what decays."""
+
+from __future__ import annotations
+
+import torch
+from support.pretraining_reference import SMALL
+from torch import Tensor
+
+from pretraining.config import settings as recipe
+from pretraining.engine.adamw import AdamW
+from pretraining.engine.lamb import Lamb
+from pretraining.engine.optimizers import build_optimizer, is_decayed, parameter_groups
+from pretraining.model.bert import Bert
+
+RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
+
+
+def settings(**values: object) -> recipe.Optimizer:
+    return recipe.Optimizer.model_validate(values)
+
+
+def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def trained(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> list[Tensor]:
+    """The weights after a step for each of RATES, with gradients that are the same for every optimizer."""
+    for step, rate in enumerate(RATES):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for weight, gradient in zip(weights, tensors(step + 1), strict=True):
+            weight.grad = gradient
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+def test_with_bias_correction_it_is_torchs_adamw() -> None:
+    chosen = settings(betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1)
+    ours, theirs = ([each.requires_grad_() for each in tensors(0)] for _ in range(2))
+    groups = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
+    their_groups = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
+    for a, b in zip(trained(AdamW(groups, chosen), ours), trained(reference, theirs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_without_bias_correction_it_is_the_original_berts() -> None:
+    """m and v are taken as they are; the decay is of the weight before the step."""
+    chosen = settings(betas=(0.9, 0.999), epsilon=1e-6, weight_decay=0.01, bias_correction=False)
+    ours = [each.requires_grad_() for each in tensors(0)]
+    found = trained(AdamW([{"params": ours}], chosen), ours)
+    for index, weight in enumerate(each.double() for each in tensors(0)):
+        m, v = torch.zeros_like(weight), torch.zeros_like(weight)
+        for step, rate in enumerate(RATES):
+            gradient = tensors(step + 1)[index].double()
+            m = 0.9 * m + 0.1 * gradient
+            v = 0.999 * v + 0.001 * gradient**2
+            weight = weight - rate * (m / (v.sqrt() + 1e-6) + 0.01 * weight)
+        torch.testing.assert_close(found[index].double(), weight, rtol=1e-4, atol=1e-5)
+
+
+def test_biases_and_norms_never_decay_and_all_else_does() -> None:
+    wanted = {"embeddings.word.weight", "embeddings.position.weight", "embeddings.segment.weight", "pooler.weight"}
+    wanted |= {"masked_head.transform.weight", "next_head.weight"}
+    for layer in range(SMALL.layers):
+        parts = ("attention.qkv", "attention.output", "feed_forward.inner", "feed_forward.output")
+        wanted |= {f"layers.{layer}.{part}.weight" for part in parts}
+    names = [name for name, _ in Bert(SMALL).named_parameters()]
+    assert {name for name in names if is_decayed(name)} == wanted
+    assert "masked_head.bias" in names
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    model = Bert(SMALL)
+    decayed, others = parameter_groups(model, settings())
+    found = [*map(id, decayed["params"]), *map(id, others["params"])]
+    assert sorted(found) == sorted(map(id, model.parameters()))
+    assert "weight_decay" not in decayed
+    assert others["weight_decay"] == 0.0
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    still, moving = (each.requires_grad_() for each in tensors(0))
+    before = still.detach().clone()
+    optimizer = AdamW([{"params": [still, moving]}], settings())
+    optimizer.param_groups[0]["lr"] = 1e-3
+    moving.grad = torch.ones_like(moving)
+    optimizer.step()
+    assert torch.equal(still, before)
+
+
+def test_the_recipe_names_the_optimizer() -> None:
+    assert type(build_optimizer(Bert(SMALL), settings(name="lamb"))) is Lamb
+    assert type(build_optimizer(Bert(SMALL), settings())) is AdamW

@@ -1,0 +1,306 @@
+"""From a run to a folder of transformers: what is checked before the word "exported" is printed, and the card."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import write_wiki
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer, pipeline
+from transformers import BertConfig as TheirConfig
+from transformers import BertModel as TheirEncoder
+
+from data_prep import shard
+from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from pretraining import export as exporting
+from pretraining.export import Exported, export, main, model_card, probe, summarise_data, verify_export
+from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+
+RECIPE = {
+    "seed": 7,
+    "optimizer": {"name": "lamb", "decay": 0.01, "betas": (0.9, 0.999)},
+    "phases": [
+        {"length": 128, "batch": 65536, "steps": 7038, "rate": 6e-3},
+        {"length": 512, "batch": 32768, "steps": 1563, "rate": 4e-3, "warmup": 0.128},
+    ],
+}
+METRICS = {"masked loss": 2.34567, "next accuracy": 0.981}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards."""
+    folder = tmp_path_factory.mktemp("data")
+    flags = ["--lengths", "32", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
+    assert shard.main(["--docs", str(write_wiki(folder / "wiki", 50)), "--out", str(folder / "out"), *flags]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def shape(data: Path) -> Shape:
+    return Shape(2, 32, 2, 48, Manifest.read(data).vocabulary_size, positions=64)
+
+
+@pytest.fixture
+def state(shape: Shape) -> dict[str, Tensor]:
+    """Weights so large that each matters to the logits."""
+    model = Bert(shape).initialize(1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+        model.embeddings.word.weight[shape.vocabulary :] = 0
+        model.masked_head.bias[shape.vocabulary :] = 0
+    return dict(model.state_dict())
+
+
+@pytest.fixture
+def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run, whose checkpoint is these weights."""
+    summary = summarise_data(Manifest.read(data))
+    metadata = {
+        "vocabulary": str(data),
+        "data": summary,
+        "recipe": RECIPE,
+        "metrics": METRICS,
+        "progress": {"step": 8601},
+    }
+
+    def load_weights(run: Path, name: str | None = None) -> tuple[Shape, dict[str, Tensor], dict[str, Any]]:
+        if name not in (None, "last"):
+            raise UserError(f"{run}: no checkpoint {name}")
+        return shape, state, metadata
+
+    monkeypatch.setitem(sys.modules, "pretraining.checkpoint.reading", SimpleNamespace(load_weights=load_weights))
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_a_run_becomes_a_folder(
+    run: Path, state: dict[str, Tensor], shape: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert f"exported {shape.num_parameters():,} parameters; logits read back by Cloze and transformers" in said.out
+    assert said.err == ""
+    found, weights, missing = read_folder(tmp_path / "out")
+    assert (found, missing) == (shape, ())
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+
+
+def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
+    assert tokenizer.convert_ids_to_tokens(range(len(pieces))) == list(pieces)
+    best = pipeline("fill-mask", str(tmp_path / "out"))("the river and the [MASK] .")
+    assert {answer["token_str"] for answer in best} <= set(pieces)
+
+
+def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for arguments, message in [
+        ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
+        ([str(run), "--checkpoint", "first"], "no checkpoint first"),
+        ([str(run), "--vocabulary", str(tmp_path)], "no vocab.txt"),
+    ]:
+        assert main([*arguments, *out]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
+    pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
+    Vocabulary((*pieces[:-1], "another"), cased=False).write(tmp_path / "other")
+    with pytest.raises(UserError, match="not the vocabulary that the model was trained with"):
+        export(run, tmp_path / "out", vocabulary=tmp_path / "other")
+    Vocabulary(pieces, cased=False).write(tmp_path / "same")
+    assert export(run, tmp_path / "out", vocabulary=tmp_path / "same").difference < 1e-4
+
+
+def test_half_precision_is_compared_with_the_rounded_weights(run: Path, tmp_path: Path) -> None:
+    assert export(run, tmp_path / "out", dtype=torch.bfloat16).difference < 1e-4
+    assert {weight.dtype for weight in load_file(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "again")
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="which has no checkpoints"):
+        export(tmp_path / "out", tmp_path / "again", checkpoint="last")
+
+
+def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:
+    config = TheirConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    TheirEncoder(config).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(UserError, match="lacks masked_head, next_head"):
+        export(tmp_path / "encoder", tmp_path / "out")
+
+
+def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    export(run, tmp_path / "out")
+    assert torch.equal(torch.rand(3), expected)
+
+
+# ---- what is compared
+
+
+@pytest.fixture
+def exported(run: Path, tmp_path: Path) -> Path:
+    export(run, tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+NAMES = [
+    "bert.embeddings.position_embeddings.weight",
+    "bert.encoder.layer.0.attention.self.query.weight",
+    "bert.encoder.layer.1.output.LayerNorm.bias",
+    "bert.pooler.dense.weight",
+    "cls.predictions.bias",
+    "cls.seq_relationship.bias",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0.01, float("nan")])
+def test_a_weight_that_changed_on_its_way_is_noticed(
+    name: str, value: float, exported: Path, shape: Shape, state: dict[str, Tensor]
+) -> None:
+    weights = load_file(exported / "model.safetensors")
+    weights[name] = weights[name] + value * torch.randn(weights[name].shape)
+    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ"):
+        verify_export(exported, shape, state)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_transformers_has_its_say(
+    name: str, exported: Path, shape: Shape, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake that we make in writing and again in reading: only transformers can notice it."""
+    weights = load_file(exported / "model.safetensors")
+    weights[f"bert.encoder.layer.0.attention.self.{name}.weight"] *= 1.01
+    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(exporting, "read_folder", lambda folder: (shape, state, ()))
+    with pytest.raises(UserError, match="read back by transformers differ"):
+        verify_export(exported, shape, state)
+
+
+def test_a_weight_that_transformers_misses_is_noticed(
+    exported: Path, shape: Shape, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(exported / "model.safetensors")
+    del weights["bert.pooler.dense.bias"]
+    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(exporting, "read_folder", lambda folder: (shape, state, ()))
+    with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
+        verify_export(exported, shape, state)
+
+
+def test_a_config_that_changed_is_noticed(exported: Path, shape: Shape, state: dict[str, Tensor]) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
+    with pytest.raises(UserError, match="not exported"):
+        verify_export(exported, shape, state)
+
+
+def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # so that importing it fails
+    done = export(run, tmp_path / "out")
+    assert done.readers == ("Cloze",)
+    assert str(done).endswith("logits read back by Cloze agree exactly")
+
+
+def test_a_failed_check_leaves_the_earlier_export(
+    exported: Path, run: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+
+    def write_other(out: Path, shape: Shape, state: dict[str, Tensor], *others: Any, **named: Any) -> None:
+        write_folder(out, shape, {**state, "pooler.bias": state["pooler.bias"] + 1}, *others, **named)
+
+    monkeypatch.setattr(exporting, "write_folder", write_other)
+    with pytest.raises(UserError, match="not exported: next-sentence logits"):
+        export(run, exported)
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5, 512])
+@pytest.mark.parametrize("segments", [1, 2])
+def test_the_test_sequences_fit_any_model(positions: int, segments: int, shape: Shape) -> None:
+    small = replace(shape, positions=positions, segments=segments)
+    batch = probe(small)
+    assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
+    assert max(batch.lengths) == positions
+    assert int(batch.segments.max()) <= segments - 1
+    model = Bert(small).initialize(1).eval()
+    masked, next_sentence = model.heads(model.encode(batch), batch)
+    assert masked.shape == (len(batch.chosen), small.vocabulary)
+    assert next_sentence.shape == (3, 2)
+
+
+def test_the_message_says_who_read_it() -> None:
+    said = str(Exported(Path("out"), 1000, 1.23e-5, ("Cloze", "transformers")))
+    assert said == "out: exported 1,000 parameters; logits read back by Cloze and transformers agree to 1e-05"
+
+
+# ---- the card
+
+
+def test_the_card_says_how_the_model_came_about(exported: Path, data: Path, shape: Shape) -> None:
+    card = (exported / "README.md").read_text()
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "fill-mask"],
+        "language": "en",
+    }
+    assert f"{shape.num_parameters():,} parameters" in text
+    assert f"`{Manifest.read(data).fingerprint}`" in text
+    assert "| wiki | 50 |" in text
+    assert "| phase | length | batch | steps | rate | warmup |" in text
+    assert "| 1 | 128 | 65,536 | 7,038 | 0.006 | – |" in text
+    assert "| 2 | 512 | 32,768 | 1,563 | 0.004 | 0.128 |" in text
+    assert "- optimizer: name lamb, decay 0.01, betas 0.9 0.999" in text
+    assert "| masked loss | 2.346 |" in text
+    assert "after step 8,601" in text
+
+
+def test_the_card_counts_all_examples(data: Path) -> None:
+    manifest = Manifest.read(data)
+    training = sum(each["examples"] for each in manifest.content["sets"] if not each["validation"])
+    assert f"| 32 | {training:,} |" in model_card(Shape.named("tiny", 300), {"data": summarise_data(manifest)})
+
+
+def test_a_card_of_nothing_known_is_still_a_card(shape: Shape) -> None:
+    card = model_card(shape, {})
+    assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["bert", "fill-mask"]
+    assert "## Data" not in card
+    assert "pre-trained with Cloze" not in card
+
+
+def test_names_from_outside_do_not_break_the_card(shape: Shape) -> None:
+    data = {"sources": {"a|b\n# c": 3}, "settings": {"language": "no"}}
+    card = model_card(shape, {"data": data})
+    assert "| a\\|b # c | 3 |" in card
+    assert yaml.safe_load(card.split("---\n")[1])["language"] == "no"

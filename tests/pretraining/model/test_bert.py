@@ -1,0 +1,156 @@
+"""The model against transformers' own: logits, losses, gradients, and a stretch of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_reference import SMALL, mean_loss, padded, random_batch, their_model
+
+from pretraining.huggingface.folders import from_transformers
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.bert import Bert
+from pretraining.model.shape import SIZES, Shape
+
+LENGTHS = (5, 70, 96, 17, 64, 1, 33)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once with our kernels, once with PyTorch's operations."""
+    if request.param == "torch":
+        monkeypatch.setattr(kernels, "usable", lambda tensor: False)
+    else:
+        assert kernels.usable(torch.zeros(1)), "no C++ compiler"
+    return str(request.param)
+
+
+def small_model(**changes: float) -> Bert:
+    """With weights large enough that attention is far from uniform."""
+    model = Bert(replace(SMALL, **changes)).initialize(1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        model.embeddings.word.weight[SMALL.vocabulary :] = 0
+    return model
+
+
+def test_logits_are_those_of_transformers(either_path: str) -> None:
+    model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
+    theirs = their_model(model).eval()(**padded(batch))
+    masked, following = model.heads(model.encode(batch), batch)
+    chosen = padded(batch)["labels"] != -100
+    torch.testing.assert_close(masked, theirs.prediction_logits[chosen], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+
+
+def test_loss_and_gradients_are_those_of_transformers(either_path: str) -> None:
+    model, batch = small_model(dropout=0.0, attention_dropout=0.0), random_batch(LENGTHS, SMALL.vocabulary)
+    theirs = their_model(model)
+    loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
+    torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    reference.backward()
+    wanted, _ = from_transformers({name: each.grad for name, each in theirs.named_parameters()}, SMALL)
+    found = {name: each.grad[: len(wanted[name])] for name, each in model.named_parameters()}
+    for name, gradient in found.items():
+        error = float((gradient - wanted[name][: len(gradient)]).abs().max())
+        assert error < 1e-5, f"{name}: {error}"
+
+
+def test_fifty_steps_of_training_follow_transformers(either_path: str) -> None:
+    shape = replace(SMALL, dropout=0.0, attention_dropout=0.0)
+    model = Bert(shape).initialize(3)
+    theirs = their_model(model)
+    ours_moves, theirs_moves = (torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, theirs))
+    for step in range(50):
+        batch = random_batch(LENGTHS, SMALL.vocabulary, seed=step % 5)
+        loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
+        assert abs(loss.item() - reference.item()) < 1e-3, f"step {step}"
+        for each, moves in ((loss, ours_moves), (reference, theirs_moves)):
+            moves.zero_grad()
+            each.backward()
+            moves.step()
+    assert loss.item() < 5, "did not learn"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 96), min_size=1, max_size=9),
+    others=st.lists(st.integers(1, 96), max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_a_sequence_does_not_know_its_neighbours(lengths: list[int], others: list[int], seed: int) -> None:
+    """The hidden states of sequences are the same alone and among others, dropout included."""
+    model = small_model().train()
+    model.draw = seed
+    alone = random_batch(lengths, SMALL.vocabulary, seed)
+    together = random_batch([*lengths, *others], SMALL.vocabulary, seed + 1)
+    count = len(alone.pieces)
+    together.pieces[:count], together.segments[:count] = alone.pieces, alone.segments
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(alone), model.encode(together)[:count], rtol=1e-5, atol=1e-5)
+
+
+def test_the_published_sizes_have_the_published_parameters() -> None:
+    millions = {name: Shape.named(name, 30522).num_parameters() / 1e6 for name in SIZES}
+    assert 109 < millions["base"] < 111
+    assert 335 < millions["large"] < 340
+    for name in ("tiny", "mini", "medium"):
+        shape = Shape.named(name, 30522)
+        padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
+        assert sum(each.numel() for each in Bert(shape).parameters()) - padding == shape.num_parameters()
+
+
+def test_flops_are_those_that_the_peers_count() -> None:
+    """Per sequence, forward and backward, the masked head on predictions alone; figures in GFLOP."""
+    for name, length, predictions, gigaflops in (
+        ("large", 128, 20, 240.6),
+        ("large", 512, 80, 1020.5),
+        ("base", 128, 20, 69.9),
+        ("base", 512, 80, 301.4),
+    ):
+        assert Shape.named(name, 30522).flops([length], predictions) / 1e9 == pytest.approx(gigaflops, abs=0.06)
+
+
+def test_fresh_weights_are_a_cut_normal_distribution() -> None:
+    model = Bert(Shape.named("tiny", 1000)).initialize(7)
+    weight = model.layers[0].attention.qkv.weight
+    assert weight.abs().max().item() <= 0.04
+    assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
+    assert not any(each.any() for name, each in model.named_parameters() if name.endswith("bias"))
+    assert not model.embeddings.word.weight[1000:].any()
+    again = Bert(Shape.named("tiny", 1000)).initialize(7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_padding_of_the_vocabulary_never_learns(either_path: str) -> None:
+    model, batch = small_model(), random_batch(LENGTHS, SMALL.vocabulary)
+    mean_loss(model, batch).backward()
+    assert not model.embeddings.word.weight.grad[SMALL.vocabulary :].any()
+    assert not model.masked_head.bias.grad[SMALL.vocabulary :].any()
+
+
+def test_recomputing_layers_changes_no_bit() -> None:
+    plain, again = small_model(), small_model()
+    again.recompute = True
+    batch = random_batch(LENGTHS, SMALL.vocabulary)
+    for model in (plain, again):
+        model.draw = 5
+        mean_loss(model, batch).backward()
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_the_model_in_bf16_stays_near_fp32() -> None:
+    batch = random_batch(LENGTHS, SMALL.vocabulary)
+    exact, rounded = small_model(), small_model().bfloat16()
+    for model in (exact, rounded):
+        mean_loss(model, batch).backward()
+    for (name, one), other in zip(exact.named_parameters(), rounded.parameters(), strict=True):
+        distance = (one.grad - other.grad.float()).norm() / one.grad.norm().clamp(min=1e-6)
+        assert float(distance) < 0.05 or float(one.grad.norm()) < 1e-3, f"{name}: {float(distance):.3f}"

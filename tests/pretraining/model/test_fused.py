@@ -1,0 +1,246 @@
+"""The fused kernels against PyTorch's operations, and the masks of dropout as random numbers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_reference import random_batch
+
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model import fused as operations
+from pretraining.model.attention import Layout, attend
+from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
+
+NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
+
+
+def tensors(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def keys_of(rows: int, draw: int = 0) -> torch.Tensor:
+    return row_keys(draw, np.zeros((1, 2), np.int64), np.arange(rows), np.array([rows]))
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+    return list(torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs))
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=SIZES, scale=st.sampled_from([0.01, 1.0, 5.0, 40.0]))
+def test_gelu(size: tuple[int, int], scale: float) -> None:
+    x, bias = tensors(1, size, size[1:])
+    wanted = F.gelu(x * scale + bias)
+    found = gelu(x * scale, bias)
+    same([found, *gradients(found, [x, bias])], [wanted, *gradients(wanted, [x, bias])], 1e-4 * max(scale, 1))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * max(scale, 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=SIZES)
+def test_add_and_norm(size: tuple[int, int]) -> None:
+    if size[1] < 2:
+        return  # the norm of one number is the sign of a rounding error
+    inputs = tensors(2, size, size[1:], size, size[1:], size[1:])
+    x, bias, residual, weight, shift = inputs
+    wanted = F.layer_norm(residual + x + bias, weight.shape, weight, shift, 1e-6)
+    expected = [wanted.detach(), *gradients(wanted, inputs)]
+    found = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, NONE)
+    scale = max(float(each.abs().max()) for each in expected)
+    same([found, *gradients(found, inputs)], expected, 1e-5 * max(scale, 1))
+
+
+def test_dropout_before_the_norm_is_dropout_of_the_same_mask() -> None:
+    x, bias, residual, weight, shift = tensors(3, (50, 64), (64,), (50, 64), (64,), (64,))
+    dropout = Dropout(0.3, keys_of(50), site=7)
+    inputs = [x, bias, residual, weight, shift]
+    mask = drop(torch.ones(50, 64), dropout)
+    wanted = F.layer_norm(residual + (x + bias) * mask, (64,), weight, shift, 1e-12)
+    expected = [wanted.detach(), *gradients(wanted, inputs)]
+    found = add_and_norm(x * 1, bias, residual, weight, shift, 1e-12, dropout)
+    same([found, *gradients(found, inputs)], expected, 1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([4, 16, 20]),
+)
+def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: int) -> None:
+    """Against a softmax written out for each sequence."""
+    hidden, n = heads * size, sum(lengths)
+    qkv, bias = tensors(4, (n, 3 * hidden), (3 * hidden,))
+    batch = random_batch(lengths, 50)
+    outputs = []
+    for part in (qkv.double() + bias.double()).split(lengths):
+        query, key, value = part.view(-1, 3, heads, size).permute(1, 2, 0, 3)
+        shares = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(size), -1)
+        outputs.append((shares @ value).transpose(0, 1).reshape(-1, hidden))
+    wanted = torch.cat(outputs)
+    found = attend(qkv * 1, bias, Layout(batch.starts, batch.lengths), heads, NONE)
+    expected = [wanted.float(), *gradients(wanted, [qkv, bias])]
+    for one, other in zip([found, *gradients(found, [qkv, bias])], expected, strict=True):
+        assert float((one - other).abs().max()) <= 1e-5 * max(1, float(other.abs().max()))
+
+
+def test_gradients_of_attention_with_dropout_are_those_of_its_function() -> None:
+    """The backward pass draws the same masks again: finite differences would show if it did not."""
+    lengths, heads, size = [9, 30, 4], 2, 4
+    batch = random_batch(lengths, 50)
+    dropout = Dropout(0.4, row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
+    qkv, bias = tensors(5, (sum(lengths), 3 * heads * size), (3 * heads * size,))
+    (direction,) = tensors(6, tuple(qkv.shape))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return attend(x, bias, Layout(batch.starts, batch.lengths), heads, dropout).square().sum()
+
+    (gradient,) = torch.autograd.grad(loss(qkv), [qkv])
+    step = 1e-2
+    with torch.no_grad():
+        slope = (loss(qkv + step * direction) - loss(qkv - step * direction)) / (2 * step)
+    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=2e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 30), vocabulary=st.integers(2, 200))
+def test_masked_loss(rows: int, vocabulary: int) -> None:
+    padded = -(-vocabulary // 64) * 64
+    inputs = tensors(7, (rows, 16), (padded, 16), (padded,))
+    labels = torch.randint(0, vocabulary, (rows,), generator=torch.Generator().manual_seed(rows))
+    logits = F.linear(*inputs)[:, :vocabulary]
+    wanted = F.cross_entropy(logits, labels, reduction="sum")
+    found, right = masked_loss(*inputs, labels, vocabulary)
+    assert int(right) == int((logits.argmax(1) == labels).sum())
+    same(
+        [found, *torch.autograd.grad(found * 0.37, inputs)],
+        [wanted, *torch.autograd.grad(wanted * 0.37, inputs)],
+        1e-4,
+    )
+
+
+def test_of_equal_logits_one_is_the_answer() -> None:
+    zeros = torch.zeros(2, 4)
+    _, right = masked_loss(zeros, torch.ones(64, 4), torch.zeros(64), torch.tensor([0, 1]), 50)
+    assert int(right) == 1
+
+
+def test_sums_of_embedding_gradients_do_not_stand_still_in_bf16() -> None:
+    """4,096 gradients of 1 are 4,096; added one by one in bfloat16 they are 256."""
+    tables = tensors(8, (10, 4), (4096, 4), (2, 4), dtype=torch.bfloat16)
+    zeros, positions = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
+    embed(tables[0], tables[1], tables[2], (zeros, positions, zeros)).sum().backward()
+    for table in (tables[0], tables[2]):
+        assert table.grad[0].tolist() == [4096] * 4
+        assert not table.grad[1:].any()
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_is_no_number_stays_visible(poison: float) -> None:
+    """A kernel that compares and clamps must not turn NaN into something harmless."""
+    x, bias = tensors(9, (4, 32), (32,))
+    bad = x.detach().clone()
+    bad[2, 5] = poison
+    batch = random_batch([4], 50)
+    qkv = bad.repeat(1, 3).contiguous()
+    ones = torch.ones(32)
+    assert not gelu(bad.clone(), bias)[2].isfinite().all()
+    assert not add_and_norm(bad.clone(), bias, x, ones, ones, 1e-6, NONE)[2].isfinite().any()
+    assert not attend(qkv, torch.zeros(96), Layout(batch.starts, batch.lengths), 2, NONE).isfinite().all()
+    assert not masked_loss(bad, torch.randn(64, 32), torch.zeros(64), torch.zeros(4, dtype=torch.int64), 50)[
+        0
+    ].isfinite()
+    assert bad.bfloat16()[2].isfinite().sum() == gelu(bad.bfloat16(), bias.bfloat16())[2].isfinite().sum()
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_and_keeps_the_mean(probability: float) -> None:
+    kept = drop(torch.ones(2000, 500), Dropout(probability, keys_of(2000), site=1))
+    share = float((kept == 0).double().mean())
+    assert share == pytest.approx(probability, abs=5 * math.sqrt(probability * (1 - probability) / kept.numel()))
+    assert torch.unique(kept).tolist() == pytest.approx([0, 1 / (1 - probability)])
+
+
+def test_masks_are_independent() -> None:
+    """Of one another by row, column, site and draw: correlations as of a million fair draws."""
+
+    def mask(draw: int, site: int) -> torch.Tensor:
+        return (drop(torch.ones(1000, 1000), Dropout(0.5, keys_of(1000, draw), site)) != 0).double() - 0.5
+
+    base = mask(0, 1)
+    others = [mask(0, 2), mask(1, 1), mask(0, 5), base.roll(1, 0), base.roll(1, 1), base.roll(16, 1), base.T]
+    for other in others:
+        assert abs(float((base * other).mean())) / 0.25 < 5 / 1000
+    for direction in (0, 1):  # rows and columns are not more alike in number than chance allows
+        spread = float(base.mean(direction).std())
+        assert spread == pytest.approx(0.5 / math.sqrt(1000), rel=0.15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6), draw=st.integers(0, 2**64 - 1))
+def test_row_keys_belong_to_the_example(lengths: list[int], draw: int) -> None:
+    """Not to the place in the batch."""
+    batch = random_batch(lengths, 50)
+    alone = replace(random_batch(lengths[1:], 50), examples=batch.examples[1:])
+
+    def keys(each: object) -> torch.Tensor:
+        return row_keys(draw, each.examples, each.positions.numpy(), np.array(each.lengths))  # type: ignore[attr-defined]
+
+    assert torch.equal(keys(batch)[lengths[0] :], keys(alone))
+    assert len(torch.unique(keys(batch))) == sum(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
+    """Sums over rows are taken thread by thread, so only those may differ, by rounding."""
+    results = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            inputs = tensors(10, (33, 64), (64,), (33, 64), (64,), (64,), dtype=dtype)
+            out = add_and_norm(inputs[0] * 1, *inputs[1:], 1e-6, Dropout(0.1, keys_of(33), 3))
+            results.append([out, *gradients(out, inputs)])
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(results[0][0], results[1][0])
+    same(results[0], results[1], 1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_without_a_compiler_it_works_and_says_so(tmp_path: Path) -> None:
+    script = (
+        "import torch; from pretraining.model import cpu_kernels as kernels, fused as operations\n"
+        "print(kernels.usable(torch.zeros(1)), operations.gelu(torch.ones(2, 2), torch.zeros(2)).sum().item())"
+    )
+    root = Path(operations.__file__).parents[2]
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == "False"
+    assert float(done.stdout.split()[1]) == pytest.approx(4 * 0.841345)
+    assert "install g++" in done.stderr
+
+
+def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = kernels._built("g++")
+    made = first.stat().st_mtime_ns
+    assert kernels._built("g++") == first
+    assert first.stat().st_mtime_ns == made

@@ -1,0 +1,195 @@
+"""The plan of a run: parameters, arithmetic, memory and hours, and all faults of recipe and data together."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from rich.console import Console
+
+from data_prep.common.errors import UserError
+from data_prep.shards import KEYS, Manifest
+from pretraining.config.overrides import load_recipe
+from pretraining.model.shape import Shape
+from pretraining.planning.plan import Plan, build_plan, load_recipe_and_data, measure_text, plan_memory, render_plan
+
+RECIPES = ROOT / "pretraining/recipes"
+LENGTHS = {32: [20, 32, 32], 128: [60, 100, 128, 128], 512: [100, 300, 512]}
+
+
+def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, Any]:
+    """What a manifest says of a set; duplicates differ in size."""
+    sizes = LENGTHS[length] * (duplicate + 1)
+    histogram = [sizes.count(size) for size in range(length + 1)]
+    return {
+        "length": length, "duplicate": duplicate, "validation": validation, "examples": len(sizes),
+        "pieces": sum(sizes), "masked": 15 * len(sizes), "histogram": histogram, "shards": [],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
+    sets += [entry(length, 0, validation=True) for length in LENGTHS]
+    return Manifest({key: {} for key in KEYS} | {"format": 1, "sets": sets, "vocabulary": {"size": 1000}})
+
+
+def plan(name: str, **options: Any) -> Plan:
+    ranks = options.setdefault("ranks", 8 if "mini" not in name and "demo" not in name else 2)
+    options.setdefault("dtype", "bf16")
+    return build_plan(load_recipe(RECIPES / f"{name}.toml", ranks=ranks), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("bert_base_adam", 109e6, 111e6), ("bert_large_lamb", 335e6, 340e6), ("bert_mini", 11e6, 12e6)],
+)
+def test_parameters_are_those_of_the_paper(name: str, low: float, high: float) -> None:
+    assert low < plan(name).parameters < high
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "gigaflops"),
+    [("large", 128, 240.6), ("large", 512, 1020.5), ("base", 128, 69.9), ("base", 512, 301.4)],
+)
+def test_operations_are_those_that_others_count(size: str, length: int, gigaflops: float) -> None:
+    """peers.md, for full sequences with the predictions of the generator."""
+    text = measure_text(Shape.named(size, 30522), length, None)
+    assert text.flops == pytest.approx(gigaflops * 1e9, rel=0.02)
+
+
+def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
+    shape = Shape.named("tiny", 1000)
+    text = measure_text(shape, 512, manifest)
+    sizes = LENGTHS[512]
+    assert text.duplicates == 2
+    assert text.examples == 4.5
+    assert text.pieces == pytest.approx(sum(sizes) / 3)
+    assert text.predictions == pytest.approx(15)
+    assert text.flops == pytest.approx(shape.flops(sizes, 45) / 3)
+
+
+def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
+    made = plan("bert_mini", manifest=manifest, pieces_per_second=1000.0)
+    assert made.shape.vocabulary == 1000
+    for each in made.phases:
+        assert each.phase.batch == each.phase.micro_batch * each.accumulation * made.ranks
+        assert each.steps == each.phase.steps
+        assert each.sequences == each.phase.batch * (each.steps or 0)
+        assert each.pieces == pytest.approx((each.sequences or 0) * each.text.pieces)
+        assert each.epochs == pytest.approx((each.sequences or 0) / each.text.examples)
+        assert each.seconds == pytest.approx((each.pieces or 0) / 1000.0)
+    assert made.seconds == pytest.approx(sum(each.seconds or 0 for each in made.phases))
+
+
+def test_hours_from_a_matrix_rate() -> None:
+    made = plan("bert_large_lamb", flops_per_second=1e15, useful_share=0.6)
+    operations = sum(each.flops or 0 for each in made.phases)
+    assert made.seconds == pytest.approx(operations / (8 * 0.6e15))
+    assert 8 * 3600 < made.seconds < 12 * 3600
+    assert plan("bert_large_lamb").seconds is None
+
+
+def test_steps_by_the_clock_follow_from_the_speed() -> None:
+    assert plan("bert_large_budget").phases[0].steps is None
+    [phase] = plan("bert_large_budget", pieces_per_second=1e6).phases
+    assert phase.seconds == 24 * 3600
+    assert phase.steps == pytest.approx(1e6 * 24 * 3600 / (4096 * 128))
+
+
+def count_padded(made: Plan) -> int:
+    """Parameters with the rows and biases that pad the vocabulary."""
+    return made.parameters + (30528 - 30522) * (made.shape.hidden + 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "whole", "divided"), [("bf16", 2 + 4, 12), ("fp16", 2 + 2 + 4, 12), ("fp32", 4 + 4, 12)]
+)
+def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: int) -> None:
+    made = plan("bert_base_adam", dtype=dtype)
+    assert made.memory[1].total == pytest.approx((whole + divided / 8) * count_padded(made))
+
+
+def test_memory_without_zero() -> None:
+    """In fp32 weights, gradients and two averages; in 16 bits the engine takes ZeRO 1."""
+    made = plan("bert_base_adam", dtype="fp32")
+    assert made.memory[0].total == pytest.approx((4 + 4 + 8) * count_padded(made))
+    first, second, *_ = plan("bert_base_adam").memory
+    assert first.total == second.total
+
+
+def test_zero_divides_what_it_says_among_the_ranks() -> None:
+    """With small buckets and nothing kept whole, what is left is the parts."""
+    settings = "--deepspeed.zero_optimization."
+    words = [f"{settings}reduce_bucket_size=0", f"{settings}stage3_max_live_parameters=0"]
+    recipe = load_recipe(RECIPES / "bert_large_adam.toml", words)
+    shape = recipe.model.shape(30528)
+    count = shape.num_parameters()
+    stages = [plan_memory(recipe, shape, "fp16", 8, zero) for zero in (1, 2, 3)]
+    assert [each.optimizer for each in stages] == pytest.approx([12 * count / 8] * 3)
+    assert [each.gradients for each in stages] == pytest.approx([6 * count, 4 * count / 8, 4 * count / 8])
+    assert [each.weights for each in stages] == pytest.approx([2 * count, 2 * count, 2 * count / 8])
+
+
+def test_offload_moves_memory_to_the_host() -> None:
+    recipe = load_recipe(RECIPES / "bert_large_adam.toml", ["--parallel.offload", "all", "--parallel.zero", "3"])
+    shape = recipe.model.shape(30522)
+    kept = load_recipe(RECIPES / "bert_large_adam.toml")
+    for zero in range(4):
+        moved, here = (plan_memory(each, shape, "bf16", 8, zero) for each in (recipe, kept))
+        assert here.host == 0
+        assert moved.total + moved.host == pytest.approx(here.total)
+        assert (moved.host > 0) == (zero > 0)
+
+
+def test_checkpointing_saves_activations() -> None:
+    for name in ("bert_mini", "bert_large_lamb"):
+        activations = plan(name).activations
+        assert activations.checkpointed < activations.kept
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("speed", [None, 5e4])
+def test_every_recipe_has_a_plan_that_can_be_read(path: Path, speed: float | None, manifest: Manifest) -> None:
+    for data in (None, manifest):
+        made = plan(path.stem, pieces_per_second=speed, manifest=data)
+        console = Console(file=io.StringIO(), width=160)
+        console.print(render_plan(made))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert f"{made.parameters / 1e6:,.1f}M parameters" in shown
+        assert ("vocabulary of 30,522" in shown) == (data is None)
+        for each in made.phases:
+            assert f"{each.phase.batch:,} = {each.phase.micro_batch} x {each.accumulation} x {made.ranks}" in shown
+        assert all(f"ZeRO {zero}" in shown for zero in range(4))
+
+
+def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:
+    path = RECIPES / "bert_mini.toml"
+    with pytest.raises(UserError) as caught:
+        load_recipe_and_data(path, ["--model.heads", "3"], tmp_path / "nothing", ranks=3)
+    lines = str(caught.value).splitlines()
+    assert "--model.heads = 3: does not divide model.hidden = 256; 2 does, with 128 a head" in lines
+    assert f"--data {tmp_path / 'nothing'}: no such folder" in lines
+    assert sum("does not divide by 3 ranks" in line for line in lines) == 3
+
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest.content))
+    recipe, read = load_recipe_and_data(path, [], tmp_path)
+    assert read is not None
+    assert len(recipe.phases) == 3
+    with pytest.raises(
+        UserError, match=r"phases\.0\.length = 64: the data has 32, 128, 512; make it with shard\.py --lengths 64"
+    ):
+        load_recipe_and_data(path, ["--phases.0.length", "64"], tmp_path)
+
+
+def test_data_alone_at_fault(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^--data .*: no manifest.json"):
+        load_recipe_and_data(RECIPES / "demo.toml", [], tmp_path)
+
+
+def test_data_is_optional() -> None:
+    assert load_recipe_and_data(RECIPES / "demo.toml")[1] is None

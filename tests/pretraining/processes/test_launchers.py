@@ -1,0 +1,169 @@
+"""Each launcher's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.common.errors import UserError
+from pretraining.processes import launchers as launchers
+from pretraining.processes.launchers import Ranks, expand_tasks, find_ranks, first_node, missing_tasks
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+DEEPSPEED = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+BATCH_SCRIPT = {  # of `sbatch -N2 -n4`, as Slurm 22.05 sets it
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "node[003-004]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "3,1",
+}
+STEP = {  # of `srun` in it
+    **BATCH_SCRIPT,
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "node[003-004]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "3,1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "1",
+    "PMIX_NAMESPACE": "prterun-vm-778@1",
+}
+MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "MASTER_ADDR": "node1"}
+
+
+def test_one_process() -> None:
+    assert find_ranks({}) == Ranks(0, 1, 0, 1, launcher="plain")
+    assert find_ranks({"MASTER_PORT": "29500", "OMP_NUM_THREADS": "4"}).ranks == 1
+
+
+def test_torchrun() -> None:
+    assert find_ranks(TORCHRUN) == Ranks(3, 4, 1, 2, "node7", 29400, "torchrun")
+
+
+def test_deepspeed() -> None:
+    assert find_ranks(DEEPSPEED) == Ranks(1, 2, 1, 2, "127.0.0.1", 29500, "deepspeed")
+
+
+def test_srun() -> None:
+    found = find_ranks(STEP)
+    assert (found.rank, found.ranks, found.local_rank, found.local_ranks) == (3, 4, 0, 1)
+    assert (found.address, found.launcher) == ("node003", "srun")
+
+
+def test_srun_on_one_node_needs_no_name_of_it() -> None:
+    more = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    found = find_ranks({**STEP, **more})
+    assert (found.local_ranks, found.address) == (2, "127.0.0.1")
+
+
+def test_jobs_and_steps_have_ports_of_their_own() -> None:
+    ports = {
+        find_ranks({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
+        for job in range(4_000_000, 4_000_100)
+        for step in range(16)
+    }
+    assert len(ports) == 1600
+    assert all(20000 <= port < 30000 for port in ports)
+    assert find_ranks({**STEP, "MASTER_PORT": "1234"}).port == 1234
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},  # the batch script itself
+        {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "4"},  # salloc's interactive step
+    ],
+)
+def test_a_slurm_job_without_srun_waits_for_nobody(more: dict[str, str]) -> None:
+    found = find_ranks({**BATCH_SCRIPT, **more})
+    assert (found.rank, found.ranks, found.launcher) == (0, 1, "plain")
+    assert missing_tasks({**BATCH_SCRIPT, **more}, found) == 4
+    assert missing_tasks(STEP, find_ranks(STEP)) == 0
+
+
+def test_the_innermost_launcher_counts() -> None:
+    assert find_ranks({**STEP, **TORCHRUN}).launcher == "torchrun"
+    assert find_ranks({**STEP, **OPEN_MPI}) == find_ranks(OPEN_MPI)
+    assert find_ranks({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}).launcher == "srun"
+
+
+def test_mpirun() -> None:
+    found = find_ranks(OPEN_MPI)
+    assert (found.rank, found.ranks, found.local_rank, found.local_ranks) == (1, 2, 1, 2)
+    assert (found.address, found.launcher) == ("127.0.0.1", "mpirun")
+    assert found.port != find_ranks({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-vm-779@1"}).port
+    assert find_ranks(MPICH) == Ranks(2, 4, 0, 2, "node1", find_ranks(MPICH).port, "mpirun")
+
+
+def test_mpirun_on_several_machines_says_how_to_find_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"-x MASTER_ADDR=.*mpi4py"):
+        find_ranks({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE or LOCAL_SIZE is not set"),
+        ({**TORCHRUN, "RANK": "4"}, "rank 4 of 4 cannot be"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "local rank 2 of 2 cannot be"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "8 ranks on this machine, but 4 in all"),
+        ({**TORCHRUN, "RANK": "one"}, "RANK='one' is no whole number"),
+        ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "rank 1 of 1 cannot be"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "does not say how many ranks"),
+        ({**STEP, "SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
+    ],
+)
+def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_ranks(environment)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node[003-010,12]", "node003"),
+        ("node[12],other", "node12"),
+        ("a-1,b[2-3]", "a-1"),
+        ("rack[1-2]node[07-09]", "rack1node07"),
+        ("gpu.cluster.org", "gpu.cluster.org"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_tasks_per_node() -> None:
+    assert expand_tasks("4(x2),3") == [4, 4, 3]
+    assert expand_tasks("2") == [2]
+    with pytest.raises(UserError, match="not understood"):
+        expand_tasks("many")

@@ -1,0 +1,72 @@
+"""Random batches, and the same through transformers' own model, padded: the reference for ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers import BertConfig, BertForPreTraining
+
+from benchmarks.peer import padded
+from pretraining.data.batches import Batch, collate
+from pretraining.data.dataset import Rows
+from pretraining.huggingface.folders import to_transformers
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+
+__all__ = ["SMALL", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
+
+SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
+
+
+def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> Batch:
+    """Sequences of these lengths. No piece is 0: transformers gives no gradient to that one's embedding."""
+    draw = np.random.default_rng(seed)
+    predicted = [np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False)) for n in lengths]
+    num_predictions = sum(map(len, predicted))
+    return collate(
+        Rows(
+            where=np.stack([np.zeros(len(lengths), np.int64), first + np.arange(len(lengths))], axis=1),
+            lengths=np.array(lengths),
+            pieces=draw.integers(1, vocabulary, sum(lengths)),
+            boundaries=np.array([draw.integers(1, length + 1) for length in lengths]),
+            random_next=draw.integers(0, 2, len(lengths)),
+            predictions=np.array([len(each) for each in predicted]),
+            positions=np.concatenate(predicted),
+            labels=draw.integers(0, vocabulary, num_predictions),
+        )
+    )
+
+
+def their_config(shape: Shape, **more: Any) -> BertConfig:
+    return BertConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=shape.positions,
+        hidden_dropout_prob=shape.dropout,
+        attention_probs_dropout_prob=shape.attention_dropout,
+        layer_norm_eps=shape.epsilon,
+        **more,
+    )
+
+
+def their_model(model: Bert) -> BertForPreTraining:
+    """transformers' model with our weights."""
+    theirs = BertForPreTraining(their_config(model.shape))
+    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), model.shape), strict=False)
+    assert not unexpected
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    theirs.tie_weights()
+    return theirs
+
+
+def mean_loss(model: Bert, batch: Batch) -> Tensor:
+    """As transformers means it: mean over predictions plus mean over sequences."""
+    losses = model(batch)
+    mean: Tensor = losses.masked / len(batch.labels) + losses.next / len(batch.lengths)
+    return mean
