@@ -30,12 +30,13 @@ from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe
-from pretraining.data.batches import StepBatches, step_batches
+from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import Order, fold
 from pretraining.engine.engine import Engine
 from pretraining.engine.optimizers import is_decayed
-from pretraining.huggingface.folders import config_of, to_transformers
+from pretraining.huggingface.weights import config_of, to_transformers
+from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import Ranks

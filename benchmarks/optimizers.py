@@ -35,7 +35,7 @@ from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.group import choose_device, default_threads
 from pretraining.processes.launchers import Ranks
-from pretraining.reporting.meter import synchronize
+from pretraining.reporting.hardware import synchronize
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import SHARD
-from pretraining.data.batches import Batch
+from pretraining.model.batch import Batch
 
 
 def make_shards(data: Path, folder: Path, lengths: Sequence[int] = (128, 512)) -> Path:

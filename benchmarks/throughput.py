@@ -38,16 +38,17 @@ from benchmarks.measure import DATA, RESULTS, environment, median_ratio, write_r
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
-from pretraining.data.batches import Batch, step_batches
+from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import Order
 from pretraining.engine.engine import Engine
+from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import Ranks
-from pretraining.reporting.meter import matrix_rate, synchronize
+from pretraining.reporting.hardware import matrix_rate, synchronize
 
 RATE = 1e-5
 WARM_UP = 2

@@ -35,10 +35,12 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
+from pretraining.checkpoint.exporting import export
+from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.engine.engine import DTYPES, choose_dtype, name_dtype
-from pretraining.export import export
-from pretraining.planning.plan import build_plan, load_recipe_and_data, render_plan
+from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
+from pretraining.planning.plan import build_plan
+from pretraining.planning.table import render_plan
 from pretraining.processes.group import (
     INTERRUPTED,
     SharedError,
@@ -53,7 +55,7 @@ from pretraining.processes.group import (
 from pretraining.processes.launchers import Ranks, find_ranks, missing_tasks
 from pretraining.processes.stopping import SIGNALS, STOPPED, Control, StoppedError, time_limit
 from pretraining.processes.watchdog import Watch
-from pretraining.reporting.meter import matrix_rate
+from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.resume import Beginning, Start, alone_in, find_beginning, make_trainer
 from pretraining.training.trainer import Job, Trainer

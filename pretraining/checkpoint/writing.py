@@ -44,7 +44,8 @@ from pretraining.checkpoint.reading import (
     step_of,
 )
 from pretraining.config import settings as recipe
-from pretraining.engine.engine import Engine, name_dtype
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import name_dtype
 from pretraining.processes.group import exchange
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"

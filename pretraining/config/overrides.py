@@ -17,15 +17,18 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from pretraining.config.settings import Phase, Recipe, micro_batches
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from pretraining.config.conflicts import find_faults
-from pretraining.config.settings import Phase, Recipe, Section, micro_batches
+from pretraining.config.settings import Section
 from pretraining.config.toml_text import Key, dotted, shown
 
 __all__ = ["Phase", "Recipe", "find_faults", "load_recipe", "micro_batches"]
@@ -315,3 +318,28 @@ def _nearest(key: Key) -> str:
                 full = (*above, found[-1]) if among is beside else found
                 return f"; did you mean {dotted(full)}?"
     return f"; there is {', '.join(str(known[-1]) for known in beside)}"
+
+
+def load_recipe_and_data(
+    path: Path,
+    overrides: Sequence[str] = (),
+    data: Path | None = None,
+    *,
+    ranks: int | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+) -> tuple[Recipe, Manifest | None]:
+    """Both, checked against each other; every fault of them is reported at once."""
+    manifest, faults = None, []
+    if data is not None:
+        try:
+            manifest = Manifest.read(data)
+        except UserError as error:
+            faults.append(f"--data {error}")
+    lengths = {shards.length for shards in manifest.sets() if not shards.validation} if manifest else None
+    try:
+        recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths)
+    except UserError as error:
+        raise UserError("\n".join([str(error), *faults])) from None
+    if faults:
+        raise UserError("\n".join(faults))
+    return recipe, manifest

@@ -320,3 +320,6 @@ def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
     small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return max(each for each in (*small, *(number // each for each in small)) if each <= limit)
+
+
+Dtype = Literal["bf16", "fp16", "fp32"]

@@ -8,23 +8,21 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from data_prep.common.errors import UserError
 from pretraining.config.settings import Recipe
 from pretraining.engine.adamw import AdamW
 from pretraining.engine.apex import find_apex
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import build_optimizer
 from pretraining.engine.partition import fill_shares, find_shares
+from pretraining.engine.precision import choose_dtype
 from pretraining.model.bert import Bert, Losses
-from pretraining.planning.plan import Dtype
 
-DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NEVER = 1 << 40
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """what DeepSpeed's scale of the loss depends on"""
@@ -32,23 +30,6 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 class CollapseError(Exception):
     """In fp16, gradients overflow whatever the scale of the loss is. All ranks find it at once."""
-
-
-def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
-    """The numbers that the model computes in."""
-    if wanted == "auto":
-        if device.type == "cuda":
-            wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-        else:
-            wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
-    if wanted == "fp16" and device.type == "cpu":
-        raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
-    return DTYPES[wanted]
-
-
-def name_dtype(dtype: torch.dtype) -> Dtype:
-    """As recipes name it."""
-    return next(name for name, each in DTYPES.items() if each == dtype)
 
 
 def deepspeed_config(recipe: Recipe, dtype: torch.dtype, device: torch.device, ranks: int) -> dict[str, Any]:

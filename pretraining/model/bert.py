@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretraining.data.batches import Batch
 from pretraining.model import fused as operations
 from pretraining.model.attention import Layout, attend
+from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, gelu, masked_loss, row_keys
 from pretraining.model.shape import Shape
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.engine.engine import Engine
-from pretraining.reporting.meter import EvaluationRecord
+from pretraining.reporting.records import EvaluationRecord
 
 
 @torch.no_grad()

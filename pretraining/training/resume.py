@@ -30,7 +30,8 @@ from pretraining.checkpoint.reading import (
     restore,
 )
 from pretraining.config.settings import Recipe
-from pretraining.engine.engine import Engine, name_dtype
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.folders import CONFIG, read_folder
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert

@@ -18,17 +18,21 @@ from pretraining.checkpoint.reading import Progress
 from pretraining.checkpoint.writing import Saver
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe, micro_batches
-from pretraining.data.batches import Loader, StepBatches
+from pretraining.data.batches import Loader
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import Order, fold
+from pretraining.data.statistics import measure_text, summarise_data
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.lamb import Lamb
-from pretraining.export import summarise_data
+from pretraining.model.batch import StepBatches
 from pretraining.model.shape import Shape
-from pretraining.planning.plan import measure_text
 from pretraining.processes.group import exchange
 from pretraining.processes.stopping import Control, Decision, StoppedError
-from pretraining.reporting.meter import EvaluationRecord, Meter, RunLog, matrix_rate
+from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.meter import Meter
+from pretraining.reporting.records import EvaluationRecord
+from pretraining.reporting.run_log import RunLog
+from pretraining.training.clock import Clock
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, batch_number, first_of
 
@@ -351,32 +355,6 @@ class Trainer:
             done = self.progress.phase_step if number == self.progress.phase else 0
             total += (steps - done) * phase.batch * measure_text(self.job.shape, phase.length, self.job.manifest).flops
         return total
-
-
-class Clock:
-    """The seconds of a phase, the same on all ranks: rank 0's, agreed on in steps that log."""
-
-    def __init__(self, seconds: float, device: torch.device):
-        self.seconds = seconds
-        self.agreed = False
-        """whether it has ever been"""
-        self._device = device
-        self._start = time.monotonic() - seconds
-        self._last, self._steps, self._pace = seconds, 0, 0.0
-
-    def step(self) -> None:
-        """A step is done. Between agreements, steps take what they took before."""
-        self._steps += 1
-        self.seconds = self._last + self._steps * self._pace
-
-    def agree(self) -> None:
-        """Takes rank 0's clock; all ranks call it together."""
-        now = torch.tensor([time.monotonic() - self._start], dtype=torch.float64, device=self._device)
-        dist.broadcast(now, src=0)
-        if self._steps:
-            self._pace = (float(now) - self._last) / self._steps
-        self.seconds = self._last = float(now)
-        self._steps, self.agreed = 0, True
 
 
 def repeated(positions: torch.Tensor, known: int) -> torch.Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
-from pretraining.data.batches import Batch, collate
+from pretraining.data.batches import collate
 from pretraining.data.dataset import Rows
-from pretraining.huggingface.folders import to_transformers
+from pretraining.huggingface.weights import to_transformers
+from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 

@@ -28,9 +28,10 @@ from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.shards import Lists, Manifest, ShardSet, example_batch, example_schema, read_shard, write_batches
-from pretraining.data.batches import Batch, Loader, StepBatches, collate, deal, step_batches, validation_batches
+from pretraining.data.batches import Loader, collate, deal, step_batches, validation_batches
 from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples, Order
+from pretraining.model.batch import Batch, StepBatches
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.config.settings import Recipe
-from pretraining.data.batches import Batch
-from pretraining.engine.engine import Engine, choose_dtype
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import choose_dtype
+from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import connect, disconnect

@@ -23,9 +23,14 @@ from data_prep import shard
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from pretraining import export as exporting
-from pretraining.export import Exported, export, main, model_card, probe, summarise_data, verify_export
+from pretraining.checkpoint import exporting
+from pretraining.checkpoint.exporting import Exported, export
+from pretraining.data.statistics import summarise_data
+from pretraining.export import main
+from pretraining.huggingface import verify
 from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.model_card import model_card
+from pretraining.huggingface.verify import probe, verify_export
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
@@ -200,7 +205,7 @@ def test_transformers_has_its_say(
     weights = load_file(exported / "model.safetensors")
     weights[f"bert.encoder.layer.0.attention.self.{name}.weight"] *= 1.01
     save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr(exporting, "read_folder", lambda folder: (shape, state, ()))
+    monkeypatch.setattr(verify, "read_folder", lambda folder: (shape, state, ()))
     with pytest.raises(UserError, match="read back by transformers differ"):
         verify_export(exported, shape, state)
 
@@ -211,7 +216,7 @@ def test_a_weight_that_transformers_misses_is_noticed(
     weights = load_file(exported / "model.safetensors")
     del weights["bert.pooler.dense.bias"]
     save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr(exporting, "read_folder", lambda folder: (shape, state, ()))
+    monkeypatch.setattr(verify, "read_folder", lambda folder: (shape, state, ()))
     with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
         verify_export(exported, shape, state)
 

@@ -32,9 +32,9 @@ from transformers import (
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from pretraining.data.batches import Batch
-from pretraining.huggingface import folders as interchange
-from pretraining.huggingface.folders import from_transformers, list_weights, read_folder, to_transformers, write_folder
+from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.weights import LISTED, _padded, from_transformers, list_weights, to_transformers
+from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
@@ -129,7 +129,7 @@ def messages() -> Iterator[list[str]]:
 
 
 def test_the_list_is_that_of_our_model() -> None:
-    sizes = {weight.ours: interchange._padded(weight, SHAPE) for weight in list_weights(SHAPE)}
+    sizes = {weight.ours: _padded(weight, SHAPE) for weight in list_weights(SHAPE)}
     assert sizes == {name: tuple(weight.shape) for name, weight in Bert(SHAPE).state_dict().items()}
 
 
@@ -348,7 +348,7 @@ def test_weights_of_a_finished_task_are_refused(tmp_path: Path) -> None:
 def test_another_model_names_its_first_weights_only() -> None:
     with pytest.raises(UserError) as caught:
         from_transformers({f"decoder.{number}": torch.zeros(3) for number in range(1000)}, SHAPE, "folder")
-    assert len(str(caught.value).splitlines()) == interchange.LISTED + 1
+    assert len(str(caught.value).splitlines()) == LISTED + 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pretraining_reference import SMALL, mean_loss, padded, random_batch, their_model
 
-from pretraining.huggingface.folders import from_transformers
+from pretraining.huggingface.weights import from_transformers
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert
 from pretraining.model.shape import SIZES, Shape

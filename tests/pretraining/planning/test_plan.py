@@ -13,9 +13,12 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.shards import KEYS, Manifest
-from pretraining.config.overrides import load_recipe
+from pretraining.config.overrides import load_recipe, load_recipe_and_data
+from pretraining.data.statistics import measure_text
 from pretraining.model.shape import Shape
-from pretraining.planning.plan import Plan, build_plan, load_recipe_and_data, measure_text, plan_memory, render_plan
+from pretraining.planning.memory import plan_memory
+from pretraining.planning.plan import Plan, build_plan
+from pretraining.planning.table import render_plan
 
 RECIPES = ROOT / "pretraining/recipes"
 LENGTHS = {32: [20, 32, 32], 128: [60, 100, 128, 128], 512: [100, 300, 512]}

@@ -20,18 +20,12 @@ from data_prep.common.errors import UserError
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import find_ranks
 from pretraining.reporting import meter as metrics
-from pretraining.reporting.meter import (
-    EvaluationRecord,
-    Meter,
-    RunLog,
-    StepRecord,
-    Stopwatch,
-    cut_metrics,
-    matrix_rate,
-    number,
-    peak_memory,
-    step_line,
-)
+from pretraining.reporting import run_log
+from pretraining.reporting.console import number, step_line
+from pretraining.reporting.hardware import matrix_rate, peak_memory
+from pretraining.reporting.meter import Meter, Stopwatch
+from pretraining.reporting.records import EvaluationRecord, StepRecord
+from pretraining.reporting.run_log import METRICS, TENSORBOARD, RunLog, cut_metrics
 
 CPU = torch.device("cpu")
 RECORD = StepRecord(
@@ -190,7 +184,7 @@ def open_log(folder: Path, console: Console | None = None, **options: object) ->
 
 
 def read_lines(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / metrics.METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
@@ -211,16 +205,16 @@ def test_a_run_that_goes_on_has_no_step_twice(tmp_path: Path) -> None:
         for step in range(5, 40, 5):
             log.step(replace(RECORD, step=step))
             log.evaluation(replace(SCORES, step=step))
-    with (tmp_path / metrics.METRICS).open("a") as file:
+    with (tmp_path / METRICS).open("a") as file:
         file.write('{"kind": "step", "st')  # killed in the middle of a line
     with open_log(tmp_path, first_step=21) as log:
         log.step(replace(RECORD, step=25))
     assert [line["step"] for line in read_lines(tmp_path)] == [5, 5, 10, 10, 15, 15, 20, 20, 25]
-    assert [path.name for path in tmp_path.iterdir()] == [metrics.METRICS]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
 def test_a_damaged_line_is_named_and_left(tmp_path: Path) -> None:
-    path = tmp_path / metrics.METRICS
+    path = tmp_path / METRICS
     path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: no record of a step"):
         cut_metrics(path, 2)
@@ -245,14 +239,14 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     with open_log(tmp_path, tensorboard=True, first_step=21) as log:
         log.step(replace(RECORD, step=30, loss=2.0))
         log.evaluation(replace(SCORES, step=30))
-    found = events.EventAccumulator(str(tmp_path / metrics.TENSORBOARD))
+    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
     assert {"train/rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_log.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install tensorboard"), open_log(tmp_path, tensorboard=True):
         pass
 
@@ -309,7 +303,7 @@ def test_a_full_disk_is_told(how: str, tmp_path: Path) -> None:
     assert f"told: {tmp_path}" in errors
     assert ": cannot be written: File too large" in errors
     assert how == "tensorboard" or "Traceback" not in errors  # its writer's thread prints one
-    cut_metrics(tmp_path / metrics.METRICS, 100_000)
+    cut_metrics(tmp_path / METRICS, 100_000)
     assert [line["step"] for line in read_lines(tmp_path)] == list(range(len(read_lines(tmp_path))))
 
 

@@ -1,0 +1,57 @@
+"""What the hardware can do and has done: the rate of matrix products, the peak of memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+
+def synchronize(device: torch.device | None) -> None:
+    """Waits until the GPU has done all that it was given."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held: on its GPU, or in main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:  # of this program alone; getrusage would begin with what the program held that started it
+        status = Path("/proc/self/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
+    except (OSError, StopIteration):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
+    """Floating-point operations a second of matrix products such as an encoder makes: the ceiling of a training step.
+
+    The best of a few shapes, of each the median of its runs; takes about `budget` seconds.
+    """
+    shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
+    if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
+        shapes = [(16384, 768, 3072), (16384, 1024, 4096), (8192, 4096, 4096)]
+    return max(_product_rate(device, dtype, shape, budget / len(shapes)) for shape in shapes)
+
+
+def _product_rate(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:
+    rows, inner, columns = shape
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    weight = torch.randn(columns, inner, device=device).to(dtype)
+    repeats = 8 if device.type == "cuda" else 1  # a GPU's clock needs something to measure
+    seconds: list[float] = []
+    deadline = time.perf_counter() + budget
+    with torch.no_grad():
+        while len(seconds) < 2 or time.perf_counter() < deadline:
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                torch.nn.functional.linear(left, weight)
+            synchronize(device)
+            seconds.append((time.perf_counter() - start) / repeats)
+    return 2.0 * rows * inner * columns / median(seconds[1:])  # the first run warms up
