@@ -39,7 +39,7 @@ from pretraining.huggingface.weights import config_of, to_transformers
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.processes.group import choose_device, connect, disconnect
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 
 RECIPE = Path(__file__).parent.parent / "pretraining" / "recipes" / "bert_mini.toml"
 
@@ -70,10 +70,10 @@ def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: 
         total = 0.0
         for index, batch in enumerate(global_batch.micro):
             losses = engine.forward(batch.to(device))
-            loss = losses.masked / global_batch.predictions + losses.next / global_batch.sequences
+            loss = losses.masked / global_batch.predictions + losses.next_sentence / global_batch.sequences
             engine.backward(loss, last=index == len(global_batch.micro) - 1)
             total += loss.item()
-        engine.step(schedule.rate(step))
+        engine.step(schedule.learning_rate(step))
         found.append(total)
     return found
 
@@ -95,7 +95,7 @@ def their_losses(recipe: Recipe, theirs: Any, batches: list[StepBatches], device
     for step, global_batch in enumerate(batches):
         [batch] = global_batch.micro
         for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(step)
+            group["lr"] = schedule.learning_rate(step)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = theirs(**{name: each.to(device) for name, each in padded(batch).items()}).loss
         loss.backward()
@@ -150,8 +150,8 @@ def main(arguments: list[str]) -> int:
     if settings.shards is None and not (settings.data / "wiki").is_dir():
         console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
         return 2
-    device = choose_device("auto", Ranks())
-    connect(Ranks(), device)
+    device = choose_device("auto", World())
+    connect(World(), device)
     with tempfile.TemporaryDirectory() as folder:
         length = load_recipe(settings.recipe).phases[0].length
         shards = settings.shards or make_shards(settings.data, Path(folder), [length])

@@ -31,11 +31,11 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import is_decayed
-from pretraining.engine.partition import Part, Share
+from pretraining.engine.partition import FlatTensor, Part
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import connect, disconnect, leave
-from pretraining.processes.launchers import find_ranks
+from pretraining.processes.group import connect, disconnect, exit_now
+from pretraining.processes.launchers import find_world
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 20, 2
@@ -101,7 +101,7 @@ def make_engine(
 ) -> Engine:
     """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
     raw = {
-        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
+        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "learning_rate": 1e-3}],
         "model": {"size": "tiny"},
         "precision": {"dtype": dtype, "loss_scale_power": 8, "loss_scale_window": 4},  # fp16: it grows within the steps
         "parallel": {"zero": zero, "offload": offload},
@@ -185,8 +185,8 @@ def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 def without_partition(engine: Engine) -> Engine:
     """LAMB takes every flat tensor for a parameter."""
     whole = [
-        Share(each.tensor, {"flat": each.tensor.numel()}, (Part("flat", 0, each.tensor.numel(), 0),))
-        for each in engine.shares
+        FlatTensor(each.tensor, {"flat": each.tensor.numel()}, (Part("flat", 0, each.tensor.numel(), 0),))
+        for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)
     engine.optimizer.divide(whole, Bert.fused)
@@ -195,7 +195,7 @@ def without_partition(engine: Engine) -> Engine:
 
 def measure() -> list[dict[str, Any]]:
     """What each rank does; the result is the same on all."""
-    connect(find_ranks(os.environ), torch.device("cpu"))
+    connect(find_world(os.environ), torch.device("cpu"))
     ranks = dist.get_world_size()
     wanted, _ = reference(ranks, NVIDIA)
     rows = []
@@ -251,5 +251,5 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["rank"]:
         print(json.dumps(measure()), flush=True)
-        leave(0)
+        exit_now(0)
     sys.exit(main())

@@ -29,12 +29,12 @@ from pretraining.config import settings as recipe
 from pretraining.engine.adamw import AdamW
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import parameter_groups
-from pretraining.engine.partition import Part, Share
+from pretraining.engine.partition import FlatTensor, Part
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.group import choose_device, default_threads
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import synchronize
 
 
@@ -69,7 +69,7 @@ def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], Non
 
 def _flat_groups(
     model: Bert, settings: recipe.Optimizer, device: torch.device
-) -> tuple[list[dict[str, Any]], list[Share]]:
+) -> tuple[list[dict[str, Any]], list[FlatTensor]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, shares = [], []
     for group in parameter_groups(model, settings):
@@ -78,7 +78,7 @@ def _flat_groups(
         flat = torch.randn(offsets[-1], device=device)
         flat.grad = torch.randn_like(flat)
         parts = [Part(name, 0, size, at) for (name, size), at in zip(sizes.items(), offsets, strict=False)]
-        shares.append(Share(flat, sizes, tuple(parts)))
+        shares.append(FlatTensor(flat, sizes, tuple(parts)))
         groups.append({**group, "params": [flat]})
     return groups, shares
 
@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Optimizers, args=arguments, prog="optimizers.py", config=(tyro.conf.FlagCreatePairsOff,))
     console = Console(highlight=False)
-    device = choose_device("auto", Ranks())
-    torch.set_num_threads(default_threads(Ranks()))
+    device = choose_device("auto", World())
+    torch.set_num_threads(default_threads(World()))
     shape = Shape.named(settings.size, settings.vocabulary)
     steps = make_steps(shape, device)
     alternate(steps, 3)

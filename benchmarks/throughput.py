@@ -47,7 +47,7 @@ from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import choose_device, connect, disconnect
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate, synchronize
 
 RATE = 1e-5
@@ -94,7 +94,7 @@ class Ours:
     """A step as the trainer does it."""
 
     def __init__(self, shape: Shape, contest: Contest, device: torch.device):
-        phase = {"name": "one", "length": contest.length, "batch": contest.sequences, "steps": 1, "rate": RATE}
+        phase = {"name": "one", "length": contest.length, "batch": contest.sequences, "steps": 1, "learning_rate": RATE}
         recipe = Recipe.model_validate(
             {
                 "model": {"size": contest.size},
@@ -103,14 +103,14 @@ class Ours:
             }
         )
         self.device = device
-        connect(Ranks(), device)
+        connect(World(), device)
         self.engine = Engine(Bert(shape).initialize(0), recipe, device, ranks=1)
 
     def step(self, batch: Batch) -> None:
         batch = batch.to(self.device)
         self.engine.model.draw += 1
         losses = self.engine.forward(batch)
-        self.engine.backward(losses.masked / len(batch.labels) + losses.next / len(batch.lengths), last=True)
+        self.engine.backward(losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths), last=True)
         self.engine.step(RATE)
         synchronize(self.device)
 
@@ -285,7 +285,7 @@ def main(arguments: list[str]) -> int:
     if settings.shards is None and not (settings.data / "wiki").is_dir():
         console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
         return 2
-    device = choose_device("auto", Ranks())
+    device = choose_device("auto", World())
     kept = RESULTS / f"throughput-{device.type}.json"
     before = json.loads(kept.read_text())["contests"] if settings.only and kept.exists() else {}
     results: dict[str, Any] = {"environment": describe(device), "contests": before}

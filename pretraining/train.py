@@ -48,11 +48,11 @@ from pretraining.processes.group import (
     choose_device,
     connect,
     disconnect,
-    leave,
+    exit_now,
+    shared_errors,
     speaks,
-    together,
 )
-from pretraining.processes.launchers import Ranks, find_ranks, missing_tasks
+from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import SIGNALS, STOPPED, Control, StoppedError, time_limit
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.hardware import matrix_rate
@@ -104,9 +104,9 @@ def main(arguments: list[str]) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for number in ENDING:
         signal.signal(number, interrupt)
-    ranks = Ranks()
+    ranks = World()
     try:
-        ranks = find_ranks(os.environ)
+        ranks = find_world(os.environ)
         if wanted.check:
             check(wanted, overrides, ranks, console)
         else:
@@ -138,12 +138,12 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -> None:
+def check(wanted: Train, overrides: list[str], ranks: World, console: Console) -> None:
     """Prints the plan of the run."""
     if ranks.rank:
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    planned = wanted.ranks or ranks.ranks
+    planned = wanted.ranks or ranks.size
     recipe, manifest = load_recipe_and_data(wanted.recipe, overrides, wanted.data, ranks=planned)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
     if dtype == "auto":
@@ -162,7 +162,7 @@ def check(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
     console.print(render_plan(plan))
 
 
-def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -> None:
+def train(wanted: Train, overrides: list[str], ranks: World, console: Console) -> None:
     """Trains what is left of the run, and exports it."""
     failure, device, limit = None, torch.device("cpu"), None
     try:
@@ -175,7 +175,7 @@ def train(wanted: Train, overrides: list[str], ranks: Ranks, console: Console) -
     try:
         with contextlib.ExitStack() as stack:
             control = stack.enter_context(Control(limit))
-            with together():
+            with shared_errors():
                 if failure is not None:
                     raise failure
                 watch, job = Watch(ranks, hang=recipe.guards.hang), job_of(wanted, recipe, manifest)
@@ -233,7 +233,7 @@ def leave_out(wrong: Skip, start: Start, trainer: Trainer) -> None:
             f"{wrong.reason}\n{before} times before, the run has gone back to a checkpoint for such a reason "
             f"(guards.rollbacks = {allowed}); {CURE}"
         )
-    if start.ranks.rank == 0:
+    if start.world.rank == 0:
         write_skips(start.job.run, [*trainer.skips, wrong])
         start.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
     trainer.saver.finish()
@@ -247,13 +247,13 @@ def finish(run: Path, console: Console) -> None:
     console.print(f"load it: {call}", markup=False, soft_wrap=True)
 
 
-def load(wanted: Train, overrides: list[str], ranks: Ranks) -> tuple[Recipe, Manifest]:
+def load(wanted: Train, overrides: list[str], ranks: World) -> tuple[Recipe, Manifest]:
     """The recipe and what is known of the data; every fault of them and of the command at once."""
     faults = [f"--{name}: is missing" for name in ("data", "run") if getattr(wanted, name) is None]
     found = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         recipe, manifest = load_recipe_and_data(
-            wanted.recipe, overrides, wanted.data, ranks=ranks.ranks, device=cast(Literal["cpu", "cuda"], found)
+            wanted.recipe, overrides, wanted.data, ranks=ranks.size, device=cast(Literal["cpu", "cuda"], found)
         )
     except UserError as error:
         raise UserError("\n".join([*faults, str(error)])) from None
@@ -266,4 +266,4 @@ def load(wanted: Train, overrides: list[str], ranks: Ranks) -> tuple[Recipe, Man
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))

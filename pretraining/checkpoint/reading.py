@@ -35,7 +35,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.partition import Part
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError, exchange
+from pretraining.processes.group import SharedError, gather
 
 FOLDER = "checkpoints"
 RECORD = "checkpoint.json"
@@ -120,9 +120,9 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """
     if dist.get_rank() == 0:
         put_back(run)
-    there: list[tuple[Path, bool]] = exchange([(path, (path / DAMAGED).exists()) for path in with_names(run)])[0]
+    there: list[tuple[Path, bool]] = gather([(path, (path / DAMAGED).exists()) for path in with_names(run)])[0]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
-        faults = {fault for fault in exchange(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
+        faults = {fault for fault in gather(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
         if not faults:
             return checkpoint
         if dist.get_rank() == 0:
@@ -185,7 +185,7 @@ def restore(checkpoint: Path, engine: Engine) -> Progress:
     record = read_record(checkpoint)
     for kind in MOMENTS:
         stored = Stored(checkpoint, kind)
-        for share in engine.shares:
+        for share in engine.flat_tensors:
             state = engine.optimizer.state_of(share.tensor)
             state["step"].fill_(record["optimizer_steps"])
             for part in share.parts:
@@ -197,7 +197,7 @@ def restore(checkpoint: Path, engine: Engine) -> Progress:
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     """Copies of what this rank writes of one kind, in the host's memory."""
     found = {}
-    for share in engine.shares:
+    for share in engine.flat_tensors:
         flat = share.tensor if kind == WEIGHT else engine.optimizer.state_of(share.tensor)[kind]
         for part in share.parts if share.group is not None else _divided(share.parts):
             values = share.of(part, flat.detach())

@@ -46,7 +46,7 @@ from pretraining.checkpoint.reading import (
 from pretraining.config import settings as recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
-from pretraining.processes.group import exchange
+from pretraining.processes.group import gather
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
 FULL = 1 << 16
@@ -76,7 +76,7 @@ class Saver:
         self._join()
         folder = self._run / FOLDER / f"step-{progress.step:08}"
         # a name that no other run knows: ranks of one that was killed may still be writing
-        unfinished = folder.with_name(f"{folder.name}-{exchange(secrets.token_hex(4))[0]}{UNFINISHED}")
+        unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         self._guarded(unfinished, lambda: self._begin(unfinished))
         dist.barrier()
         copies = {kind: snapshot(engine, kind) for kind in KINDS}

@@ -17,7 +17,7 @@ OWNED = {
     "train_micro_batch_size_per_gpu": "phases.0.micro_batch",
     "gradient_accumulation_steps": "phases.0.batch and phases.0.micro_batch",
     "optimizer": "optimizer.name and its neighbours",
-    "scheduler": "phases.0.rate, .warmup and .decay",
+    "scheduler": "phases.0.learning_rate, .warmup and .decay",
     "gradient_clipping": "optimizer.clip",
     "bf16": "precision.dtype",
     "bfloat16": "precision.dtype",
@@ -101,7 +101,8 @@ def _optimizer_faults(optimizer: Optimizer) -> Iterator[str]:
 def _duration_faults(recipe: Recipe) -> Iterator[str]:
     """Of how long the phases are, taken together."""
     if not recipe.phases:
-        yield "phases: is missing: give at least one [[phases]] with name, length, batch, micro_batch, steps and rate"
+        needed = "name, length, batch, micro_batch, steps and learning_rate"
+        yield f"phases: is missing: give at least one [[phases]] with {needed}"
         return
     if recipe.steps is not None and recipe.hours is not None:
         yield f"steps = {recipe.steps}: hours = {recipe.hours:g} is given too; keep one of them"
@@ -131,14 +132,14 @@ def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
             f"{at}.length = {phase.length}: from {SHORTEST} to {recipe.model.positions}, "
             f"the positions of the model (model.positions)"
         )
-    if phase.rate is None and number == 0:
-        yield f"{at}.rate: is missing: the highest learning rate"
-    elif phase.rate is None:
+    if phase.learning_rate is None and number == 0:
+        yield f"{at}.learning_rate: is missing: the highest learning rate"
+    elif phase.learning_rate is None:
         for name in SCHEDULE_KEYS:
             if name in phase.model_fields_set:
                 yield (
-                    f"{at}.{name} = {shown(getattr(phase, name))}: the phase has no rate of its own, so it follows "
-                    f"the schedule of the phase before; remove it, or give {at}.rate"
+                    f"{at}.{name} = {shown(getattr(phase, name))}: the phase has no learning_rate of its own, so it "
+                    f"follows the schedule of the phase before; remove it, or give {at}.learning_rate"
                 )
     if phase.warmup_steps is not None and recipe.schedule_owners()[number] == number:
         yield from _warmup_faults(recipe, number, phase)

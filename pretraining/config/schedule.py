@@ -37,7 +37,7 @@ class Schedule:
     """where the decay counts from"""
     by_clock: bool = False
 
-    def rate(self, step: int, elapsed: float = 0.0) -> float:
+    def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
         """The learning rate of a step, counted from 0, that begins after so many seconds of the schedule."""
         now = elapsed if self.by_clock else step
         if now < self.warmup:
@@ -75,11 +75,11 @@ class PhaseSchedule:
         """None by the clock."""
         return None if self.schedule.by_clock else int(self.length)
 
-    def rate(self, step: int, elapsed: float = 0.0) -> float:
+    def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
         """The learning rate of a step of the phase, which begins after so many seconds of the phase."""
         if self.schedule.by_clock:
-            return self.schedule.rate(step, self.begin + elapsed)
-        return self.schedule.rate(int(self.begin) + step)
+            return self.schedule.learning_rate(step, self.begin + elapsed)
+        return self.schedule.learning_rate(int(self.begin) + step)
 
     def finished(self, step: int, elapsed: float = 0.0) -> bool:
         """Whether so many steps, or seconds, are the whole phase."""
@@ -98,7 +98,7 @@ def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
         share = total * phase.warmup
         warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
         schedule = Schedule(
-            peak=phase.rate or 0.0,
+            peak=phase.learning_rate or 0.0,
             total=total,
             warmup=warmup,
             decay=phase.decay,

@@ -23,7 +23,7 @@ def _whole(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
 Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**31)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -49,9 +49,9 @@ class Model(Section):
     """Width of the feed-forward layers (default: 4 x hidden)."""
     positions: Positive = 512
     """Positions that have an embedding: the longest sequence."""
-    dropout: Share = 0.1
+    dropout: Fraction = 0.1
     """Share of the activations dropped after the embeddings and in each layer."""
-    attention_dropout: Share = 0.1
+    attention_dropout: Fraction = 0.1
     """Share of the attention probabilities dropped."""
 
     def shape(self, vocabulary: int) -> Shape:
@@ -82,7 +82,7 @@ class Optimizer(Section):
 
     name: Literal["adamw", "lamb"] = "adamw"
     """Which one."""
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
     """How slowly the averages of the gradient and of its square forget."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the root of the second average."""
@@ -142,8 +142,8 @@ class Compute(Section):
 class Phase(Section):
     """A stretch of training on sequences of one length.
 
-    A phase with a `rate` starts a learning-rate schedule. A phase without one goes on in the schedule of the phase
-    before it, which then spans the steps of both.
+    A phase with a `learning_rate` starts a schedule. A phase without one goes on in the schedule of the phase before
+    it, which then spans the steps of both.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -158,9 +158,9 @@ class Phase(Section):
     """Optimizer steps."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Instead of steps: the share of the recipe's `steps` or `hours`."""
-    rate: Annotated[float, Field(gt=0)] | None = None
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Highest learning rate."""
-    warmup: Share = 0.0
+    warmup: Fraction = 0.0
     """Share of the schedule in which the rate grows to its highest."""
     warmup_steps: Count | None = None
     """Instead of warmup: the steps of it."""
@@ -180,7 +180,7 @@ class Phase(Section):
 
 
 SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_from")
-"""what a phase may only say together with a `rate`"""
+"""what a phase may only say together with a `learning_rate`"""
 
 
 class Evaluation(Section):
@@ -276,14 +276,14 @@ class Recipe(Section):
         """For each phase, the number of the phase whose schedule it follows."""
         owners: list[int] = []
         for number, phase in enumerate(self.phases):
-            owners.append(number if phase.rate is not None or not owners else owners[-1])
+            owners.append(number if phase.learning_rate is not None or not owners else owners[-1])
         return tuple(owners)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, defaults included, in the types of TOML and JSON; `Recipe` reads it back."""
         content = self.model_dump(mode="json", exclude_none=True)
         for phase, given in zip(content["phases"], self.phases, strict=True):
-            if given.rate is None:  # it follows the schedule of another
+            if given.learning_rate is None:  # it follows the schedule of another
                 for name in SCHEDULE_KEYS:
                     phase.pop(name, None)
         return content

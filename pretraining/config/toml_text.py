@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 Key = tuple[str | int, ...]
-"""where a value stands: ("phases", 0, "rate")"""
+"""where a value stands: ("phases", 0, "learning_rate")"""
 
 
 def dotted(key: Key) -> str:
-    """As the command line writes it: phases.0.rate."""
+    """As the command line writes it: phases.0.learning_rate."""
     return ".".join(map(str, key))
 
 

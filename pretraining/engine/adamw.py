@@ -43,7 +43,7 @@ class AdamW(torch.optim.Optimizer):
                 [state["exp_avg_sq"] for state in states],
                 [state["step"] for state in states],
                 group,
-                rate=group["lr"],
+                learning_rate=group["lr"],
                 decay=group["weight_decay"],
             )
 
@@ -65,7 +65,7 @@ def adam(
     steps: Sequence[Tensor],
     group: dict[str, Any],
     *,
-    rate: float,
+    learning_rate: float,
     decay: float,
 ) -> None:
     """Moves moments and weights; `steps` count this one."""
@@ -82,7 +82,7 @@ def adam(
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
-        lr=rate,
+        lr=learning_rate,
         weight_decay=decay,
         eps=group["eps"],
         maximize=False,

@@ -19,7 +19,7 @@ from pretraining.engine.adamw import AdamW
 from pretraining.engine.apex import find_apex
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import build_optimizer
-from pretraining.engine.partition import fill_shares, find_shares
+from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.bert import Bert, Losses
 
@@ -113,12 +113,12 @@ class Engine:
             )
         self.model: Bert = self.deepspeed.module
         self.zero: int = config["zero_optimization"]["stage"]
-        self.shares = find_shares(self.deepspeed, self.model)
-        fill_shares(self.shares, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
+        self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
+        fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
         self.optimizer: AdamW = optimizer
         if isinstance(optimizer, Lamb):
             find_apex(recipe.optimizer.kernels, device)  # says what is missing, before there is anything to lose
-            optimizer.divide(self.shares, Bert.fused)
+            optimizer.divide(self.flat_tensors, Bert.fused)
             # the engine's own figure comes after the step
             optimizer.gradient_norm = lambda: self.deepspeed.optimizer._global_grad_norm if self.zero else self._norm
         self._clip = 0.0 if recipe.optimizer.normalize else recipe.optimizer.clip
@@ -138,10 +138,10 @@ class Engine:
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
 
-    def step(self, rate: float) -> None:
+    def step(self, learning_rate: float) -> None:
         """Moves the weights, at this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip there without telling the norm
             self._norm = clip_grad_norm_(self.model.parameters(), self._clip or math.inf)
         try:
@@ -182,7 +182,7 @@ class Engine:
     @property
     def optimizer_steps(self) -> float:
         """Those that moved the weights: in fp16 some do not."""
-        return max(float(self.optimizer.state_of(share.tensor)["step"]) for share in self.shares)
+        return max(float(self.optimizer.state_of(share.tensor)["step"]) for share in self.flat_tensors)
 
     @property
     def loss_scaler(self) -> dict[str, Any] | None:
@@ -225,7 +225,7 @@ class Engine:
         with GatheredParameters([parameter], modifier_rank=0, enabled=self.zero == 3):
             if parameter.numel():
                 parameter.copy_(full)
-        fill_shares(self.shares, {name: full})
+        fill_flat_tensors(self.flat_tensors, {name: full})
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor
 from pretraining.config import settings as recipe
 from pretraining.engine.adamw import AdamW, adam
 from pretraining.engine.apex import find_apex, lamb_updates
-from pretraining.engine.partition import Share
+from pretraining.engine.partition import FlatTensor
 from pretraining.model import cpu_kernels as kernels
 
 
@@ -67,7 +67,7 @@ class Lamb(AdamW):
         self._layouts: dict[int, Layout] = {}
         self._ratios: dict[tuple[str, ...], Tensor] = {}
 
-    def divide(self, shares: Sequence[Share], fused: Callable[[str], int]) -> None:
+    def divide(self, shares: Sequence[FlatTensor], fused: Callable[[str], int]) -> None:
         """Says what the flat tensors hold; `fused` is how many parameters of the paper lie one after another in one."""
         for share in shares:
             self._layouts[id(share.tensor)] = make_layout(share, fused)
@@ -207,7 +207,7 @@ class Lamb(AdamW):
         }
 
 
-def make_layout(share: Share, fused: Callable[[str], int]) -> Layout:
+def make_layout(share: FlatTensor, fused: Callable[[str], int]) -> Layout:
     """What a share holds, slot by slot: a fused parameter's rows make equal blocks."""
     slots: list[str] = []
     places, stretches = [], []
@@ -243,7 +243,7 @@ def _torch_updates(group: dict[str, Any], pieces: Sequence[Piece], steps: float)
     updates = [torch.zeros_like(each) for each in weights]
     counts = [torch.full((), steps, device=each.device) for each in weights]
     first, second = [piece.first for piece in pieces], [piece.second for piece in pieces]
-    adam(updates, gradients, first, second, counts, group, rate=1.0, decay=0.0)
+    adam(updates, gradients, first, second, counts, group, learning_rate=1.0, decay=0.0)
     torch._foreach_neg_(updates)
     if group["weight_decay"]:
         torch._foreach_add_(updates, weights, alpha=group["weight_decay"])

@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Share:
+class FlatTensor:
     """A flat fp32 tensor that this rank's optimizer moves, and what it holds. The rest of it is padding."""
 
     tensor: Tensor
@@ -48,7 +48,7 @@ class Share:
         return flat.view(-1).narrow(0, part.offset, part.length)
 
 
-def find_shares(engine: Any, model: nn.Module) -> list[Share]:
+def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
     """The shares of this rank in the order of DeepSpeed's groups; a UserError for a layout that is not understood."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
@@ -63,7 +63,7 @@ def find_shares(engine: Any, model: nn.Module) -> list[Share]:
 
 
 @torch.no_grad()
-def fill_shares(shares: Sequence[Share], weights: Mapping[str, Tensor]) -> None:
+def fill_flat_tensors(shares: Sequence[FlatTensor], weights: Mapping[str, Tensor]) -> None:
     """Gives the flat tensors these weights, which the parameters themselves must have already."""
     for share in shares:
         for part in (each for each in share.parts if each.name in weights):
@@ -77,29 +77,29 @@ def _not_understood(reason: str) -> UserError:
     )
 
 
-def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[Share]:
+def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[FlatTensor]:
     """ZeRO 0: every rank holds every parameter."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
-            yield Share(parameter, {name: parameter.numel()}, (Part(name, 0, parameter.numel(), 0),))
+            yield FlatTensor(parameter, {name: parameter.numel()}, (Part(name, 0, parameter.numel(), 0),))
 
 
-def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.single_partition_of_fp32_groups):
         parameters = optimizer.round_robin_bit16_groups[number]
         offsets = optimizer.round_robin_bit16_offsets[number]
         yield _cut(tensor, {names[id(each)]: each.numel() for each in parameters}, offsets, optimizer, number)
 
 
-def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.fp32_groups_flat_partition):
         sizes = {names[id(each)]: each.numel() for each in optimizer.bf16_groups[number]}
         offsets = [0, *itertools.accumulate(sizes.values())][:-1]
         yield _cut(tensor, sizes, offsets, optimizer, number)
 
 
-def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> Share:
+def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
     """Parameters end to end, cut into as many equal stretches as there are ranks."""
     group = optimizer.real_dp_process_group[number]
     begin = dist.get_rank(group) * tensor.numel()
@@ -108,10 +108,10 @@ def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimize
         first, last = max(offset, begin), min(offset + size, begin + tensor.numel())
         if first < last:
             parts.append(Part(name, start=first - offset, length=last - first, offset=first - begin))
-    return Share(tensor, sizes, tuple(parts), group)
+    return FlatTensor(tensor, sizes, tuple(parts), group)
 
 
-def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
+def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     """Every parameter is cut by itself, and padded by itself."""
     if hasattr(optimizer, "backup_optimizer"):
         raise _not_understood("one part of the optimizer is on the GPU, another on the CPU (ratio)")
@@ -126,7 +126,7 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[Share]:
             if real > 0:
                 parts.append(Part(names[id(parameter)], start, real, offset))
         sizes = {names[id(each)]: each.ds_numel for each in optimizer.fp16_groups[number]}
-        yield Share(tensor, sizes, tuple(parts), optimizer._get_sub_group_process_group(number))
+        yield FlatTensor(tensor, sizes, tuple(parts), optimizer._get_sub_group_process_group(number))
 
 
 _READERS = {
@@ -136,7 +136,7 @@ _READERS = {
 }
 
 
-def _check(shares: Sequence[Share], model: nn.Module) -> None:
+def _check(shares: Sequence[FlatTensor], model: nn.Module) -> None:
     """All ranks together hold each parameter once, and with the values that it has, but for rounding to 16 bits."""
     parameters = dict(model.named_parameters())
     index = {name: number for number, name in enumerate(parameters)}
@@ -154,7 +154,7 @@ def _check(shares: Sequence[Share], model: nn.Module) -> None:
             raise _not_understood(f"of the {numel} elements of {name}, {count} are where they should be")
 
 
-def _is_in_place(share: Share, part: Part, parameter: Tensor) -> bool:
+def _is_in_place(share: FlatTensor, part: Part, parameter: Tensor) -> bool:
     if hasattr(parameter, "ds_tensor"):  # stage 3: of the parameter itself, only this rank's piece is here
         here = parameter.ds_tensor.detach().view(-1)[: part.length]
     else:

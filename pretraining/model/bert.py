@@ -30,10 +30,10 @@ class Losses(NamedTuple):
 
     masked: Tensor
     """cross-entropy of the masked pieces"""
-    next: Tensor
+    next_sentence: Tensor
     """cross-entropy of whether B follows A"""
     masked_correct: Tensor
-    next_correct: Tensor
+    next_sentence_correct: Tensor
 
 
 class Linear(nn.Module):

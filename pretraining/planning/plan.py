@@ -95,12 +95,12 @@ def build_plan(
     phases = []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
         text = measure_text(shape, phase.length, manifest)
-        rate = None  # sequences a second
+        sequences_per_second = None
         if pieces_per_second is not None:
-            rate = pieces_per_second / text.pieces
+            sequences_per_second = pieces_per_second / text.pieces
         elif flops_per_second is not None:
-            rate = ranks * flops_per_second * useful_share / text.flops
-        steps, seconds = _duration(phase, schedule, rate)
+            sequences_per_second = ranks * flops_per_second * useful_share / text.flops
+        steps, seconds = _duration(phase, schedule, sequences_per_second)
         phases.append(PhasePlan(phase, micro_batches(phase, ranks, number), schedule, text, steps, seconds))
     return Plan(
         shape=shape,
@@ -115,11 +115,17 @@ def build_plan(
     )
 
 
-def _duration(phase: Phase, schedule: PhaseSchedule, rate: float | None) -> tuple[float | None, float | None]:
+def _duration(
+    phase: Phase, schedule: PhaseSchedule, sequences_per_second: float | None
+) -> tuple[float | None, float | None]:
     """Steps and seconds of a phase, as far as sequences a second are known."""
     if schedule.steps is None:
-        return (None if rate is None else schedule.length * rate / phase.batch), schedule.length
-    return schedule.steps, (None if rate is None else schedule.steps * phase.batch / rate)
+        return (
+            None if sequences_per_second is None else schedule.length * sequences_per_second / phase.batch
+        ), schedule.length
+    return schedule.steps, (
+        None if sequences_per_second is None else schedule.steps * phase.batch / sequences_per_second
+    )
 
 
 def _notes(

@@ -64,8 +64,8 @@ def _rates(schedule: PhaseSchedule) -> str:
     places = [place * schedule.length / 1000 for place in range(1001)]
     top = schedule.schedule.warmup - schedule.begin
     places += [top - (0 if by_clock else 1)] if 0 < top <= schedule.length else []
-    rates = [schedule.rate(int(place), place) for place in places if place < schedule.length]
-    last = schedule.rate(int(schedule.length) - 1, schedule.length)
+    rates = [schedule.learning_rate(int(place), place) for place in places if place < schedule.length]
+    last = schedule.learning_rate(int(schedule.length) - 1, schedule.length)
     return f"{rates[0]:.2g} .. {max(rates):.2g} .. {last:.2g}"
 
 

@@ -1,15 +1,15 @@
 """How the processes of a run meet, agree and part; `launchers.py` says which of them this is.
 
-    ranks = find_ranks(os.environ)
+    ranks = find_world(os.environ)
     connect(ranks, choose_device("auto", ranks))
-    with together():                 # start-up: an error on one rank is raised on every rank
+    with shared_errors():                 # start-up: an error on one rank is raised on every rank
         recipe = load(...)
     agree(recipe, "recipe")
     with Watch(ranks):               # the work, of watch.py: an error on one rank ends all of them
         train(...)
     disconnect()
 
-An entry catches `UserError`, prints it where `speaks(ranks, error)`, and calls `leave(2)`.
+An entry catches `UserError`, prints it where `speaks(ranks, error)`, and calls `exit_now(2)`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from data_prep.common.workers import num_cores
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 
 ANSWER_SECONDS = 15.0  # a store answers at once; what does not is another program
 INTERRUPTED = "interrupted; the same command continues from the last checkpoint"
@@ -52,7 +52,7 @@ class SharedError(UserError):
     """Raised on every rank at once: nobody needs to be told."""
 
 
-def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch.device:
+def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: World) -> torch.device:
     """Where this rank computes: a GPU of its own where there are any."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -63,17 +63,17 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: Ranks) -> torch
             "take the device `auto` or `cpu`, or install a torch with CUDA and check nvidia-smi"
         )
     count = torch.cuda.device_count()
-    if count >= ranks.local_ranks:
+    if count >= ranks.local_size:
         return torch.device("cuda", ranks.local_rank)
     if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0:  # srun --gpus-per-task=1
         return torch.device("cuda", 0)  # each rank sees its own alone: `connect` checks that it does
     raise UserError(
-        f"{ranks.local_ranks} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
+        f"{ranks.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"
     )
 
 
-def default_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
+def default_threads(ranks: World, environment: Mapping[str, str] = os.environ) -> int:
     """How many threads this rank's arithmetic takes, so that the ranks of a machine share its cores.
 
     A launcher may have bound each rank to cores of its own, or to the same as its neighbours: once connected, the
@@ -83,13 +83,13 @@ def default_threads(ranks: Ranks, environment: Mapping[str, str] = os.environ) -
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return int(chosen)  # torchrun sets 1 by itself wherever it is not set: that is nobody's choice
     cores = _affinity()
-    if ranks.ranks == 1 or not dist.is_initialized():
-        return max(1, num_cores() // ranks.local_ranks)
+    if ranks.size == 1 or not dist.is_initialized():
+        return max(1, num_cores() // ranks.local_size)
     host = socket.gethostname()
-    users = Counter(core for name, theirs in exchange((host, cores)) if name == host for core in theirs)
+    users = Counter(core for name, theirs in gather((host, cores)) if name == host for core in theirs)
     share = sum(1 / users[core] for core in cores) + 1e-6
     if num_cores() < len(cores):  # a container's quota, which all ranks share
-        share = min(share, num_cores() / ranks.local_ranks)
+        share = min(share, num_cores() / ranks.local_size)
     return max(1, int(share))
 
 
@@ -112,7 +112,7 @@ class _Connection:
 _connection: _Connection | None = None  # as torch.distributed itself: a process belongs to one run
 
 
-def connect(ranks: Ranks, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
+def connect(ranks: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs.
 
     `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
@@ -124,7 +124,7 @@ def connect(ranks: Ranks, device: torch.device, timeout: float = 7200.0, patienc
         store = _meet(ranks, patience)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            if ranks.ranks > 1:
+            if ranks.size > 1:
                 _check_own_gpus(store, ranks, device, patience)
         watched = _join_group(store, ranks, device, timeout)
     except BaseException:
@@ -152,26 +152,26 @@ def open_stores() -> tuple[Any, Any]:
     return _connection.store, _connection.watched
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """Ends the process with this code whatever threads, sockets and destructors would still like to do."""
     _flush()
     os._exit(code)
 
 
-def speaks(ranks: Ranks, error: Exception) -> bool:
+def speaks(ranks: World, error: Exception) -> bool:
     """Whether this rank prints the error: rank 0, and where nobody reached rank 0 the next one."""
     return ranks.rank == 0 or (isinstance(error, UnreachedError) and ranks.rank == 1)
 
 
-def _set_environment(ranks: Ranks, device: torch.device) -> dict[str, str | None]:
+def _set_environment(ranks: World, device: torch.device) -> dict[str, str | None]:
     """Sets what DeepSpeed and gloo read there, whatever the launcher; returns what was there before."""
     new = {
         "DS_ACCELERATOR": device.type,
         "RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.ranks),
+        "WORLD_SIZE": str(ranks.size),
         "LOCAL_RANK": str(ranks.local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks.local_ranks),
-        "LOCAL_SIZE": str(ranks.local_ranks),
+        "LOCAL_WORLD_SIZE": str(ranks.local_size),
+        "LOCAL_SIZE": str(ranks.local_size),
         "MASTER_ADDR": ranks.address,
         "MASTER_PORT": str(ranks.port),
     }
@@ -190,9 +190,9 @@ def _restore(before: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _meet(ranks: Ranks, patience: float) -> Any:
+def _meet(ranks: World, patience: float) -> Any:
     """The store of this run, once every rank has come to it."""
-    if ranks.ranks == 1:
+    if ranks.size == 1:
         return dist.HashStore()  # type: ignore[attr-defined]  # no network
     agent = uses_agent_store()
     hosts = ranks.rank == 0 and not agent
@@ -201,11 +201,11 @@ def _meet(ranks: Ranks, patience: float) -> Any:
     try:
         store = _open_store(ranks, hosts)
         if ranks.rank == 0:
-            store.set("cloze/ranks", str(ranks.ranks))
+            store.set("cloze/ranks", str(ranks.size))
         elif not _has(store, "cloze/ranks", patience if agent else ANSWER_SECONDS):
             raise _port_in_use(ranks)
         others = int(store.get("cloze/ranks"))
-        if others != ranks.ranks or store.add(f"cloze/joined/{ranks.rank}", 1) > 1:
+        if others != ranks.size or store.add(f"cloze/joined/{ranks.rank}", 1) > 1:
             raise _port_in_use(ranks)
     except (dist.DistError, OSError, LateError) as error:  # LateError: in Python 3.10 no OSError
         if hosts and "in use" not in str(error).lower():
@@ -222,7 +222,7 @@ def uses_agent_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _open_store(ranks: Ranks, hosts: bool) -> Any:
+def _open_store(ranks: World, hosts: bool) -> Any:
     """The TCPStore at rank 0's address. Another program there may keep silent: torch would wait for it for ever."""
     opened: Future[Any] = Future()
 
@@ -244,7 +244,7 @@ def _open_store(ranks: Ranks, hosts: bool) -> Any:
     return opened.result(ANSWER_SECONDS)
 
 
-def _wait_for_listener(ranks: Ranks, patience: float) -> None:
+def _wait_for_listener(ranks: World, patience: float) -> None:
     """Until something listens where rank 0 should: it may start later than we."""
     deadline = time.monotonic() + patience
     while True:
@@ -260,9 +260,9 @@ def _wait_for_listener(ranks: Ranks, patience: float) -> None:
         time.sleep(0.1)
 
 
-def _wait_for_all(store: Any, ranks: Ranks, patience: float) -> None:
+def _wait_for_all(store: Any, ranks: World, patience: float) -> None:
     """Until every rank has joined; rank 0 names those that have not."""
-    joined = [f"cloze/joined/{rank}" for rank in range(ranks.ranks)]
+    joined = [f"cloze/joined/{rank}" for rank in range(ranks.size)]
     if ranks.rank > 0:
         if not _has(store, "cloze/complete", patience + ANSWER_SECONDS) or store.get("cloze/complete") != b"yes":
             raise UserError(f"rank 0 at {ranks.address}:{ranks.port} gave up waiting for all ranks")
@@ -273,7 +273,7 @@ def _wait_for_all(store: Any, ranks: Ranks, patience: float) -> None:
     if missing:
         time.sleep(1)  # the store ends with us: time to read it
         raise UserError(
-            f"{name_ranks(missing)} of {ranks.ranks} did not come in {patience:.0f} s\n"
+            f"{name_ranks(missing)} of {ranks.size} did not come in {patience:.0f} s\n"
             f"were all started ({ranks.launcher}), and can their hosts reach {ranks.address}:{ranks.port}?"
         )
 
@@ -288,14 +288,14 @@ def _has(store: Any, key: str, seconds: float) -> bool:
     return True
 
 
-def _port_in_use(ranks: Ranks) -> UserError:
+def _port_in_use(ranks: World) -> UserError:
     return UserError(
         f"port {ranks.port} of {ranks.address} is in use by another program or run\n"
         "choose a free one: MASTER_PORT=<port> before the command (torchrun and deepspeed: --master-port <port>)"
     )
 
 
-def _join_group(store: Any, ranks: Ranks, device: torch.device, timeout: float) -> Any:
+def _join_group(store: Any, ranks: World, device: torch.device, timeout: float) -> Any:
     """Makes torch's process group; returns a second connection to the store."""
     try:
         watched = store.clone()
@@ -303,7 +303,7 @@ def _join_group(store: Any, ranks: Ranks, device: torch.device, timeout: float) 
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
             rank=ranks.rank,
-            world_size=ranks.ranks,
+            world_size=ranks.size,
             timeout=timedelta(seconds=timeout),
         )
     except RuntimeError as error:
@@ -325,11 +325,11 @@ def is_lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def _check_own_gpus(store: Any, ranks: Ranks, device: torch.device, patience: float) -> None:
+def _check_own_gpus(store: Any, ranks: World, device: torch.device, patience: float) -> None:
     """Two ranks on one GPU would hang NCCL or share its memory: each rank finds them, and raises the same."""
     mine = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
     store.set(f"cloze/gpu/{ranks.rank}", mine)
-    keys = [f"cloze/gpu/{rank}" for rank in range(ranks.ranks)]
+    keys = [f"cloze/gpu/{rank}" for rank in range(ranks.size)]
     store.wait(keys, timedelta(seconds=patience))
     gpus = [value.decode() for value in store.multi_get(keys)]
     gpu, count = Counter(gpus).most_common(1)[0]
@@ -341,7 +341,7 @@ def _check_own_gpus(store: Any, ranks: Ranks, device: torch.device, patience: fl
         )
 
 
-def exchange(value: Any, error: str | None = None) -> list[Any]:
+def gather(value: Any, error: str | None = None) -> list[Any]:
     """Every rank's value, in the order of ranks. An error that any rank brings instead is raised on all."""
     found: list[Any] = [None] * dist.get_world_size()
     try:
@@ -371,7 +371,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def shared_errors() -> Iterator[None]:
     """An error that any rank meets inside is raised on every rank when all have come to the end.
 
     `agree` may be used inside: ranks that fail before it are heard there.
@@ -386,13 +386,13 @@ def together() -> Iterator[None]:
     except Exception as error:
         mistake = not isinstance(error, UserError)  # of ours: this rank keeps its traceback
         try:
-            exchange(None, traceback.format_exc() if mistake else str(error))
+            gather(None, traceback.format_exc() if mistake else str(error))
         except SharedError as shared:
             if not mistake:
                 raise shared from error
         raise
     else:
-        exchange(None)
+        gather(None)
 
 
 def agree(value: Any, what: str) -> None:
@@ -400,7 +400,7 @@ def agree(value: Any, what: str) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
-    digests = exchange(hashlib.sha256(content).hexdigest())
+    digests = gather(hashlib.sha256(content).hexdigest())
     if len(set(digests)) > 1:
         others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         raise SharedError(

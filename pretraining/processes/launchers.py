@@ -18,14 +18,14 @@ BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells fr
 
 
 @dataclass(frozen=True)
-class Ranks:
+class World:
     """One process's place among all."""
 
     rank: int = 0
-    ranks: int = 1
+    size: int = 1
     """of the whole run"""
     local_rank: int = 0
-    local_ranks: int = 1
+    local_size: int = 1
     """of this machine"""
     address: str = LOOPBACK
     """of rank 0"""
@@ -35,23 +35,23 @@ class Ranks:
 
     def __post_init__(self) -> None:
         for name, rank, ranks in (
-            ("rank", self.rank, self.ranks),
-            ("local rank", self.local_rank, self.local_ranks),
+            ("rank", self.rank, self.size),
+            ("local rank", self.local_rank, self.local_size),
         ):
             if not 0 <= rank < ranks:
                 raise UserError(
                     f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
                     "start the ranks with torchrun, deepspeed, srun or mpirun, and set none of their variables yourself"
                 )
-        if self.local_ranks > self.ranks:
-            raise UserError(f"{self.launcher}: {self.local_ranks} ranks on this machine, but {self.ranks} in all")
+        if self.local_size > self.size:
+            raise UserError(f"{self.launcher}: {self.local_size} ranks on this machine, but {self.size} in all")
 
     @property
     def one_machine(self) -> bool:
-        return self.local_ranks == self.ranks
+        return self.local_size == self.size
 
 
-def find_ranks(environment: Mapping[str, str]) -> Ranks:
+def find_world(environment: Mapping[str, str]) -> World:
     """What the launcher says about this process; one process without a launcher.
 
     The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
@@ -75,10 +75,10 @@ def find_ranks(environment: Mapping[str, str]) -> Ranks:
             f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
             "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
         )
-    return Ranks()
+    return World()
 
 
-def missing_tasks(environment: Mapping[str, str], ranks: Ranks) -> int:
+def missing_tasks(environment: Mapping[str, str], ranks: World) -> int:
     """How many tasks Slurm reserved that nobody started: a batch script that forgot `srun`. 0 if all is well.
 
     Inside `sbatch` the script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but belongs to no step of four tasks:
@@ -114,7 +114,7 @@ class _Variables:
         return port
 
 
-def _from_torch(variables: _Variables) -> Ranks:
+def _from_torch(variables: _Variables) -> World:
     """torchrun, deepspeed, or the same variables set by hand."""
     environment = variables.all
     name = next(
@@ -127,25 +127,25 @@ def _from_torch(variables: _Variables) -> Ranks:
     )
     rank, ranks = variables.number("RANK"), variables.number("WORLD_SIZE")
     if ranks == 1:
-        return Ranks(rank, ranks, launcher=name)
+        return World(rank, ranks, launcher=name)
     if not environment.get("MASTER_ADDR"):
         raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
     local_rank, local_ranks = variables.number("LOCAL_RANK"), variables.number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    return Ranks(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], variables.port(29500), name)
+    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], variables.port(29500), name)
 
 
-def _from_mpi(variables: _Variables, prefix: str, names: Sequence[str]) -> Ranks:
+def _from_mpi(variables: _Variables, prefix: str, names: Sequence[str]) -> World:
     """mpirun; without a network address of rank 0, which MPI itself knows."""
     rank, ranks, local_rank, local_ranks = (variables.number(prefix + name) for name in names)
     if ranks == 1:
-        return Ranks(rank, launcher="mpirun")
+        return World(rank, launcher="mpirun")
     job = next((variables.all[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in variables.all), "")
     address, port = variables.all.get("MASTER_ADDR"), variables.port(PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     if not address and ranks == local_ranks:
         address = LOOPBACK
     elif not address:
         address, port = _ask_mpi(ranks, port)
-    return Ranks(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
+    return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
 
 
 def _ask_mpi(ranks: int, port: int) -> tuple[str, int]:
@@ -173,11 +173,11 @@ def _is_slurm_step(variables: _Variables) -> bool:
     return variables.number("SLURM_STEP_ID") < BATCH_STEP
 
 
-def _from_slurm(variables: _Variables) -> Ranks:
+def _from_slurm(variables: _Variables) -> World:
     """srun."""
     rank, ranks = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
     if ranks == 1:
-        return Ranks(rank, launcher="srun")
+        return World(rank, launcher="srun")
     environment = variables.all
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
@@ -186,7 +186,7 @@ def _from_slurm(variables: _Variables) -> Ranks:
     # Steps of one job, and jobs that follow one another, get different ports.
     own = 16 * variables.number("SLURM_JOB_ID", "SLURM_JOBID") + variables.number("SLURM_STEP_ID")
     port = variables.port(PORTS[own % len(PORTS)])
-    return Ranks(rank, ranks, variables.number("SLURM_LOCALID"), local_ranks, address, port, "srun")
+    return World(rank, ranks, variables.number("SLURM_LOCALID"), local_ranks, address, port, "srun")
 
 
 def first_node(nodes: str) -> str:

@@ -34,13 +34,13 @@ from pretraining.processes.group import (
     SharedError,
     UnreachedError,
     as_lost,
+    exit_now,
     is_lost,
-    leave,
     name_ranks,
     open_stores,
     uses_agent_store,
 )
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 
 ZERO_GONE = "rank 0 has ended, or its machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
@@ -177,7 +177,7 @@ class Watch:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: World,
         say: Callable[[str], None] = print_error,
         every: float = 1.0,
         silence: float = 60.0,
@@ -188,7 +188,7 @@ class Watch:
         self._marks, self._pauses, self._lost = 0, 0, ""
         self._rounds = 0
         # Rank 0 looks after all, and rank 1 after rank 0, whose store may be another process's.
-        self._charges = {0: range(ranks.ranks), 1: range(1)}.get(ranks.rank, range(0))
+        self._charges = {0: range(ranks.size), 1: range(1)}.get(ranks.rank, range(0))
         self._judge = Judge(every, silence, math.inf if ranks.rank else hang)
         self._stopped = threading.Event()
         self._ending = threading.RLock()
@@ -209,10 +209,10 @@ class Watch:
             self._pauses -= 1
 
     def __enter__(self) -> Watch:
-        if self._ranks.ranks > 1:
+        if self._ranks.size > 1:
             self._store, self._thread_store = open_stores()
             if self._ranks.rank == 0:  # before there are beats: one that never comes is missed
-                count = self._ranks.ranks
+                count = self._ranks.size
                 self._store.multi_set([self._beat_key(rank) for rank in range(count)], [Beat().encode()] * count)
             self._thread = threading.Thread(target=self._look, daemon=True, name="watch")
             self._thread.start()
@@ -223,7 +223,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ranks.ranks == 1:
+        if self._ranks.size == 1:
             return
         if isinstance(error, UnreachedError) and isinstance(error.__cause__, RuntimeError):  # as `exchange` tells it
             error = error.__cause__
@@ -315,7 +315,7 @@ class Watch:
         with self._ending:
             if self._ranks.rank == 1:
                 self._say(ZERO_GONE)
-            leave(2)
+            exit_now(2)
 
     def _find_verdict(self) -> str | None:
         if self._ranks.rank == 0:
@@ -335,7 +335,7 @@ class Watch:
                 return
             self._say(verdict)
             self._be_seen(self._thread_store)
-            leave(2)
+            exit_now(2)
 
     def _end(self, failure: str, store: Any) -> None:
         """Ends this process for another rank's failure. Its own is another thread's, which is ending it already."""
@@ -349,7 +349,7 @@ class Watch:
                 else:
                     self._say(f"rank {rank}: {message}")
             self._be_seen(store)
-            leave(130 if message == INTERRUPTED else 2)
+            exit_now(130 if message == INTERRUPTED else 2)
 
     def _be_seen(self, store: Any) -> None:
         """Counts this rank among those that know. The store may live in rank 0: it stays until the others have read
@@ -357,6 +357,6 @@ class Watch:
         deadline = time.monotonic() + SEEN_SECONDS
         with suppress(dist.DistError):
             store.add(self.SEEN, 1)
-            alive = self._ranks.ranks - len(self._judge.late())
+            alive = self._ranks.size - len(self._judge.late())
             while self._ranks.rank == 0 and store.add(self.SEEN, 0) < alive and time.monotonic() < deadline:
                 time.sleep(0.05)

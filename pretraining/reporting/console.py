@@ -17,8 +17,8 @@ def step_line(record: StepRecord, total: int) -> str:
         f"{record.step:>{len(str(total))}}/{total}" if total else f"{record.step:>6}",
         f"loss {record.loss:.4f}",
         f"masked {record.masked:.4f} {record.masked_accuracy:5.1%}",
-        f"next {record.next:.4f} {record.next_accuracy:5.1%}",
-        f"rate {record.rate:.2e}",
+        f"next {record.next_sentence:.4f} {record.next_sentence_accuracy:5.1%}",
+        f"rate {record.learning_rate:.2e}",
         *_optional(record),
         f"{number(record.pieces_per_second)} pieces/s",
         *([] if record.utilisation is None else [f"use {record.utilisation:.0%}"]),
@@ -31,7 +31,7 @@ def step_line(record: StepRecord, total: int) -> str:
 def evaluation_line(record: EvaluationRecord) -> str:
     return (
         f"validation {record.step}: masked {record.masked:.4f} {record.masked_accuracy:.1%}"
-        f"  perplexity {record.perplexity:.2f}  next {record.next:.4f} {record.next_accuracy:.1%}"
+        f"  perplexity {record.perplexity:.2f}  next {record.next_sentence:.4f} {record.next_sentence_accuracy:.1%}"
     )
 
 
@@ -54,10 +54,10 @@ def _panel(record: StepRecord, total: int, phases: int, width: int) -> Group:
         head.add_row(f"{phase}step {record.step:,} ", left)
     losses = (
         f"  loss {record.loss:.4f}   masked {record.masked:.4f} ({record.masked_accuracy:.1%} right)"
-        f"   next {record.next:.4f} ({record.next_accuracy:.1%} right)"
+        f"   next {record.next_sentence:.4f} ({record.next_sentence_accuracy:.1%} right)"
     )
     speed = [
-        f"rate {record.rate:.2e}",
+        f"rate {record.learning_rate:.2e}",
         *_optional(record),
         f"{number(record.pieces_per_second)} pieces/s",
         *([] if record.utilisation is None else [f"use {record.utilisation:.0%}"]),

@@ -115,7 +115,7 @@ class Meter:
         *,
         step: int,
         phase: int,
-        rate: float,
+        learning_rate: float,
         gradient_norm: float | torch.Tensor | None = None,
         loss_scale: float | None = None,
         flops_left: float | None = None,
@@ -126,7 +126,7 @@ class Meter:
         """
         totals, memory, ranks = self._reduce()
         seconds = self.watch.lap()  # after the reduction, which waits for the GPU
-        masked, following, masked_right, next_right, predictions, sequences = totals[:6]
+        masked, next_sentence, masked_right, next_right, predictions, sequences = totals[:6]
         pieces, padded, flops, waited, ceiling = totals[6:]
         if flops:
             pace = seconds / flops
@@ -134,12 +134,12 @@ class Meter:
         record = StepRecord(
             step=step,
             phase=phase,
-            loss=_ratio(masked, predictions) + _ratio(following, sequences),
+            loss=_ratio(masked, predictions) + _ratio(next_sentence, sequences),
             masked=_ratio(masked, predictions),
-            next=_ratio(following, sequences),
+            next_sentence=_ratio(next_sentence, sequences),
             masked_accuracy=_ratio(masked_right, predictions),
-            next_accuracy=_ratio(next_right, sequences),
-            rate=rate,
+            next_sentence_accuracy=_ratio(next_right, sequences),
+            learning_rate=learning_rate,
             gradient_norm=None if gradient_norm is None else float(gradient_norm),
             loss_scale=loss_scale,
             pieces_per_second=pieces / seconds,

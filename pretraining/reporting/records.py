@@ -15,15 +15,14 @@ class StepRecord:
     phase: int
     """counted from 1"""
     loss: float
-    """masked + next"""
+    """masked + next_sentence"""
     masked: float
     """masked-language-model loss of a predicted position, in nats"""
-    next: float
+    next_sentence: float
     """next-sentence loss of a sequence, in nats"""
     masked_accuracy: float
-    next_accuracy: float
-    rate: float
-    """learning rate"""
+    next_sentence_accuracy: float
+    learning_rate: float
     gradient_norm: float | None
     """before clipping"""
     loss_scale: float | None
@@ -50,9 +49,9 @@ class EvaluationRecord:
     step: int
     phase: int
     masked: float
-    next: float
+    next_sentence: float
     masked_accuracy: float
-    next_accuracy: float
+    next_sentence_accuracy: float
     examples: int
     seconds: float
 

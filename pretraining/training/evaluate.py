@@ -37,14 +37,14 @@ def evaluate(
         sums += found * counts
     engine.deepspeed.train()
     dist.all_reduce(sums)
-    masked, following, masked_right, next_right, predictions, sequences = sums.tolist()
+    masked, next_sentence, masked_right, next_right, predictions, sequences = sums.tolist()
     return EvaluationRecord(
         step=step,
         phase=phase,
         masked=masked / max(predictions, 1),
-        next=following / max(sequences, 1),
+        next_sentence=next_sentence / max(sequences, 1),
         masked_accuracy=masked_right / max(predictions, 1),
-        next_accuracy=next_right / max(sequences, 1),
+        next_sentence_accuracy=next_right / max(sequences, 1),
         examples=int(sequences),
         seconds=time.perf_counter() - begin,
     )

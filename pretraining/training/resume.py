@@ -36,8 +36,8 @@ from pretraining.huggingface.folders import CONFIG, read_folder
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import default_threads, exchange
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.group import default_threads, gather
+from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.guards import Skip, read_skips
@@ -52,7 +52,7 @@ class Start:
     init: Path | None
     """weights to begin with"""
     resume: Literal["auto", "never"]
-    ranks: Ranks
+    world: World
     device: torch.device
     console: Console
     control: Control
@@ -103,7 +103,7 @@ class Beginning:
 def find_beginning(start: Start) -> Beginning:
     """Looks into the run's folder; all that may fail on one rank alone, before ranks need one another to compute."""
     job, recipe = start.job, start.job.recipe
-    torch.set_num_threads(recipe.compute.threads or default_threads(start.ranks))
+    torch.set_num_threads(recipe.compute.threads or default_threads(start.world))
     kernels.allow(recipe.compute.kernels == "auto" and not recipe.compute.compile)
     latest = find_latest(start)
     model = Bert(job.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
@@ -111,16 +111,16 @@ def find_beginning(start: Start) -> Beginning:
         model.load_state_dict(read_weights(latest, job.shape))
     elif start.init is not None:
         start_with(model, start.init, job.manifest)
-    return Beginning(model, latest, exchange(read_skips(job.run))[0])
+    return Beginning(model, latest, gather(read_skips(job.run))[0])
 
 
 def make_trainer(start: Start, beginning: Beginning) -> Trainer:
     """A trainer that stands there."""
     job, latest = start.job, beginning.latest
-    engine = Engine(beginning.model, job.recipe, start.device, start.ranks.ranks)
+    engine = Engine(beginning.model, job.recipe, start.device, start.world.size)
     record = None if latest is None else read_record(latest)
     progress = Progress() if latest is None else restore(latest, engine)
-    if start.ranks.rank == 0:
+    if start.world.rank == 0:
         write_run_folder(job)
         describe(start, engine, record)
     trainer = Trainer(job, engine, progress, start.console, beginning.skips, start.control, start.watch.mark)
@@ -176,7 +176,7 @@ def what_must_stay(record: dict[str, Any], job: Job) -> Iterator[tuple[str, Any,
 def what_has_changed(record: dict[str, Any], start: Start, engine: Engine) -> list[str]:
     """What is otherwise than in the checkpoint, and may be."""
     made_by = record["made_by"]
-    here = {"ranks": start.ranks.ranks, "parallel.zero": engine.zero, "precision.dtype": name_dtype(engine.dtype)}
+    here = {"ranks": start.world.size, "parallel.zero": engine.zero, "precision.dtype": name_dtype(engine.dtype)}
     changes = [f"{name} {made_by[name]} -> {now}" for name, now in here.items() if made_by[name] != now]
     then, now = (dict(flattened(each)) for each in (record["recipe"], start.job.recipe.as_dict()))
     for name in sorted(then.keys() | now.keys()):
@@ -223,7 +223,7 @@ def write_run_folder(job: Job) -> None:
 
 def describe(start: Start, engine: Engine, record: dict[str, Any] | None) -> None:
     """What is about to happen, in a few lines."""
-    job, ranks, console = start.job, start.ranks, start.console
+    job, ranks, console = start.job, start.world, start.console
     shape = job.shape
     count = shape.num_parameters()
     console.print(
@@ -231,7 +231,7 @@ def describe(start: Start, engine: Engine, record: dict[str, Any] | None) -> Non
         f"{shape.hidden}, {shape.vocabulary:,} pieces; {job.recipe.optimizer.name}, "
         f"{name_dtype(engine.dtype)}, ZeRO {engine.zero}"
     )
-    where = f"{ranks.ranks} rank{'s' * (ranks.ranks > 1)} on {start.device.type}"
+    where = f"{ranks.size} rank{'s' * (ranks.size > 1)} on {start.device.type}"
     threads = torch.get_num_threads()
     console.print(
         f"{where}, {threads} thread{'s' * (threads > 1)} each ({ranks.launcher}); data {job.data}, run {job.run}",

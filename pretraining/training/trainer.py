@@ -26,7 +26,7 @@ from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.lamb import Lamb
 from pretraining.model.batch import StepBatches
 from pretraining.model.shape import Shape
-from pretraining.processes.group import exchange
+from pretraining.processes.group import gather
 from pretraining.processes.stopping import Control, Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
@@ -76,7 +76,7 @@ class Trainer:
         """the first phase that is not to be trained now"""
         self.clock = Clock(0.0, engine.device)
         """of the phase"""
-        self.rate = 0.0
+        self.learning_rate = 0.0
         """of the last step"""
         self.scores: EvaluationRecord | None = None
         """the latest of the validation"""
@@ -159,7 +159,7 @@ class Trainer:
             for batches in loader:
                 if schedule.finished(self.progress.phase_step, self.clock.seconds):
                     break
-                self.train_step(batches, phase, schedule.rate(self.progress.phase_step, self.clock.seconds))
+                self.train_step(batches, phase, schedule.learning_rate(self.progress.phase_step, self.clock.seconds))
                 self.between_steps(last=self.progress.phase_step == schedule.steps)
         self.finish_phase(number)
 
@@ -182,7 +182,7 @@ class Trainer:
         if phase.new_positions == "copied" and known < phase.length and not self.progress.phase_step:
             self.engine.change_weight("embeddings.position.weight", lambda weight: repeated(weight, known))
 
-    def train_step(self, batches: StepBatches, phase: Phase, rate: float) -> None:
+    def train_step(self, batches: StepBatches, phase: Phase, learning_rate: float) -> None:
         """One optimizer step. Losses are divided by the global batch's counts: exact for any ranks and micro-batch."""
         step = self.progress.step
         self.engine.model.draw = int(fold(self.job.recipe.seed, step)[0])
@@ -191,7 +191,7 @@ class Trainer:
         for index, batch in enumerate(batches.micro):
             self.mark()
             losses = self.engine.forward(batch.to(self.engine.device))
-            loss = losses.masked / max(batches.predictions, 1) + losses.next / batches.sequences
+            loss = losses.masked / max(batches.predictions, 1) + losses.next_sentence / batches.sequences
             found.append(loss.detach())
             self.engine.backward(loss, last=index == len(batches.micro) - 1)
             self.meter.add(
@@ -203,7 +203,7 @@ class Trainer:
                 flops=self.job.shape.flops(batch.lengths, len(batch.labels)),
             )
         try:
-            self.engine.step(rate)
+            self.engine.step(learning_rate)
         except CollapseError:
             reason = f"gradients overflow up to step {step + 1} with the smallest scale of the loss"
             raise self.diverged(reason, self.saved, self.batch + 1) from None
@@ -212,7 +212,7 @@ class Trainer:
         self.guard.add(
             step + 1, self.batch, found, self.engine.gradient_norm, [each.examples for each in batches.micro]
         )
-        self.rate = rate
+        self.learning_rate = learning_rate
         self.progress.step += 1
         self.progress.phase_step += 1
 
@@ -251,7 +251,7 @@ class Trainer:
         finding = self.guard.look() if looks else None
         decision = self.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
-            first = first_of(exchange(finding))
+            first = first_of(gather(finding))
             raise self.diverged(first.text, first.batch, first.batch + 1)
         return decision
 
@@ -274,7 +274,7 @@ class Trainer:
         record = self.meter.flush(
             step=self.progress.step,
             phase=self.progress.phase + 1,
-            rate=self.rate,
+            learning_rate=self.learning_rate,
             gradient_norm=self.engine.gradient_norm,
             loss_scale=self.engine.loss_scale,
             flops_left=self.flops_left(),

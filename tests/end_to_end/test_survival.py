@@ -48,7 +48,7 @@ from pretraining.data.order import Order, fold
 from pretraining.engine.engine import Engine
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes import stopping as control
-from pretraining.processes.group import INTERRUPTED, leave
+from pretraining.processes.group import INTERRUPTED, exit_now
 from pretraining.processes.stopping import time_limit
 from pretraining.training.guards import SKIPPED, Guard, Skip, batch_number, first_of, read_skips, write_skips
 from pretraining.training.resume import alone_in
@@ -106,7 +106,7 @@ def be_rank(streams: list[str], environment: dict[str, str], fault: list[Any], c
     except BaseException:
         traceback.print_exc()
     finally:
-        leave(code)
+        exit_now(code)
     raise AssertionError
 
 
@@ -531,7 +531,7 @@ def test_what_may_change_is_told(place: Place, launch: Launch, straight: Path) -
         "optimizer.weight_decay": (0.01, 0.02),
         "parallel.zero": (1, 2),
         "phases.0.micro_batch": (4, 2),
-        "phases.0.rate": (0.002, 0.001),
+        "phases.0.learning_rate": (0.002, 0.001),
         "precision.dtype": ("fp32", "bf16"),
     }
     run = stopped_at(straight, place.folder / "run", 3)

@@ -84,7 +84,7 @@ def assert_same_curve(run: Path, wanted: Path, tolerance: float) -> None:
     for a, b in zip(ours, theirs, strict=True):
         for name in ("loss", "masked", "next", "gradient_norm"):
             assert a[name] == pytest.approx(b[name], rel=tolerance), f"{name} at step {a['step']}"
-        assert a["rate"] == b["rate"]
+        assert a["learning_rate"] == b["learning_rate"]
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Place
     for folder in (runs.folder / way / "export", tmp_path / "again"):
         masked, following = their_validation_loss(folder, runs.data, 64)
         assert masked == pytest.approx(last["masked"], abs=1e-3)
-        assert following == pytest.approx(last["next"], abs=1e-3)
+        assert following == pytest.approx(last["next_sentence"], abs=1e-3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     assert tokenizer("the river").input_ids[0] == tokenizer.cls_token_id
 
@@ -159,7 +159,7 @@ def test_any_number_of_ranks_scores_the_same(runs: Place) -> None:
         for ours, theirs in zip(records(runs.folder / way, "evaluation"), first, strict=True):
             assert (ours["step"], ours["examples"]) == (theirs["step"], theirs["examples"])
             assert ours["masked"] == pytest.approx(theirs["masked"], rel=1e-5)
-            assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
+            assert ours["next_sentence_accuracy"] == pytest.approx(theirs["next_sentence_accuracy"], abs=0.02)
 
 
 # Runs that go on.
@@ -288,7 +288,7 @@ def test_by_the_clock(place: Place) -> None:
     assert left == sorted(left, reverse=True)
     assert left[0] == pytest.approx(7.2, abs=1.5)
     assert left[-1] < 0.5
-    assert lines[-1]["rate"] < 1e-4
+    assert lines[-1]["learning_rate"] < 1e-4
     assert 0 < ends[0] < ends[1]
     assert "phase short (1 of 2): 5.4 s; a step: " in output
     assert "/0" not in output
@@ -400,7 +400,7 @@ DIFFERENT = """
 import os, sys
 from pretraining import train
 rank = int(os.environ["RANK"])
-train.leave(train.main([*{common!r}, *{different!r}[rank]]))
+train.exit_now(train.main([*{common!r}, *{different!r}[rank]]))
 """
 
 
@@ -426,7 +426,16 @@ def test_ranks_that_disagree(place: Place, other: Path, first: list[str], second
 @pytest.mark.parametrize("zero", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     """Told once, by all ranks together; what was saved is sound."""
-    wild = ["--phases.0.rate", "1e30", "--optimizer.clip", "0", "--parallel.zero", zero, "--checkpoints.every", "1"]
+    wild = [
+        "--phases.0.learning_rate",
+        "1e30",
+        "--optimizer.clip",
+        "0",
+        "--parallel.zero",
+        zero,
+        "--checkpoints.every",
+        "1",
+    ]
     done = train(2, *place.command("run", *wild, "--precision.dtype", "fp32"), timeout=60)
     assert [each.code for each in done] == [2, 2]
     assert done[0].errors.count("warning: the ") == 3
@@ -558,7 +567,7 @@ import os
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     del os.environ[name]
 from pretraining import train
-train.leave(train.main({[str(each) for each in place.command("run", "--local_rank=0", "--phases.0.steps", "1")]!r}))
+train.exit_now(train.main({[str(each) for each in place.command("run", "--local_rank=0", "--phases.0.steps", "1")]!r}))
 """
     [done] = spawn(1, script, environment=step)
     assert (done.code, done.errors) == (0, "")

@@ -69,5 +69,5 @@ def their_model(model: Bert) -> BertForPreTraining:
 def mean_loss(model: Bert, batch: Batch) -> Tensor:
     """As transformers means it: mean over predictions plus mean over sequences."""
     losses = model(batch)
-    mean: Tensor = losses.masked / len(batch.labels) + losses.next / len(batch.lengths)
+    mean: Tensor = losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths)
     return mean

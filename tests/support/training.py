@@ -39,7 +39,7 @@ length = 32
 batch = 24
 micro_batch = 4
 steps = 5
-rate = 2e-3
+learning_rate = 2e-3
 warmup = 0.25
 [[phases]]
 name = "long"
@@ -111,9 +111,9 @@ def run_commands() -> list[tuple[int, str, str]]:
 
     from pretraining import train as entry
     from pretraining.processes.group import connect, disconnect
-    from pretraining.processes.launchers import find_ranks
+    from pretraining.processes.launchers import find_world
 
-    connect(find_ranks(os.environ), torch.device("cpu"))
+    connect(find_world(os.environ), torch.device("cpu"))
     import deepspeed  # noqa: F401
     import transformers  # noqa: F401
 

@@ -45,7 +45,7 @@ length = 128
 batch = 64
 micro_batch = 16
 steps = 100
-rate = 1e-3
+learning_rate = 1e-3
 warmup = 0.1
 
 [[phases]]
@@ -107,13 +107,15 @@ def test_numbers_of_the_paper() -> None:
     assert recipe.phase_steps() == (900_000, 100_000)
     assert [phase.length for phase in recipe.phases] == [128, 512]
     assert {phase.batch for phase in recipe.phases} == {256}
-    assert (recipe.phases[0].rate, recipe.phases[0].warmup_steps) == (1e-4, 10_000)
+    assert (recipe.phases[0].learning_rate, recipe.phases[0].warmup_steps) == (1e-4, 10_000)
     assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
 
 
 def test_numbers_of_nvidia() -> None:
     recipe = load_recipe(ROOT / "pretraining/recipes/bert_large_lamb.toml")
-    numbers = [(each.length, each.batch, each.steps, each.rate, each.warmup, each.power) for each in recipe.phases]
+    numbers = [
+        (each.length, each.batch, each.steps, each.learning_rate, each.warmup, each.power) for each in recipe.phases
+    ]
     assert numbers == [(128, 65536, 7038, 6e-3, 0.2843, 0.5), (512, 32768, 1563, 4e-3, 0.128, 0.5)]
     assert (recipe.optimizer.name, recipe.optimizer.clip) == ("lamb", 1.0)
 
@@ -134,12 +136,12 @@ def _is_section(kind: Any) -> bool:
 
 
 def test_overrides_change_what_they_name(plain: Path) -> None:
-    words = "--phases.0.steps 10 --model.size=mini --compute.compile --phases.1.rate 2e-4 --parallel.zero 3 --seed 7"
-    recipe = load_recipe(plain, words.split())
+    words = "--phases.0.steps 10 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 3"
+    recipe = load_recipe(plain, [*words.split(), "--seed", "7"])
     assert recipe.phases[0].steps == 10
     assert recipe.model.size == "mini"
     assert recipe.compute.compile
-    assert recipe.phases[1].rate == 2e-4
+    assert recipe.phases[1].learning_rate == 2e-4
     assert recipe.parallel.zero == 3
     assert recipe.seed == 7
     assert recipe.phases[0].warmup == 0.1
@@ -169,7 +171,7 @@ def test_whole_numbers_may_have_a_point_or_an_exponent(plain: Path) -> None:
 
 VALUES = {
     ("phases", 0, "steps"): st.integers(20, 10**6),
-    ("phases", 1, "rate"): st.floats(1e-9, 1.0),
+    ("phases", 1, "learning_rate"): st.floats(1e-9, 1.0),
     ("phases", 0, "name"): st.text(min_size=1),
     ("optimizer", "betas"): st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     ("optimizer", "name"): st.sampled_from(["adamw", "lamb"]),
@@ -228,9 +230,9 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
     ("words", "expected"),
     [
         # kinds and limits
-        ("--phases.0.rate x", '--phases.0.rate = "x": a number is needed'),
-        ("--phases.0.rate 0", "--phases.0.rate = 0: above 0"),
-        ("--phases.0.rate nan", "--phases.0.rate = nan: a finite number is needed"),
+        ("--phases.0.learning_rate x", '--phases.0.learning_rate = "x": a number is needed'),
+        ("--phases.0.learning_rate 0", "--phases.0.learning_rate = 0: above 0"),
+        ("--phases.0.learning_rate nan", "--phases.0.learning_rate = nan: a finite number is needed"),
         ("--phases.0.steps true", "--phases.0.steps = true: a whole number is needed"),
         ("--phases.0.batch 0", "--phases.0.batch = 0: at least 1"),
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
@@ -252,8 +254,8 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
         # names
         ("--model.droput 0.2", "--model.droput: unknown; did you mean model.dropout?"),
         ("--phases.1.warm_up 0.2", "--phases.1.warm_up: unknown; did you mean phases.1.warmup?"),
-        ("--optimizer.lr 1", "--optimizer.lr: unknown; did you mean phases.0.rate?"),
-        ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.rate?"),
+        ("--optimizer.lr 1", "--optimizer.lr: unknown; did you mean phases.0.learning_rate?"),
+        ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.learning_rate?"),
         ("--model-size base", "--model_size: unknown; did you mean model.size?"),
         ("--optimiser.clip 1", "--optimiser: unknown; did you mean optimizer?"),
         ("--parallel.zero_stage 1", "--parallel.zero_stage: unknown; did you mean parallel.zero?"),
@@ -272,13 +274,14 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
         ),
         (
             "--phases.1.power 2",
-            "--phases.1.power = 2.0: the phase has no rate of its own, so it follows the schedule of the phase before; "
-            "remove it, or give phases.1.rate",
+            "--phases.1.power = 2.0: the phase has no learning_rate of its own, so it follows the schedule of the "
+            "phase before; remove it, or give phases.1.learning_rate",
         ),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
         (
             "--phases []",
-            "--phases: is missing: give at least one [[phases]] with name, length, batch, micro_batch, steps and rate",
+            "--phases: is missing: give at least one [[phases]] with name, length, batch, micro_batch, steps and "
+            "learning_rate",
         ),
         (
             "--phases.0.batch 100",
@@ -365,7 +368,7 @@ def test_a_missing_gpu_is_named(plain: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rate = 1e-3", "phases.0.rate: is missing: the highest learning rate"),
+        ("learning_rate = 1e-3", "phases.0.learning_rate: is missing: the highest learning rate"),
         ("batch = 64", "phases.0.batch: is missing: sequences of a step, over all ranks"),
         ("steps = 100", "phases.0.steps: is missing: how long the phase is"),
         ('name = "one"', "phases.0.name: is missing: what logs and checkpoints call it"),
@@ -420,12 +423,12 @@ def test_warmup_steps_do_not_go_by_the_clock(plain: Path) -> None:
 
 def test_every_mistake_is_reported_at_once(plain: Path) -> None:
     """What cannot be read does not hide what does not go together, nor is blamed for it."""
-    plain.write_text(PLAIN.replace("rate = 1e-3", 'rate = "x"') + "\n[precision]\ndtyp = 'fp16'\n")
+    plain.write_text(PLAIN.replace("learning_rate = 1e-3", 'learning_rate = "x"') + "\n[precision]\ndtyp = 'fp16'\n")
     words = "--model.heads 3 --nothing.like.it 3 --phases.0.batch x --parallel.zero 0 --parallel.offload all"
     assert faults(plain, *words.split(), lengths=[128]) == [
         f'{plain}: precision.dtyp: unknown; did you mean precision.dtype?',
         '--phases.0.batch = "x": a whole number is needed',
-        f'{plain}: phases.0.rate = "x": a number is needed',
+        f'{plain}: phases.0.learning_rate = "x": a number is needed',
         f"--nothing: unknown; there is {', '.join(Recipe.model_fields)}",
         "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head",
         '--parallel.offload = "all": weights leave the GPU under parallel.zero = 3 alone; it is 0',

@@ -52,8 +52,8 @@ def test_rates_are_those_of_transformers(name: str, ours: Schedule, options: dic
     """In the decay step for step; in the warm-up one step ahead, since theirs begins with a step at 0."""
     ours = Schedule(**{**vars(ours), "warmup": warmup})
     rates = theirs(name, 41, 1e-3, num_warmup_steps=warmup, **options)
-    assert [ours.rate(step) for step in range(warmup, 41)] == pytest.approx(rates[warmup:])
-    assert [ours.rate(step) for step in range(warmup)] == pytest.approx(rates[1 : warmup + 1])
+    assert [ours.learning_rate(step) for step in range(warmup, 41)] == pytest.approx(rates[warmup:])
+    assert [ours.learning_rate(step) for step in range(warmup)] == pytest.approx(rates[1 : warmup + 1])
 
 
 def test_wsd_is_that_of_transformers() -> None:
@@ -66,7 +66,7 @@ def test_wsd_is_that_of_transformers() -> None:
     )
     ours = Schedule(1e-3, 50, warmup=5, decay="wsd", decay_share=0.2, final=0.1)
     for step in range(5, 52):
-        assert ours.rate(step) == pytest.approx(1e-3 * scheduler.lr_lambdas[0](step))
+        assert ours.learning_rate(step) == pytest.approx(1e-3 * scheduler.lr_lambdas[0](step))
 
 
 def test_the_paper_has_one_schedule_for_both_phases() -> None:
@@ -74,11 +74,11 @@ def test_the_paper_has_one_schedule_for_both_phases() -> None:
     short, long = build_schedules(load_recipe(RECIPES / "bert_base_adam.toml"))
     assert (short.steps, long.steps) == (900_000, 100_000)
     for step in (0, 1, 9_998):
-        assert short.rate(step) == pytest.approx(1e-4 * (step + 1) / 10_000)
+        assert short.learning_rate(step) == pytest.approx(1e-4 * (step + 1) / 10_000)
     for step in (10_000, 500_000, 899_999):
-        assert short.rate(step) == pytest.approx(1e-4 * (1 - step / 1_000_000))
+        assert short.learning_rate(step) == pytest.approx(1e-4 * (1 - step / 1_000_000))
     for step in (0, 50_000, 99_999):
-        assert long.rate(step) == pytest.approx(1e-4 * (1 - (900_000 + step) / 1_000_000))
+        assert long.learning_rate(step) == pytest.approx(1e-4 * (1 - (900_000 + step) / 1_000_000))
 
 
 def test_nvidia_begins_anew_with_each_phase() -> None:
@@ -89,27 +89,27 @@ def test_nvidia_begins_anew_with_each_phase() -> None:
         strict=True,
     ):
         last = round(steps * warmup)
-        assert schedule.rate(0) == pytest.approx(rate / last)
-        assert schedule.rate(last - 1) == pytest.approx(rate)
+        assert schedule.learning_rate(0) == pytest.approx(rate / last)
+        assert schedule.learning_rate(last - 1) == pytest.approx(rate)
         for step in (last, last + 100, steps - 1):
-            assert schedule.rate(step) == pytest.approx(rate * (1 - step / steps) ** 0.5)
+            assert schedule.learning_rate(step) == pytest.approx(rate * (1 - step / steps) ** 0.5)
 
 
 def test_the_budget_goes_by_the_clock() -> None:
     [schedule] = build_schedules(load_recipe(RECIPES / "bert_large_budget.toml"))
     day = 24 * 3600
     assert schedule.steps is None
-    assert schedule.rate(3, elapsed=0.03 * day) == pytest.approx(0.5e-3)
-    assert schedule.rate(10**9, elapsed=0.06 * day) == pytest.approx(1e-3)
-    assert schedule.rate(0, elapsed=0.53 * day) == pytest.approx(0.5e-3)
-    assert schedule.rate(0, elapsed=day) == schedule.rate(0, elapsed=2 * day) == 0.0
+    assert schedule.learning_rate(3, elapsed=0.03 * day) == pytest.approx(0.5e-3)
+    assert schedule.learning_rate(10**9, elapsed=0.06 * day) == pytest.approx(1e-3)
+    assert schedule.learning_rate(0, elapsed=0.53 * day) == pytest.approx(0.5e-3)
+    assert schedule.learning_rate(0, elapsed=day) == schedule.learning_rate(0, elapsed=2 * day) == 0.0
     assert not schedule.finished(10**9, elapsed=day - 1)
     assert schedule.finished(0, elapsed=day)
 
 
 def recipe(**changes: Any) -> Recipe:
-    phase = {"name": "a", "length": 128, "batch": 8, "micro_batch": 8, "rate": 1.0}
-    phases = [{**phase, "share": 0.7, "warmup": 0.1}, {**phase, "name": "b", "share": 0.3, "rate": None}]
+    phase = {"name": "a", "length": 128, "batch": 8, "micro_batch": 8, "learning_rate": 1.0}
+    phases = [{**phase, "share": 0.7, "warmup": 0.1}, {**phase, "name": "b", "share": 0.3, "learning_rate": None}]
     return Recipe.model_validate({"phases": phases, "model": {"size": "tiny"}, **changes})
 
 
@@ -123,7 +123,11 @@ def test_shares_of_the_steps_make_all_of_them(steps: int) -> None:
 def test_a_phase_by_the_clock_goes_on_where_the_one_before_ended() -> None:
     first, second = build_schedules(recipe(hours=1.0))
     assert (first.length, second.begin) == (2520.0, 2520.0)
-    assert first.rate(0, elapsed=2520.0) == second.rate(0, elapsed=0.0) > second.rate(0, elapsed=60.0)
+    assert (
+        first.learning_rate(0, elapsed=2520.0)
+        == second.learning_rate(0, elapsed=0.0)
+        > second.learning_rate(0, elapsed=60.0)
+    )
 
 
 @given(
@@ -143,9 +147,9 @@ def test_a_rate_stays_between_nothing_and_its_peak(
         2.0, total, warmup=warmup, decay=decay, power=0.5, final=final, decay_share=decay_share,
         decay_from=decay_from, by_clock=by_clock,
     )  # fmt: skip
-    rates = [schedule.rate(step, elapsed=float(step)) for step in range(total + 3)]
+    rates = [schedule.learning_rate(step, elapsed=float(step)) for step in range(total + 3)]
     assert all(0 <= rate <= 2.0 + 1e-12 for rate in rates)
-    assert rates == [schedule.rate(step, elapsed=float(step)) for step in range(total + 3)]
+    assert rates == [schedule.learning_rate(step, elapsed=float(step)) for step in range(total + 3)]
     after = rates[math.ceil(warmup) : total]
     assert after == sorted(after, reverse=True)
     assert all(rate > 0 for rate in after)

@@ -26,7 +26,7 @@ from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_ranks
+from pretraining.processes.launchers import find_world
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
@@ -44,7 +44,7 @@ STRETCH = 1000.0
 
 def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: Any = QUIET, **compute: bool) -> Engine:
     raw = {
-        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "rate": 1e-3}],
+        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "learning_rate": 1e-3}],
         "model": {"size": "tiny"},
         "precision": {"dtype": dtype},
         "parallel": {"zero": zero},
@@ -58,7 +58,7 @@ def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: An
 
 def mean_loss(losses: Losses, batch: Batch, ranks: int) -> Tensor:
     """A rank's part of the loss of the global batch; its counts need not be exact here."""
-    return (losses.masked / len(batch.labels) + losses.next / len(batch.lengths)) / ranks
+    return (losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths)) / ranks
 
 
 def weights(engine: Engine) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
 
 def connect_to_others() -> None:
     prepare_process()
-    connect(find_ranks(os.environ), torch.device("cpu"))
+    connect(find_world(os.environ), torch.device("cpu"))
     import deepspeed  # noqa: F401
 
     gc.collect()

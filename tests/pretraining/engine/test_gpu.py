@@ -14,7 +14,7 @@ from pretraining.engine.lamb import Piece, _squares, _torch_updates
 from pretraining.model.attention import Layout, _flash, _grouped
 from pretraining.model.bert import Bert
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import Ranks
+from pretraining.processes.launchers import World
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
@@ -63,7 +63,7 @@ LAMB = [("fp32", zero) for zero in range(4)] + [(dtype, zero) for dtype in ("bf1
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    connect(Ranks(), torch.device("cuda", 0))
+    connect(World(), torch.device("cuda", 0))
     yield
     disconnect()
 

@@ -18,7 +18,7 @@ from torch import nn
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
 from pretraining.engine.lamb import make_layout
-from pretraining.engine.partition import Part, Share, find_shares
+from pretraining.engine.partition import FlatTensor, Part, find_flat_tensors
 from pretraining.model.bert import Bert
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=8)
@@ -63,7 +63,7 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     some = [Part("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
     held: dict[int, list[int]] = {slot: [] for slot in range(count)}
     for part in some:  # a rank has one part of a parameter; here each is a rank of its own
-        layout = make_layout(Share(torch.empty(0), {"p": total}, (part,)), lambda _: count)
+        layout = make_layout(FlatTensor(torch.empty(0), {"p": total}, (part,)), lambda _: count)
         assert len(layout.slots) == count
         for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
             held[slot] += range(offset - 1000, offset - 1000 + length)
@@ -94,14 +94,14 @@ def flat_engine(model: nn.Module, change: Any = lambda flat: None) -> Any:
 
 def test_a_layout_that_is_not_understood_is_refused(alone: None) -> None:
     model = Bert(SMALL).initialize(1)
-    assert len(find_shares(flat_engine(model), model)) == 1
+    assert len(find_flat_tensors(flat_engine(model), model)) == 1
     engine = flat_engine(model, lambda flat: flat.__setitem__(12345, 1.0))
     with pytest.raises(UserError, match=r"of the \d+ elements of [\w.]+, 0 are where they should be"):
-        find_shares(engine, model)
+        find_flat_tensors(engine, model)
     engine = flat_engine(model)
     engine.optimizer.round_robin_bit16_groups[0].pop()
     engine.optimizer.round_robin_bit16_offsets[0].pop()
     with pytest.raises(UserError, match=r"elements of next_head\.bias, 0 are where they should be"):
-        find_shares(engine, model)
+        find_flat_tensors(engine, model)
     with pytest.raises(UserError, match="its optimizer is SimpleNamespace"):
-        find_shares(SimpleNamespace(optimizer=SimpleNamespace()), model)
+        find_flat_tensors(SimpleNamespace(optimizer=SimpleNamespace()), model)

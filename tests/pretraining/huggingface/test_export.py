@@ -38,8 +38,8 @@ RECIPE = {
     "seed": 7,
     "optimizer": {"name": "lamb", "decay": 0.01, "betas": (0.9, 0.999)},
     "phases": [
-        {"length": 128, "batch": 65536, "steps": 7038, "rate": 6e-3},
-        {"length": 512, "batch": 32768, "steps": 1563, "rate": 4e-3, "warmup": 0.128},
+        {"length": 128, "batch": 65536, "steps": 7038, "learning_rate": 6e-3},
+        {"length": 512, "batch": 32768, "steps": 1563, "learning_rate": 4e-3, "warmup": 0.128},
     ],
 }
 METRICS = {"masked loss": 2.34567, "next accuracy": 0.981}
@@ -283,7 +283,7 @@ def test_the_card_says_how_the_model_came_about(exported: Path, data: Path, shap
     assert f"{shape.num_parameters():,} parameters" in text
     assert f"`{Manifest.read(data).fingerprint}`" in text
     assert "| wiki | 50 |" in text
-    assert "| phase | length | batch | steps | rate | warmup |" in text
+    assert "| phase | length | batch | steps | learning rate | warmup |" in text
     assert "| 1 | 128 | 65,536 | 7,038 | 0.006 | – |" in text
     assert "| 2 | 512 | 32,768 | 1,563 | 0.004 | 0.128 |" in text
     assert "- optimizer: name lamb, decay 0.01, betas 0.9 0.999" in text

@@ -17,8 +17,8 @@ from support.processes import LAUNCHERS, ROOT, Done, free_port, spawn
 
 from data_prep.common.errors import UserError
 from pretraining.processes import group as ranks_module
-from pretraining.processes.group import choose_device, connect, default_threads, disconnect, together
-from pretraining.processes.launchers import Ranks, find_ranks
+from pretraining.processes.group import choose_device, connect, default_threads, disconnect, shared_errors
+from pretraining.processes.launchers import World, find_world
 from pretraining.processes.watchdog import Watch
 
 # Devices and threads
@@ -32,40 +32,40 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 2)
-    place = Ranks(1, 2, 1, 2)
+    place = World(1, 2, 1, 2)
     assert choose_device("auto", place) == choose_device("cuda", place) == torch.device("cuda", 1)
     assert choose_device("cpu", place) == torch.device("cpu")
     with pytest.raises(UserError, match=r"4 ranks on .*, but 2 GPUs"):
-        choose_device("auto", Ranks(1, 4, 1, 4))
+        choose_device("auto", World(1, 4, 1, 4))
 
 
 def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     with pytest.raises(UserError, match=r"2 ranks on .*, but 1 GPUs"):
-        choose_device("auto", Ranks(1, 2, 1, 2))
+        choose_device("auto", World(1, 2, 1, 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # srun --gpus-per-task=1
-    assert choose_device("auto", Ranks(1, 2, 1, 2)) == torch.device("cuda", 0)
+    assert choose_device("auto", World(1, 2, 1, 2)) == torch.device("cuda", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # deepspeed --num_gpus 2 where there is one
     with pytest.raises(UserError, match="but 1 GPUs"):
-        choose_device("auto", Ranks(1, 2, 1, 2))
+        choose_device("auto", World(1, 2, 1, 2))
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
-    assert choose_device("auto", Ranks()) == torch.device("cpu")
+    assert choose_device("auto", World()) == torch.device("cpu")
     with pytest.raises(UserError, match=r"a GPU was asked for[\s\S]*`cpu`"):
-        choose_device("cuda", Ranks())
+        choose_device("cuda", World())
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_module, "num_cores", lambda: 8)
-    assert default_threads(Ranks(), {}) == 8
-    assert default_threads(Ranks(0, 2, 0, 2), {}) == 4
-    assert default_threads(Ranks(0, 16, 0, 16), {}) == 1
-    assert default_threads(Ranks(), {"OMP_NUM_THREADS": "3"}) == 3
-    assert default_threads(Ranks(0, 2, 0, 2), {"OMP_NUM_THREADS": "1"}) == 1
+    assert default_threads(World(), {}) == 8
+    assert default_threads(World(0, 2, 0, 2), {}) == 4
+    assert default_threads(World(0, 16, 0, 16), {}) == 1
+    assert default_threads(World(), {"OMP_NUM_THREADS": "3"}) == 3
+    assert default_threads(World(0, 2, 0, 2), {"OMP_NUM_THREADS": "1"}) == 1
     torchrun = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}  # which nobody chose
-    assert default_threads(Ranks(0, 2, 0, 2), torchrun) == 4
+    assert default_threads(World(0, 2, 0, 2), torchrun) == 4
 
 
 # Processes. Each script says where ranks differ; `main` is what an entry does around its work.
@@ -73,10 +73,10 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 MAIN = """
 import os, sys, time, torch, torch.distributed as dist
 from data_prep.common.errors import UserError
-from pretraining.processes.launchers import find_ranks
+from pretraining.processes.launchers import find_world
 from pretraining.processes.group import *
 from pretraining.processes.group import SharedError
-ranks = find_ranks(os.environ)
+ranks = find_world(os.environ)
 rank = ranks.rank
 
 def main(work, **options):
@@ -86,7 +86,7 @@ def main(work, **options):
     except UserError as error:
         if speaks(ranks, error):
             print(f"error: {error}", file=sys.stderr)
-        leave(2)
+        exit_now(2)
     disconnect()
 """
 
@@ -100,10 +100,10 @@ def expect_failure(done: list[Done], message: str, seconds: float | None = None)
 
 
 def three_agree() -> object:
-    place = find_ranks(os.environ)
+    place = find_world(os.environ)
     connect(place, torch.device("cpu"), timeout=60)
     ranks_module.agree({"seed": 1, "lengths": [128, 512]}, "recipe")
-    with together():
+    with shared_errors():
         total = torch.ones(1)
         dist.all_reduce(total)
     bound = [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]][place.rank]  # as a launcher might: one alone, two share theirs
@@ -130,7 +130,7 @@ def test_ranks_that_disagree_all_end_with_one_message() -> None:
 def test_an_error_at_the_start_on_one_rank_is_every_rank_s() -> None:
     script = """
 def work():
-    with together():
+    with shared_errors():
         if rank == 1:
             raise UserError("no shards in data/")
         agree(1, "data")  # rank 1 never comes here
@@ -145,7 +145,7 @@ main(work)
 def test_the_same_error_on_all_ranks_is_told_once_without_their_numbers() -> None:
     script = """
 def work():
-    with together():
+    with shared_errors():
         raise UserError("no shards in data/")
 main(work)
 """
@@ -156,7 +156,7 @@ main(work)
 def test_a_mistake_of_ours_at_the_start_leaves_no_rank_behind() -> None:
     script = """
 def work():
-    with together():
+    with shared_errors():
         assert rank == 0, "a mistake"
 main(work)
 """
@@ -218,12 +218,12 @@ def test_rank_1_speaks_where_rank_0_is_not_there() -> None:
 def test_one_process_has_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed wants one; and nothing of it stays behind."""
     before = dict(os.environ)
-    connect(Ranks(), torch.device("cpu"))
+    connect(World(), torch.device("cpu"))
     try:
         total = torch.ones(1)
         dist.all_reduce(total)
         ranks_module.agree(1, "recipe")
-        with Watch(Ranks()) as watch, watch.pause(), together():
+        with Watch(World()) as watch, watch.pause(), shared_errors():
             watch.mark()
             assert (float(total), os.environ["LOCAL_RANK"]) == (1.0, "0")
     finally:
@@ -233,7 +233,7 @@ def test_one_process_has_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # One write a line: launchers let ranks write unbuffered to one pipe.
-WHO = MAIN + "main(lambda: sys.stdout.write(f'{rank} of {ranks.ranks} by {ranks.launcher}\\n'))"
+WHO = MAIN + "main(lambda: sys.stdout.write(f'{rank} of {ranks.size} by {ranks.launcher}\\n'))"
 
 
 @pytest.mark.parametrize(

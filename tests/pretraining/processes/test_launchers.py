@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.common.errors import UserError
 from pretraining.processes import launchers as launchers
-from pretraining.processes.launchers import Ranks, expand_tasks, find_ranks, first_node, missing_tasks
+from pretraining.processes.launchers import World, expand_tasks, find_world, first_node, missing_tasks
 
 TORCHRUN = {
     "RANK": "3",
@@ -56,39 +56,39 @@ MPICH = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
 
 
 def test_one_process() -> None:
-    assert find_ranks({}) == Ranks(0, 1, 0, 1, launcher="plain")
-    assert find_ranks({"MASTER_PORT": "29500", "OMP_NUM_THREADS": "4"}).ranks == 1
+    assert find_world({}) == World(0, 1, 0, 1, launcher="plain")
+    assert find_world({"MASTER_PORT": "29500", "OMP_NUM_THREADS": "4"}).size == 1
 
 
 def test_torchrun() -> None:
-    assert find_ranks(TORCHRUN) == Ranks(3, 4, 1, 2, "node7", 29400, "torchrun")
+    assert find_world(TORCHRUN) == World(3, 4, 1, 2, "node7", 29400, "torchrun")
 
 
 def test_deepspeed() -> None:
-    assert find_ranks(DEEPSPEED) == Ranks(1, 2, 1, 2, "127.0.0.1", 29500, "deepspeed")
+    assert find_world(DEEPSPEED) == World(1, 2, 1, 2, "127.0.0.1", 29500, "deepspeed")
 
 
 def test_srun() -> None:
-    found = find_ranks(STEP)
-    assert (found.rank, found.ranks, found.local_rank, found.local_ranks) == (3, 4, 0, 1)
+    found = find_world(STEP)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 0, 1)
     assert (found.address, found.launcher) == ("node003", "srun")
 
 
 def test_srun_on_one_node_needs_no_name_of_it() -> None:
     more = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    found = find_ranks({**STEP, **more})
-    assert (found.local_ranks, found.address) == (2, "127.0.0.1")
+    found = find_world({**STEP, **more})
+    assert (found.local_size, found.address) == (2, "127.0.0.1")
 
 
 def test_jobs_and_steps_have_ports_of_their_own() -> None:
     ports = {
-        find_ranks({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
+        find_world({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
         for job in range(4_000_000, 4_000_100)
         for step in range(16)
     }
     assert len(ports) == 1600
     assert all(20000 <= port < 30000 for port in ports)
-    assert find_ranks({**STEP, "MASTER_PORT": "1234"}).port == 1234
+    assert find_world({**STEP, "MASTER_PORT": "1234"}).port == 1234
 
 
 @pytest.mark.parametrize(
@@ -99,30 +99,30 @@ def test_jobs_and_steps_have_ports_of_their_own() -> None:
     ],
 )
 def test_a_slurm_job_without_srun_waits_for_nobody(more: dict[str, str]) -> None:
-    found = find_ranks({**BATCH_SCRIPT, **more})
-    assert (found.rank, found.ranks, found.launcher) == (0, 1, "plain")
+    found = find_world({**BATCH_SCRIPT, **more})
+    assert (found.rank, found.size, found.launcher) == (0, 1, "plain")
     assert missing_tasks({**BATCH_SCRIPT, **more}, found) == 4
-    assert missing_tasks(STEP, find_ranks(STEP)) == 0
+    assert missing_tasks(STEP, find_world(STEP)) == 0
 
 
 def test_the_innermost_launcher_counts() -> None:
-    assert find_ranks({**STEP, **TORCHRUN}).launcher == "torchrun"
-    assert find_ranks({**STEP, **OPEN_MPI}) == find_ranks(OPEN_MPI)
-    assert find_ranks({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}).launcher == "srun"
+    assert find_world({**STEP, **TORCHRUN}).launcher == "torchrun"
+    assert find_world({**STEP, **OPEN_MPI}) == find_world(OPEN_MPI)
+    assert find_world({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}).launcher == "srun"
 
 
 def test_mpirun() -> None:
-    found = find_ranks(OPEN_MPI)
-    assert (found.rank, found.ranks, found.local_rank, found.local_ranks) == (1, 2, 1, 2)
+    found = find_world(OPEN_MPI)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (1, 2, 1, 2)
     assert (found.address, found.launcher) == ("127.0.0.1", "mpirun")
-    assert found.port != find_ranks({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-vm-779@1"}).port
-    assert find_ranks(MPICH) == Ranks(2, 4, 0, 2, "node1", find_ranks(MPICH).port, "mpirun")
+    assert found.port != find_world({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-vm-779@1"}).port
+    assert find_world(MPICH) == World(2, 4, 0, 2, "node1", find_world(MPICH).port, "mpirun")
 
 
 def test_mpirun_on_several_machines_says_how_to_find_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"-x MASTER_ADDR=.*mpi4py"):
-        find_ranks({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+        find_world({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_mpirun_on_several_machines_says_how_to_find_rank_0(monkeypatch: pytest.
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find_ranks(environment)
+        find_world(environment)
 
 
 @pytest.mark.parametrize(

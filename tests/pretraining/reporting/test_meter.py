@@ -18,7 +18,7 @@ from support.processes import ROOT, spawn
 
 from data_prep.common.errors import UserError
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_ranks
+from pretraining.processes.launchers import find_world
 from pretraining.reporting import meter as metrics
 from pretraining.reporting import run_log
 from pretraining.reporting.console import number, step_line
@@ -33,10 +33,10 @@ RECORD = StepRecord(
     phase=1,
     loss=6.5321,
     masked=5.842,
-    next=0.6901,
+    next_sentence=0.6901,
     masked_accuracy=0.123,
-    next_accuracy=0.551,
-    rate=1e-4,
+    next_sentence_accuracy=0.551,
+    learning_rate=1e-4,
     gradient_norm=1.234,
     loss_scale=None,
     pieces_per_second=123456.0,
@@ -76,13 +76,13 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     meter.add(sums(20.0, 1.0, 2, 1), predictions=8, sequences=2, pieces=100, padded=100, flops=1000.0)
     meter.step(waited=1.0)
     clock.now += 10.0
-    record = meter.flush(step=7, phase=2, rate=1e-4, gradient_norm=torch.tensor(1.5), flops_left=6000.0)
-    assert (record.step, record.phase, record.rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
+    record = meter.flush(step=7, phase=2, learning_rate=1e-4, gradient_norm=torch.tensor(1.5), flops_left=6000.0)
+    assert (record.step, record.phase, record.learning_rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
     assert record.masked == pytest.approx(30 / 10)
-    assert record.next == pytest.approx(3 / 6)
+    assert record.next_sentence == pytest.approx(3 / 6)
     assert record.loss == pytest.approx(3.5)
     assert record.masked_accuracy == pytest.approx(3 / 10)
-    assert record.next_accuracy == pytest.approx(4 / 6)
+    assert record.next_sentence_accuracy == pytest.approx(4 / 6)
     assert (record.pieces_per_second, record.padded_per_second) == (40.0, 60.0)
     assert record.utilisation == pytest.approx(3000 / 10 / 1000)
     assert (record.waiting, record.seconds) == (pytest.approx(0.1), 10.0)
@@ -98,7 +98,7 @@ def test_an_interval_starts_from_nothing() -> None:
             meter.add(sums(step, 0.0, 0, 0), predictions=1, sequences=1, pieces=10, padded=10, flops=1.0)
             meter.step()
         clock.now += 4.0
-        record = meter.flush(step=step, phase=1, rate=0.0)
+        record = meter.flush(step=step, phase=1, learning_rate=0.0)
         assert record.masked == step
         assert record.seconds == 4.0 / step
         assert (record.utilisation, record.seconds_left) == (None, None)
@@ -123,14 +123,14 @@ def test_the_time_left_follows_the_newest_pace() -> None:
     for seconds in [1.0] + [2.0] * 12:
         meter.add(sums(0.0, 0.0, 0, 0), predictions=1, sequences=1, pieces=1, padded=1, flops=10.0)
         clock.now += seconds
-        left.append(meter.flush(step=1, phase=1, rate=0.0, flops_left=100.0).seconds_left or 0)
+        left.append(meter.flush(step=1, phase=1, learning_rate=0.0, flops_left=100.0).seconds_left or 0)
     assert left[0] == pytest.approx(10.0)
     assert 10.0 < left[1] < 20.0
     assert left[-1] == pytest.approx(20.0, rel=0.02)
 
 
 def two_ranks_measure() -> StepRecord:
-    ranks = find_ranks(os.environ)
+    ranks = find_world(os.environ)
     connect(ranks, CPU, timeout=60)
     clock = Clock()
     meter = Meter(CPU, ceiling=500.0, watch=Stopwatch(clock=clock))
@@ -139,7 +139,7 @@ def two_ranks_measure() -> StepRecord:
     meter.step(waited=(0.0, 4.0)[ranks.rank])
     setattr(metrics, "peak_memory", lambda device: (5000, 7000)[ranks.rank])  # noqa: B010
     clock.now += 10.0
-    record = meter.flush(step=1, phase=1, rate=0.0)
+    record = meter.flush(step=1, phase=1, learning_rate=0.0)
     disconnect()
     return record
 
@@ -147,7 +147,7 @@ def two_ranks_measure() -> StepRecord:
 def test_figures_are_those_of_all_ranks() -> None:
     first, second = (each.result for each in spawn(2, two_ranks_measure))
     assert first == second
-    assert (first.masked, first.next) == (60 / 20, 2 / 4)
+    assert (first.masked, first.next_sentence) == (60 / 20, 2 / 4)
     assert (first.pieces_per_second, first.padded_per_second) == (20.0, 25.6)
     assert first.utilisation == pytest.approx(2000 / 10 / 1000)
     assert first.waiting == pytest.approx(0.2)
@@ -242,7 +242,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
-    assert {"train/rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
+    assert {"train/learning_rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
