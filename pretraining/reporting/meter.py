@@ -66,6 +66,7 @@ class Meter:
         self._sums = torch.zeros(self.ON_DEVICE, dtype=torch.float64, device=device)
         self._counts = [0.0] * self.ON_HOST
         self._steps = 0
+        self._learning_rate = 0.0  # of the last step
         self._earlier = 0.0  # seconds that a restored interval had
         self._pace: float | None = None  # seconds for a FLOP of all ranks together
 
@@ -105,8 +106,9 @@ class Meter:
         self.watch.start_earlier(self._earlier)
         self._earlier = 0.0
 
-    def step(self, waited: float = 0.0) -> None:
-        """An optimizer step is done; this rank waited so many seconds for its data."""
+    def step(self, learning_rate: float, waited: float = 0.0) -> None:
+        """An optimizer step is done, at this learning rate; this rank waited so many seconds for its data."""
+        self._learning_rate = learning_rate
         self._steps += 1
         self._counts[-1] += waited
 
@@ -115,7 +117,6 @@ class Meter:
         *,
         step: int,
         phase: int,
-        learning_rate: float,
         gradient_norm: float | torch.Tensor | None = None,
         loss_scale: float | None = None,
         flops_left: float | None = None,
@@ -139,7 +140,7 @@ class Meter:
             next_sentence=_ratio(next_sentence, sequences),
             masked_accuracy=_ratio(masked_right, predictions),
             next_sentence_accuracy=_ratio(next_right, sequences),
-            learning_rate=learning_rate,
+            learning_rate=self._learning_rate,
             gradient_norm=None if gradient_norm is None else float(gradient_norm),
             loss_scale=loss_scale,
             pieces_per_second=pieces / seconds,

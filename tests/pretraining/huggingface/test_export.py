@@ -23,8 +23,6 @@ from data_prep import shard
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from pretraining.checkpoint import exporting
-from pretraining.checkpoint.exporting import Exported, export
 from pretraining.data.statistics import summarise_data
 from pretraining.export import main
 from pretraining.huggingface import verify
@@ -33,6 +31,8 @@ from pretraining.huggingface.model_card import model_card
 from pretraining.huggingface.verify import probe, verify_export
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.training import exporting
+from pretraining.training.exporting import Exported, export
 
 RECIPE = {
     "seed": 7,
