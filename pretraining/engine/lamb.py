@@ -83,11 +83,7 @@ class Lamb(AdamW):
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Trust ratios by layer."""
-        layers: dict[str, list[float]] = {}
-        for name, ratio in self.trust_ratios().items():
-            parts = name.split(".")
-            layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(ratio)
-        return {"trust_ratio": layers}
+        return {"trust_ratio": by_layer(self.trust_ratios())}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -243,6 +239,15 @@ def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> Slot
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
     return SlotTable(tuple(slots), tuple(places), table, flat.group)
+
+
+def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
+    """Gathers values of parameters by the layer that they belong to."""
+    layers: dict[str, list[float]] = {}
+    for name, value in values.items():
+        parts = name.split(".")
+        layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
+    return layers
 
 
 def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:

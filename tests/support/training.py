@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from support.processes import Done, _done, _start, _wait, free_port, spawn
 from torch import Tensor
 
-from pretraining.checkpoint.reading import finished
+from pretraining.checkpoint.record import finished_checkpoints
 
 TIMES = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
 COMMAND = Path(__file__).parent.parent.parent / "pretraining" / "train.py"
@@ -69,7 +69,7 @@ class Place:
 
     def command(self, run: str | Path, *more: object) -> list[object]:
         """A run of its own folder."""
-        return ["--recipe", self.recipe, "--data", self.data, "--run", self.folder / run, *more]
+        return ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]
 
 
 def make_shards(folder: Path, validation: float = 0.05, documents: int = 600) -> Path:
@@ -191,7 +191,7 @@ def state(run: Path) -> dict[str, Tensor]:
     """All that the last checkpoint holds."""
     return {
         f"{path.name} {name}": value
-        for path in finished(run)[-1].glob("*.safetensors")
+        for path in finished_checkpoints(run)[-1].glob("*.safetensors")
         for name, value in load_file(path).items()
     }
 
