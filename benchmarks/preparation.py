@@ -30,7 +30,7 @@ from benchmarks.measure import DATA, SHARD, alternate, environment, median_ratio
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS
-from data_prep.readers.base import Options, Problems
+from data_prep.readers.cutting import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import load_vocabulary

@@ -35,7 +35,7 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
-from data_prep.examples.examples import HELD_OUT, ExamplesTask, Parts, all_sets, make_examples, shard_sets
+from data_prep.examples.making import HELD_OUT, ExamplesTask, Parts, all_sets, make_examples, shard_sets
 from data_prep.examples.shuffle import ShardTask, write_shard
 from data_prep.examples.validation import held_out
 from data_prep.readers.extraction import ExtractTask, extract

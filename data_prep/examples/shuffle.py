@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.examples.examples import KEY
+from data_prep.examples.making import KEY
 from data_prep.shards import Lists, ShardSet, example_batch, map_batches, write_batches
 
 KEYS = 1 << 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from data_prep.readers import books, demo, jsonlines, mediawiki, parquet, sentences, wikiextractor
-from data_prep.readers.base import Reader
+from data_prep.readers.cutting import Reader
 
 # In the order in which they are tried on a file; `text` takes any text file, so it comes last.
 READERS: dict[str, Reader] = {

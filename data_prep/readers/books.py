@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import COMPRESSED, LARGEST_DOCUMENT, Options, Reader, Span, decompressed, whole
+from data_prep.readers.cutting import COMPRESSED, LARGEST_DOCUMENT, Options, Reader, Span, decompressed, whole
 from data_prep.readers.documents import Document
 from data_prep.readers.wikitext import unescape, without_tags
 

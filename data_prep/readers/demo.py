@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, whole
+from data_prep.readers.cutting import Options, Reader, Span, whole
 from data_prep.readers.documents import Document
 
 NAME = "demo"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from data_prep.readers import READERS
-from data_prep.readers.base import Errors, Options, Problems
+from data_prep.readers.cutting import Errors, Options, Problems
 from data_prep.readers.documents import Document
 from data_prep.readers.sources import Bundle
 from data_prep.readers.splitting import split_sentences

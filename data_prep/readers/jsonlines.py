@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.cutting import Options, Reader, Span, ranges, records
 from data_prep.readers.documents import Document
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import Options, Reader, Span, bz2_ranges, read_head, records
+from data_prep.readers.cutting import Options, Reader, Span, bz2_ranges, read_head, records
 from data_prep.readers.documents import Document
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import Options, Reader, Span
+from data_prep.readers.cutting import Options, Reader, Span
 from data_prep.readers.documents import Document
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
 from data_prep.readers.sentences import are_sentences

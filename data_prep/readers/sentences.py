@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.cutting import Options, Reader, Span, ranges, records
 from data_prep.readers.documents import Document
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
-from data_prep.readers.base import COMPRESSED, Span, read_head
+from data_prep.readers.cutting import COMPRESSED, Span, read_head
 
 LABEL = re.compile(r"\w[\w.+-]*")  # of a source, as in LABEL=PATH
 FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20

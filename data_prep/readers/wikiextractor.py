@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
+from data_prep.readers.cutting import Options, Reader, Span, ranges, records
 from data_prep.readers.documents import Document
 from data_prep.readers.wikitext import unescape, without_tags
 

@@ -14,7 +14,7 @@ from scipy import stats
 from support import original
 from support.original import CHANCE, chance_alike
 
-from data_prep.examples.examples import masking_rules
+from data_prep.examples.making import masking_rules
 from data_prep.examples.masking import Masking, mask_example, num_predictions
 from data_prep.examples.streams import stream
 from data_prep.settings import Settings

@@ -19,8 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS, base, books, demo, jsonlines, mediawiki, sentences, wikiextractor
-from data_prep.readers.base import Errors, Options, Problems, Span
+from data_prep.readers import READERS, books, cutting, demo, jsonlines, mediawiki, sentences, wikiextractor
+from data_prep.readers.cutting import Errors, Options, Problems, Span
 from data_prep.readers.documents import Document
 from data_prep.readers.sources import find_files
 
@@ -94,9 +94,9 @@ def test_each_record_is_in_exactly_one_span(
     path = write(folder / "plain", b"\xef\xbb\xbf" + content if mark else content)
     step = max(step, path.stat().st_size // 40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "BLOCK", block)
-        spans = base.ranges(path, step)
-        found = [record for span in spans for record in base.records(span, opening)]
+        patch.setattr(cutting, "BLOCK", block)
+        spans = cutting.ranges(path, step)
+        found = [record for span in spans for record in cutting.records(span, opening)]
     assert found == pieces(path.read_bytes(), opening)
 
 
@@ -117,11 +117,11 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
     parts.insert(min(empty, len(parts)), b"")
     path = write(folder / "streams.bz2", b"".join(bz2.compress(part) for part in parts))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "BLOCK", block)
-        spans = base.bz2_ranges(path, 4 * max(step, path.stat().st_size // 60))
+        patch.setattr(cutting, "BLOCK", block)
+        spans = cutting.bz2_ranges(path, 4 * max(step, path.stat().st_size // 60))
         assert spans[0].start == 0
         assert spans[-1].end == path.stat().st_size
-        found = [record for span in spans for _, record in base.records(span, mediawiki.OPENING)]
+        found = [record for span in spans for _, record in cutting.records(span, mediawiki.OPENING)]
     if not parts[0]:  # a file does not begin with an empty stream; what is before the first page may get lost
         assert [each for each in found if each.startswith(b"<page")] == [
             each for _, each in pieces(content, mediawiki.OPENING) if each.startswith(b"<page")
@@ -134,8 +134,8 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
 def test_compressed_files_have_the_same_records(tmp_path: Path, suffix: str) -> None:
     content = b"".join(b'{"text": "line %d"}\n' % number for number in range(200_000))
     path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](content))
-    (span,) = base.ranges(path, 1 << 16)
-    assert list(base.records(span, jsonlines.OPENING)) == pieces(content, jsonlines.OPENING)
+    (span,) = cutting.ranges(path, 1 << 16)
+    assert list(cutting.records(span, jsonlines.OPENING)) == pieces(content, jsonlines.OPENING)
 
 
 def test_members_one_after_another_are_all_read(tmp_path: Path) -> None:
@@ -163,28 +163,28 @@ def test_a_long_record_is_neither_searched_nor_copied_again_and_again(
 ) -> None:
     size, block = 3_000_000, 10_000
     path = write(tmp_path / f"x{suffix}", COMPRESS[suffix](random.Random(1).randbytes(size).replace(b"\n", b" ")))
-    monkeypatch.setattr(base, "BLOCK", block)
+    monkeypatch.setattr(cutting, "BLOCK", block)
     opening = CountingOpening()
-    (record,) = base.records(Span(str(path), 0, path.stat().st_size), opening)  # type: ignore[arg-type]
+    (record,) = cutting.records(Span(str(path), 0, path.stat().st_size), opening)  # type: ignore[arg-type]
     assert len(record[1]) == size
-    assert opening.searched < 1.2 * size + 1000 * base.CONTEXT
+    assert opening.searched < 1.2 * size + 1000 * cutting.CONTEXT
     assert len(opening.buffers) == 1  # it grows in its place
 
 
 def test_spans_within_a_long_record_do_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size, block = 1_000_000, 1000
     path = write(tmp_path / "x", b" " * size + b"\n{}\n")
-    monkeypatch.setattr(base, "BLOCK", block)
+    monkeypatch.setattr(cutting, "BLOCK", block)
     opening = CountingOpening()
-    found = [record for span in base.ranges(path, 10_000) for record in base.records(span, opening)]  # type: ignore[arg-type]
+    found = [record for span in cutting.ranges(path, 10_000) for record in cutting.records(span, opening)]  # type: ignore[arg-type]
     assert [len(record) for _, record in found] == [size + 1, 3]
     assert opening.searched < 4 * size
 
 
 def test_blocks_of_a_bz2_bomb_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.bz2", bz2.compress(bytes(20_000_000)))
-    monkeypatch.setattr(base, "BLOCK", 1000)
-    blocks = base._bz2_blocks(path, Span(str(path), 0, path.stat().st_size))
+    monkeypatch.setattr(cutting, "BLOCK", 1000)
+    blocks = cutting._bz2_blocks(path, Span(str(path), 0, path.stat().st_size))
     assert all(len(next(blocks)[0]) <= 1000 for _ in range(50))
 
 
@@ -202,13 +202,13 @@ def test_a_dump_in_one_stream_is_not_searched_from_every_span(tmp_path: Path) ->
             return path.read_bytes()[self.at : self.at + size]
 
     file = Counting()
-    assert base._next_bz2_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
-    assert file.count <= base.BLOCK
+    assert cutting._next_bz2_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
+    assert file.count <= cutting.BLOCK
 
 
 def test_a_record_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LARGEST_DOCUMENT", 1 << 20)
-    monkeypatch.setattr(base, "BLOCK", 1 << 16)
+    monkeypatch.setattr(cutting, "LARGEST_DOCUMENT", 1 << 20)
+    monkeypatch.setattr(cutting, "BLOCK", 1 << 16)
     path = write(tmp_path / "x.jsonl", b'{"text": "a"}\n' + b"x" * (2 << 20))
     with pytest.raises(UserError, match=r"x.jsonl: byte 14: a record of more than 1 MB; cut it up"):
         read(path, "jsonl")
@@ -279,7 +279,7 @@ def many_pages(count: int = 300) -> list[str]:
 def test_a_truncated_dump_is_an_error_in_whatever_span(
     tmp_path: Path, kept: float, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "BLOCK", 4096)  # a look at the head must not meet the end
+    monkeypatch.setattr(cutting, "BLOCK", 4096)  # a look at the head must not meet the end
     whole = in_streams(wiki_dump(*many_pages()), stream)
     path = write(tmp_path / "cut.xml.bz2", whole[: int(len(whole) * kept)])
     with pytest.raises(UserError, match=r"cut.xml.bz2: truncated or damaged .bz2: ") as caught:
@@ -297,12 +297,12 @@ def test_the_damaged_stream_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"x.xml.bz2: truncated or damaged .bz2: the stream at byte {at:,}: it does not"
     ):
-        list(base.records(span, mediawiki.OPENING))
+        list(cutting.records(span, mediawiki.OPENING))
     write(path, b"".join(streams[:30]) + b"garbage" + streams[31])
     with pytest.raises(
         UserError, match=rf"x.xml.bz2: truncated or damaged .bz2: the stream at byte {at:,}: Invalid data"
     ):
-        list(base.records(span, mediawiki.OPENING))
+        list(cutting.records(span, mediawiki.OPENING))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
