@@ -16,7 +16,7 @@ import pytest
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers import sources as sources
-from data_prep.readers.cutting import Options, Problems
+from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"

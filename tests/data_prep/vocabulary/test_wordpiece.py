@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
 from data_prep.readers import READERS
-from data_prep.readers.cutting import Options, Problems
+from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.vocabulary import tokens as tokens
 from data_prep.vocabulary import wordpiece as wordpiece
