@@ -156,7 +156,7 @@ def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
 
 
 @compiled
-def place_partners(chosen, plan, corpus):
+def place_partners(chosen: Array, plan: Plan, corpus: Corpus) -> None:
     """Sets b_start and b_end of the `chosen` examples, whose partners all lie in `corpus`."""
     for example in chosen:
         row = plan.partner[example] - corpus.first
@@ -171,7 +171,7 @@ def place_partners(chosen, plan, corpus):
 
 
 @compiled
-def truncate(chosen, plan, room):
+def truncate(chosen: Array, plan: Plan, room: int) -> None:
     """Shortens the segments until they fit: a piece at a time from the longer (a tie: B), from either of its ends.
 
     How many pieces each segment loses follows from the lengths; only the end that a piece is taken from is random.
@@ -194,7 +194,7 @@ def truncate(chosen, plan, room):
 
 
 @compiled
-def copy_second(chosen, plan, corpus, second):
+def copy_second(chosen: Array, plan: Plan, corpus: Corpus, second: Array) -> None:
     """Copies B of the `chosen` examples, which lies in `corpus`, to their rows of `second`."""
     for example in chosen:
         start, end = plan.b_start[example], plan.b_end[example]

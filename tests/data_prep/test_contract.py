@@ -123,7 +123,7 @@ def test_copies_of_a_text_are_held_out_together(tmp_path: Path) -> None:
     text = "\n\n".join("\n".join(body) for body in bodies * 4)
     (tmp_path / "text.txt").write_text(text)
     out = prepare(tmp_path / "text.txt", tmp_path / "out", "--duplicates", "1", "--validation", "0.05")
-    texts = defaultdict(set)
+    texts: defaultdict[bool, set[int]] = defaultdict(set)
     for chosen in Manifest.read(out).sets():
         if chosen.length == 128:
             texts[chosen.validation] |= {example["document"] % 50 for example in examples(out, chosen)}

@@ -12,6 +12,8 @@ from random import Random
 import numpy as np
 from scipy import stats
 
+from data_prep.common.arrays import Array
+
 SPECIAL_PIECES = 3  # [CLS] A [SEP] B [SEP]
 CHANCE = 1e-3  # a right generator fails a comparison this often; the seeds are fixed, so it does so always or never
 
@@ -84,7 +86,9 @@ def truncate(a: list[int], b: list[int], room: int, draw: Random) -> tuple[list[
     return a, b
 
 
-def words_of(pieces: Sequence[int], specials: set[int], continues: Sequence[bool], boundary: int) -> list[list[int]]:
+def words_of(
+    pieces: Sequence[int], specials: set[int], continues: Sequence[bool] | Array, boundary: int
+) -> list[list[int]]:
     """The positions of each word; no word reaches from A over to B, which begins at `boundary`."""
     words: list[list[int]] = []
     for position, piece in enumerate(pieces):
@@ -119,7 +123,7 @@ def mask(
     return masked, labels
 
 
-def chance_alike(ours: Sequence[int], theirs: Sequence[int]) -> float:
+def chance_alike(ours: Sequence[int] | Array, theirs: Sequence[int] | Array) -> float:
     """How likely two samples of whole numbers of one distribution differ as much as these, by chi-square."""
     both = np.concatenate([ours, theirs])
     edges = np.unique(np.quantile(both, np.linspace(0, 1, 21), method="higher"))

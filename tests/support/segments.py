@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from data_prep.examples.pairs import Corpus, Plan, place_partners, plan_pairs, truncate
+from data_prep.common.arrays import Array
+from data_prep.examples.pairs import Plan, place_partners, plan_pairs, truncate
+from data_prep.vocabulary.tokens import Corpus
 
 Sizes = Sequence[Sequence[int]]  # documents, as the numbers of pieces of their sentences
 SEED = 12345
@@ -25,11 +27,11 @@ def corpus_of(documents: Sizes, first: int = 0) -> Corpus:
     return Corpus(pieces, sentence_ends, document_ends, np.int64(first))
 
 
-def all_rows(corpus: Corpus) -> np.ndarray:
+def all_rows(corpus: Corpus) -> Array:
     return np.arange(corpus.document_ends.size)
 
 
-def all_numbers(corpus: Corpus) -> np.ndarray:
+def all_numbers(corpus: Corpus) -> Array:
     return (corpus.first + all_rows(corpus)).astype(np.uint32)
 
 
@@ -55,16 +57,16 @@ def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, shor
     return Made(corpus, length - 3, whole, plan)
 
 
-def starts_of(ends: np.ndarray) -> np.ndarray:
+def starts_of(ends: Array) -> Array:
     return np.concatenate([[0], ends[:-1]])
 
 
-def first_of_each(row: np.ndarray) -> np.ndarray:
+def first_of_each(row: Array) -> Array:
     """The first example of each document."""
     return np.unique(row, return_index=True)[1]
 
 
-def last_of_each(row: np.ndarray) -> np.ndarray:
+def last_of_each(row: Array) -> Array:
     return row.size - 1 - np.unique(row[::-1], return_index=True)[1]
 
 
@@ -77,7 +79,7 @@ LENGTHS = st.integers(8, 40)
 SHORT = st.sampled_from([0.0, 0.5, 1.0])
 
 
-def plan_of(size_a: np.ndarray, size_b: np.ndarray, number: int = 0) -> Plan:
+def plan_of(size_a: Array, size_b: Array, number: int = 0) -> Plan:
     """Examples of segments of these sizes, with streams of their own."""
     columns = np.zeros((8, size_a.size), np.int64)
     columns[1], columns[2] = 1000, 1000 + size_a

@@ -23,6 +23,7 @@ from support.segments import (
     truncated,
 )
 
+from data_prep.common.arrays import Array
 from data_prep.examples.pairs import plan_pairs
 
 
@@ -36,11 +37,12 @@ def test_ten_draws_are_made_for_another_document() -> None:
     assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
 
 
-def targets_of(made: Made) -> np.ndarray:
+def targets_of(made: Made) -> Array:
     """The target of each document of ONE_PIECE_SENTENCES, from its first example."""
     whole = made.whole
     gathered = np.where(whole.partner < 0, whole.b_end, whole.a_end + whole.wanted) - whole.a_start
-    return gathered[first_of_each(whole.row)]
+    targets: Array = gathered[first_of_each(whole.row)]
+    return targets
 
 
 def test_short_targets_are_uniform() -> None:

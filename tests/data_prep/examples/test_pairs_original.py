@@ -21,24 +21,26 @@ from support.segments import (
     varied,
 )
 
+from data_prep.common.arrays import Array
+
 
 class Features(NamedTuple):
     """What examples are like; an array each, all of one length."""
 
-    document: np.ndarray
-    num_examples: np.ndarray  # of their document
-    random_next: np.ndarray
-    num_sentences_a: np.ndarray
-    size_a: np.ndarray
-    size_b: np.ndarray
-    size: np.ndarray
-    whole_a: np.ndarray
-    whole_b: np.ndarray
-    lost_at_front_of_a: np.ndarray
-    lost_at_front_of_b: np.ndarray
-    beginning_of_b: np.ndarray  # its first sentence, as a share of the document it is of, in percent
+    document: Array
+    num_examples: Array  # of their document
+    random_next: Array
+    num_sentences_a: Array
+    size_a: Array
+    size_b: Array
+    size: Array
+    whole_a: Array
+    whole_b: Array
+    lost_at_front_of_a: Array
+    lost_at_front_of_b: Array
+    beginning_of_b: Array  # its first sentence, as a share of the document it is of, in percent
 
-    def of(self, examples: np.ndarray) -> Features:
+    def of(self, examples: Array) -> Features:
         return Features(*(column[examples] for column in self))
 
 
@@ -122,7 +124,7 @@ def joined(sets: list[Features]) -> Features:
 @pytest.mark.parametrize("choose", [first_of_each, last_of_each])
 @pytest.mark.parametrize("feature", Features._fields[1:])
 def test_examples_are_distributed_as_the_original_ones(
-    short: float, choose: Callable[[np.ndarray], np.ndarray], feature: str
+    short: float, choose: Callable[[Array], Array], feature: str
 ) -> None:
     """One example a document, since those of a document, which share its target, are not independent."""
     ours, theirs = (getattr(joined([each.of(choose(each.document)) for each in side]), feature) for side in both(short))

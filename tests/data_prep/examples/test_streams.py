@@ -10,11 +10,13 @@ import pytest
 from scipy import stats
 from support.original import CHANCE
 
+from data_prep.common.arrays import Array
 from data_prep.examples.streams import below, draw, heads, stream, uniform
 
 BITS_64 = (1 << 64) - 1
 PARTS = ("seed", "length", "duplicate", "document")
-BASE = (12345, 128, 3, 1000)
+Key = tuple[int, ...]  # a number for every part
+BASE: Key = (12345, 128, 3, 1000)
 
 PUBLISHED = {
     0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F),
@@ -53,11 +55,11 @@ def splitmix_of_key(key: tuple[int, ...]) -> int:
     return state
 
 
-def next_key(key: tuple[int, int, int, int], part: str) -> tuple[int, ...]:
+def next_key(key: Key, part: str) -> Key:
     return tuple(value + (name == part) for name, value in zip(PARTS, key, strict=True))
 
 
-def first_draws(keys: list[tuple[int, ...]], count: int) -> np.ndarray:
+def first_draws(keys: list[Key], count: int) -> Array:
     """(keys, count) uint64"""
     states = [stream(*key) for key in keys]
     return np.array([[draw(state) for _ in range(count)] for state in states], np.uint64)

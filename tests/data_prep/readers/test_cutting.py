@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.reading import COMPRESS, passages, read, write
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import BLOCK
 from data_prep.readers import cutting, jsonlines, mediawiki, sentences, wikiextractor
 from data_prep.readers.reader import Span
 
@@ -160,7 +161,7 @@ def test_a_dump_in_one_stream_is_not_searched_from_every_span(tmp_path: Path) ->
 
     file = Counting()
     assert cutting._next_bz2_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
-    assert file.count <= cutting.BLOCK
+    assert file.count <= BLOCK
 
 
 def test_a_record_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

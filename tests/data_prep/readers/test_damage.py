@@ -25,7 +25,7 @@ def test_damaged_compressed_files(tmp_path: Path, suffix: str, fault: str) -> No
     path = write(tmp_path / f"x.jsonl{suffix}", data)
     for errors in ("fail", "replace", "skip"):
         with pytest.raises(UserError, match=rf"x.jsonl\{suffix}: truncated or damaged \{suffix}: "):
-            read(path, "jsonl", errors)  # type: ignore[arg-type]
+            read(path, "jsonl", errors)
 
 
 @pytest.mark.parametrize("kept", [0.4, 0.75, 0.999])

@@ -114,4 +114,4 @@ def test_entity_bombs_are_refused(tmp_path: Path) -> None:
         assert detected(path) == "mediawiki"
         for errors in ("fail", "skip"):
             with pytest.raises(UserError, match=r"defines a document type or entities; .* refused as hostile"):
-                read(path, "mediawiki", errors)  # type: ignore[arg-type]
+                read(path, "mediawiki", errors)

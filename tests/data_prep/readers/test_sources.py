@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
 import json
 import os
@@ -14,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS
-from data_prep.readers import sources as sources
+from data_prep.readers import READERS, sources
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
 
@@ -77,9 +77,9 @@ def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
     assert names(folder) == expected
-    walk, scan = os.walk, sources.glob.glob
+    walk, scan = os.walk, glob.glob
     monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, dirs, files[::-1]) for top, dirs, files in walk(*a, **k)))
-    monkeypatch.setattr(sources.glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
+    monkeypatch.setattr(glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
     assert names(folder) == names(folder / "*") == expected
 
 

@@ -9,14 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.readers import READERS
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
-from data_prep.vocabulary import tokens as tokens
-from data_prep.vocabulary import wordpiece as wordpiece
-from data_prep.vocabulary import words as words
+from data_prep.vocabulary import tokens, wordpiece, words
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary, load_vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 
