@@ -23,13 +23,13 @@ from data_prep.shards import MANIFEST
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text enough for several tasks in each step."""
+    """Writes text enough for several tasks in every step."""
     return write_wiki(tmp_path_factory.mktemp("corpus") / "wiki", documents=6000, files=12)
 
 
 @pytest.fixture(scope="module")
 def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What an undisturbed run with one worker writes."""
+    """Finds out what an undisturbed run with one worker writes."""
     out = tmp_path_factory.mktemp("expected") / "out"
     subprocess.run(command(corpus, out, "--workers", "1"), check=True, capture_output=True)
     return tree(out)
@@ -54,10 +54,10 @@ def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it started, at once."""
-    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+    """Kills a process and all that it started, as a machine that loses its power does."""
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
         try:
-            os.kill(each.pid, signal.SIGKILL)
+            os.kill(member.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     process.wait()
@@ -86,7 +86,7 @@ def test_a_worker_killed_from_outside_is_named_and_the_run_can_go_on(
 ) -> None:
     process = begin(corpus, tmp_path / "out")
     family = psutil.Process(process.pid).children(recursive=True)
-    workers = [each for each in family if not each.children() and each.ppid() != process.pid]
+    workers = [member for member in family if not member.children() and member.ppid() != process.pid]
     assert workers
     os.kill(workers[0].pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
@@ -122,7 +122,7 @@ def test_a_second_run_into_the_same_folder_is_refused(corpus: Path, tmp_path: Pa
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
+    """Mounts a file system of one megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -157,7 +157,7 @@ def test_no_worker_outlives_a_main_process_that_was_killed(corpus: Path, tmp_pat
     assert len(family) >= 3
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), 20)
+    wait_for(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 20)
 
 
 def test_termination_is_as_polite_as_ctrl_c(corpus: Path, tmp_path: Path) -> None:

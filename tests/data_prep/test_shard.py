@@ -70,9 +70,9 @@ def test_text_without_a_single_piece_stops_the_run(tmp_path: Path, capfd: pytest
 
 
 def peak_mb(arguments: list[str]) -> tuple[int, float]:
-    """The exit code of a run with one worker, and the most memory that it took.
+    """Runs with one worker; returns the exit code, and the most memory that the run took.
 
-    From the process itself while it runs: what `wait4` reports may be the memory of its parent before the exec.
+    The process itself is asked while it runs: what `wait4` reports may be the memory of its parent before the exec.
     """
     process = subprocess.Popen([sys.executable, SHARD, *arguments, "--workers", "1"], stdout=subprocess.DEVNULL)
     peak = 0

@@ -27,10 +27,10 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 def read(
     path: Path, format: str, errors: Errors = "fail", step: int = 1 << 20, **options: Any
 ) -> tuple[list[Document], Problems]:
-    """All documents of a file, and what was wrong with it."""
+    """Reads all documents of a file, span by span; returns them with what was wrong with the file."""
     problems, reader = Problems(errors), READERS[format]
     spans = reader.spans(path, step)
-    return [each for span in spans for each in reader.read(span, Options(problems, **options))], problems
+    return [document for span in spans for document in reader.read(span, Options(problems, **options))], problems
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -47,7 +47,7 @@ def detected(path: Path) -> str:
 
 
 def in_streams(data: bytes, size: int) -> bytes:
-    """As pbzip2 compresses: a stream for each so many bytes, wherever that cuts the text."""
+    """Compresses as pbzip2 does: a stream for every so many bytes, wherever that cuts the text."""
     return b"".join(bz2.compress(data[at : at + size]) for at in range(0, len(data), size))
 
 

@@ -18,7 +18,7 @@ SEED = 12345
 
 
 def corpus_of(documents: Sizes, first: int = 0) -> Corpus:
-    """As read from a file; each piece is its own position."""
+    """Makes a corpus as it is read from a file, in which a piece is its own position."""
     sentence_ends = np.cumsum([size for document in documents for size in document]).astype(np.int32)
     document_ends = np.cumsum([len(document) for document in documents]).astype(np.int32)
     pieces = (np.arange(sentence_ends[-1]) % (1 << 16)).astype(np.uint16)
@@ -49,7 +49,7 @@ class Made(NamedTuple):
 
 
 def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
-    """All examples of all documents, which are in one file."""
+    """Makes all examples of all documents, which are in one file."""
     whole = plan_pairs(corpus, all_rows(corpus), all_numbers(corpus), length, duplicate, seed, short)
     place_partners(np.flatnonzero(whole.partner >= 0), whole, corpus)
     plan = copied(whole)
@@ -62,7 +62,7 @@ def starts_of(ends: Array) -> Array:
 
 
 def first_of_each(row: Array) -> Array:
-    """The first example of each document."""
+    """Finds the first examples of the documents."""
     return np.unique(row, return_index=True)[1]
 
 
@@ -80,7 +80,7 @@ SHORT = st.sampled_from([0.0, 0.5, 1.0])
 
 
 def plan_of(size_a: Array, size_b: Array, number: int = 0) -> Plan:
-    """Examples of segments of these sizes, with streams of their own."""
+    """Makes a plan of segments of these sizes, with streams of their own."""
     columns = np.zeros((8, size_a.size), np.int64)
     columns[1], columns[2] = 1000, 1000 + size_a
     columns[3], columns[4] = 5_000_000, 5_000_000 + size_b
@@ -99,7 +99,7 @@ ONE_PIECE_SENTENCES = [[1] * 80] * 3000
 
 
 def varied(num_documents: int) -> Sizes:
-    """Documents of one sentence and of many, sentences of one piece and of more than there is room for."""
+    """Draws documents of one sentence and of many, sentences of one piece and of more than there is room for."""
     draw = Random(11)
     documents = []
     for number in range(num_documents):

@@ -18,7 +18,7 @@ SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300",
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file below a folder with the hash of its bytes."""
+    """Hashes every file below a folder, so that folders can be compared."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -28,12 +28,12 @@ def command(corpus: Path, out: Path, *more: str) -> list[str]:
 
 
 def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
-    """A run that has come as far as reading documents."""
+    """Starts a run and waits until it has read some documents."""
     process = start(command(corpus, out, "--workers", "2"))
     wait_for(lambda: WorkFolder(out).read_records("documents"))
     return process
 
 
 def run(wiki: Path, out: Path, *more: str) -> int:
-    """A small run in this process."""
+    """Runs shard.py on a small text in this process; returns the exit code."""
     return shard.main(["--docs", str(wiki), "--out", str(out), "--workers", "1", *SETTINGS, *more])

@@ -45,21 +45,21 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     replies: dict[str, object] = field(default_factory=dict)
-    """JSON at a path"""
+    """What is answered in JSON at a path."""
     statuses: list[int] = field(default_factory=list)
-    """what the first requests are answered instead of the file"""
+    """What the first requests are answered instead of the file."""
     drops: int = 0
-    """how many more requests for files lose their connection"""
+    """How many more requests for files lose their connection."""
     cut: int = 1_000_000
-    """after so many bytes"""
+    """After how many bytes a connection is lost."""
     reset: bool = False
-    """a lost connection is reset, not closed"""
+    """Whether a lost connection is reset, not closed."""
     stalls: bool = False
-    """a lost connection stays open without a byte"""
+    """Whether a lost connection stays open without a byte."""
     knows_ranges: bool = True
     heeds_if_range: bool = True
     tag: str = '"{}"'
-    """form of the ETag; none if empty"""
+    """The form of the ETag; empty for none."""
     says_length: bool = True
     requests: list[Request] = field(default_factory=list)
     url: str = ""
@@ -164,7 +164,7 @@ def arguments(*more: object) -> list[str]:
 
 
 def run(*more: object) -> subprocess.CompletedProcess[str]:
-    """fetch.py as a user runs it."""
+    """Runs fetch.py as a user does, with hardly a pause between attempts."""
     return subprocess.run([sys.executable, FETCH, *arguments(*more)], capture_output=True, text=True, timeout=60)
 
 

@@ -14,7 +14,7 @@ compiled_scramble = compiled(scramble_bits)
 
 
 def test_bits_are_scrambled_as_in_splitmix64() -> None:
-    """The generator's published first numbers for the seed 1234567."""
+    """The generator SplitMix64 is published with its first numbers for the seed 1234567."""
     steps = np.uint64(1234567) + np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert scramble_bits(steps).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 

@@ -31,7 +31,7 @@ with locked(Path(sys.argv[1]), "--run x", "taken"):
 
 
 def hold(path: Path) -> tuple[subprocess.Popen[str], int]:
-    """A process that holds the lock, and a child that it has forked."""
+    """Starts a process that holds the lock; returns it with the number of a child that it has forked."""
     process = start([sys.executable, "-c", HOLD, str(path), str(ROOT)])
     assert process.stdout is not None
     return process, int(process.stdout.readline())

@@ -41,18 +41,18 @@ class Masked(NamedTuple):
 def rules(
     most: int = 77, masking: MaskedUnit = "token", rate: float = 0.15, split: tuple[float, float, float] = (80, 10, 10)
 ) -> Masking:
-    """As the command line has them for examples of up to LONGEST pieces."""
+    """Makes rules of masking from settings, as the command line does, for examples of up to LONGEST pieces."""
     chosen = Settings(lengths=(LONGEST,), max_predictions=(most,), masking=masking, mask_rate=rate, mask_split=split)
     return masking_rules(chosen, LONGEST, VOCABULARY)
 
 
 def pair(a: list[int], b: list[int]) -> tuple[Array, int]:
-    """An example of two segments, and where B begins."""
+    """Makes an example of two segments; returns it with the place where B begins."""
     return np.array([CLS, *a, SEP, *b, SEP], np.uint16), len(a) + 2
 
 
 def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Masked:
-    """A copy of the example, masked with the stream of this number."""
+    """Masks a copy of the example with the stream of this number."""
     pieces, boundary = example[0].copy(), example[1]
     candidates, words = np.empty(LONGEST + 1, np.int64), np.empty(LONGEST + 2, np.int64)
     most = int(masking.predictions[pieces.size])
@@ -68,13 +68,13 @@ def words_of(example: tuple[Array, int]) -> list[list[int]]:
 
 
 def plain(size_a: int, size_b: int) -> tuple[Array, int]:
-    """An example of whole words, each its own position's."""
+    """Makes an example of whole words, no two of which are the same."""
     a = list(range(FIRST_WORD, FIRST_WORD + size_a))
     return pair(a, list(range(FIRST_WORD + size_a, FIRST_WORD + size_a + size_b)))
 
 
 def mixed(sizes_a: list[int], sizes_b: list[int]) -> tuple[Array, int]:
-    """An example of words of these numbers of pieces."""
+    """Makes an example of words that have these numbers of pieces."""
     rests = itertools.count(FIRST_REST)
 
     def segment(sizes: list[int]) -> list[int]:
@@ -191,14 +191,14 @@ def test_every_piece_is_as_likely_as_any_other(most: int) -> None:
 
 
 def rules_of_most(most: int, masking: MaskedUnit = "token") -> Masking:
-    """Always so many predictions, whatever the length of the example."""
+    """Makes rules that predict so many pieces, whatever the length of the example."""
     return rules(most, masking, rate=0.99)
 
 
 def test_every_set_of_pieces_is_as_likely_as_any_other() -> None:
     masking = rules_of_most(2)
     sets = [tuple(masked(plain(2, 3), masking, number).positions.tolist()) for number in range(4000)]
-    counts = [sets.count(each) for each in itertools.combinations((1, 2, 4, 5, 6), 2)]
+    counts = [sets.count(positions) for positions in itertools.combinations((1, 2, 4, 5, 6), 2)]
     assert sum(counts) == 4000
     assert stats.chisquare(counts).pvalue > CHANCE
 
@@ -235,13 +235,13 @@ def test_masks_are_distributed_as_the_original_ones(kind: MaskedUnit, most: int)
         words = [[position] for word in words for position in word]
     ours = [masked(MIXED, masking, number) for number in range(times)]
     theirs = [original.mask(pieces.tolist(), words, most, MASK, len(VOCABULARY), draw) for _ in range(times)]
-    chosen = [each.positions.tolist() for each in ours], [sorted(labels) for _, labels in theirs]
-    assert chance_alike(*([len(each) for each in side] for side in chosen)) > CHANCE
-    assert chance_alike(*([max(each) for each in side] for side in chosen)) > CHANCE
+    chosen = [example.positions.tolist() for example in ours], [sorted(labels) for _, labels in theirs]
+    assert chance_alike(*([len(positions) for positions in side] for side in chosen)) > CHANCE
+    assert chance_alike(*([max(positions) for positions in side] for side in chosen)) > CHANCE
     for word in words:
-        hits = [sum(word[0] in each for each in side) for side in chosen]
+        hits = [sum(word[0] in positions for positions in side) for side in chosen]
         assert stats.fisher_exact([hits, [times - hit for hit in hits]]).pvalue > CHANCE / len(words)
-    unchanged = [int((each.pieces == pieces).sum()) for each in ours]
+    unchanged = [int((example.pieces == pieces).sum()) for example in ours]
     assert chance_alike(unchanged, [int((np.array(result) == pieces).sum()) for result, _ in theirs]) > CHANCE
 
 

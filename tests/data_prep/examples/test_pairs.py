@@ -145,7 +145,7 @@ def test_only_the_chosen_examples_are_truncated() -> None:
 def test_the_plan_of_a_document_depends_on_no_other_document(
     documents: Sizes, length: int, short: float, duplicate: int, data: st.DataObject
 ) -> None:
-    """It is the same whichever documents are planned with it, and whichever are with it in the file."""
+    """A document is planned alike whichever documents are planned with it, and whichever are with it in the file."""
     corpus = corpus_of(documents)
     members = all_numbers(corpus)
     key = (members, length, duplicate, SEED, short)
@@ -241,7 +241,7 @@ def test_a_sentence_of_millions_of_pieces_takes_no_time() -> None:
 
 
 def test_a_corpus_of_many_examples_is_planned_whole() -> None:
-    """More than there is room for at first, in one document and in many."""
+    """The columns of a plan grow when a document, or many, have more examples than there is room for at first."""
     plan = make(corpus_of([[1] * 30_000, *[[2]] * 5000]), 8).whole
     assert plan.row.size > 10_000
     np.testing.assert_array_equal(np.unique(plan.row), np.arange(5001))

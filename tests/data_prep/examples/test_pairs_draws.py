@@ -28,7 +28,7 @@ from data_prep.examples.pairs import plan_pairs
 
 
 def test_ten_draws_are_made_for_another_document() -> None:
-    """Of two documents, a document is its own partner once in 2¹⁰."""
+    """Where there are two documents, a document is its own partner once in 2¹⁰."""
     corpus = corpus_of([[5]] * 2)
     times = 80_000
     members = all_numbers(corpus)
@@ -38,7 +38,7 @@ def test_ten_draws_are_made_for_another_document() -> None:
 
 
 def targets_of(made: Made) -> Array:
-    """The target of each document of ONE_PIECE_SENTENCES, from its first example."""
+    """Works out the targets of the documents of ONE_PIECE_SENTENCES from their first examples."""
     whole = made.whole
     gathered = np.where(whole.partner < 0, whole.b_end, whole.a_end + whole.wanted) - whole.a_start
     targets: Array = gathered[first_of_each(whole.row)]

@@ -25,7 +25,7 @@ from data_prep.common.arrays import Array
 
 
 class Features(NamedTuple):
-    """What examples are like; an array each, all of one length."""
+    """What examples are like: every feature an array, all of one length."""
 
     document: Array
     num_examples: Array  # of their document
@@ -112,7 +112,7 @@ def their_features(short: float) -> list[Features]:
 
 @functools.cache
 def both(short: float) -> tuple[list[Features], list[Features]]:
-    """Ours and the original's, a set a duplicate, where so many documents have a short target."""
+    """Makes our examples and the original's, in sets, with this share of short targets."""
     return our_features(short), their_features(short)
 
 
@@ -126,8 +126,10 @@ def joined(sets: list[Features]) -> Features:
 def test_examples_are_distributed_as_the_original_ones(
     short: float, choose: Callable[[Array], Array], feature: str
 ) -> None:
-    """One example a document, since those of a document, which share its target, are not independent."""
-    ours, theirs = (getattr(joined([each.of(choose(each.document)) for each in side]), feature) for side in both(short))
+    """Only one example of a document is compared, since those of a document share its target."""
+    ours, theirs = (
+        getattr(joined([features.of(choose(features.document)) for features in side]), feature) for side in both(short)
+    )
     assert len(ours) == len(theirs) == DUPLICATES * len(DOCUMENTS)
     assert chance_alike(ours, theirs) > CHANCE
     assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > CHANCE
@@ -136,7 +138,7 @@ def test_examples_are_distributed_as_the_original_ones(
 @pytest.mark.parametrize("feature", Features._fields[3:])
 @pytest.mark.parametrize("random_next", [False, True])
 def test_all_examples_are_distributed_as_the_original_ones(feature: str, random_next: bool) -> None:
-    """Where all targets are the same, the examples of a document are near enough independent."""
+    """Where all targets are the same, the examples of a document are near enough independent to compare them all."""
     ours, theirs = (joined(side) for side in both(0.0))
     assert len(theirs.document) > 5000
     ours, theirs = (getattr(side.of(side.random_next == random_next), feature) for side in (ours, theirs))

@@ -33,7 +33,7 @@ def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: i
     plan = plan_sentences(corpus, all_rows(corpus), length, 0, seed, short)
     for row in all_rows(corpus):
         mine = plan.row == row
-        parts = [range(*each) for each in zip(plan.a_start[mine], plan.a_end[mine], strict=True)]
+        parts = [range(*bounds) for bounds in zip(plan.a_start[mine], plan.a_end[mine], strict=True)]
         begin = sum(sum(document) for document in documents[:row])
         assert list(itertools.chain(*parts)) == list(range(begin, begin + sum(documents[row])))
         assert all(1 <= len(part) <= length - 2 for part in parts)

@@ -31,7 +31,7 @@ PINNED = {
 
 
 def splitmix(state: int) -> tuple[int, int]:
-    """The next state and its output, in Python's unlimited integers."""
+    """Computes the next state and its output in Python's unlimited integers."""
     state = (state + 0x9E3779B97F4A7C15) & BITS_64
     value = state
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & BITS_64
@@ -48,7 +48,7 @@ def splitmix_outputs(state: int, count: int) -> tuple[int, ...]:
 
 
 def splitmix_of_key(key: tuple[int, ...]) -> int:
-    """The state that a key leads to."""
+    """Computes the state with which the stream of a key begins."""
     state = 0
     for part in key:
         _, state = splitmix(state ^ part)
@@ -60,7 +60,7 @@ def next_key(key: Key, part: str) -> Key:
 
 
 def first_draws(keys: list[Key], count: int) -> Array:
-    """(keys, count) uint64"""
+    """Draws the first numbers from the streams of all keys, as an array (keys, count)."""
     states = [stream(*key) for key in keys]
     return np.array([[draw(state) for _ in range(count)] for state in states], np.uint64)
 

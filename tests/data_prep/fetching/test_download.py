@@ -141,7 +141,7 @@ def test_a_file_of_unknown_length_and_an_empty_one(site: Site) -> None:
 
 
 def test_checksums_of_the_user(site: Site) -> None:
-    right, wrong = (hashlib.sha256(each).hexdigest() for each in (CONTENT, OTHER))
+    right, wrong = (hashlib.sha256(content).hexdigest() for content in (CONTENT, OTHER))
     urls = [site.put("/a.txt", CONTENT), site.put("/b.txt", CONTENT)]
     result = run("url", *urls, "--sha256", right.upper(), wrong, "--out", "out")
     assert result.returncode == 2

@@ -80,7 +80,7 @@ def test_without_a_network_it_says_so(command: list[str]) -> None:
     url = closed_port()
     start = time.monotonic()
     result = subprocess.run(
-        [sys.executable, FETCH, *(each.format(url) for each in command)], capture_output=True, text=True, timeout=60
+        [sys.executable, FETCH, *(word.format(url) for word in command)], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {url}/")

@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def publish_dataset(site: Site, cdn: Site, files: dict[str, bytes], revision: str = "") -> None:
-    """A data set as the hub shows it, with the files on another server."""
+    """Publishes a data set as the hub shows it, with the files on another server."""
     api = "/api/datasets/owner/texts"
     site.replies[api + (f"/revision/{revision}" if revision else "")] = {"id": "owner/texts", "sha": COMMIT}
     site.replies[f"{api}/tree/{COMMIT}"] = [{"type": "directory", "path": "folder", "oid": "0"}] + [

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 def publish(site: Site, wiki: str, date: str, content: bytes, listed: bytes | None = None, latest: bool = True) -> str:
-    """A dump with its list of checksums, as the official site has them; returns the name of the file."""
+    """Publishes a dump with its list of checksums, as the official site has them; returns the name of the file."""
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
     site.put(f"/{wiki}/{date}/{name}", content)
     lines = [

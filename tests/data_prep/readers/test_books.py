@@ -92,8 +92,7 @@ def test_gutenberg_marks_may_be_missing() -> None:
     ]
 
 
-def test_markdown() -> None:
-    text = """---
+MARKDOWN = """---
 title: A Book
 author: Somebody
 ---
@@ -141,7 +140,10 @@ Dated 1875\\. The \\*end\\*.
 ***
 #
 """
-    assert book(text, "book.md") == [
+
+
+def test_markdown() -> None:
+    assert book(MARKDOWN, "book.md") == [
         "It was a dark, very stormy night: so dark. It was awfully cold; 2 * 3 * 4 = 24, snake_case_name. "
         "Second line of it, with a link, HTML & an .",
         "A quotation of two lines.",
@@ -169,10 +171,10 @@ def test_what_only_looks_like_markdown_stays() -> None:
 @given(st.text(alphabet="a *_[]()!#-=`~>|\\\n1.&;<", max_size=300))
 @settings(max_examples=300, deadline=None)
 def test_any_markdown_gives_lines_with_their_words(text: str) -> None:
-    for each in book(text, "book.md") + book(text):
-        assert each == each.strip()
-        assert "\n" not in each
-        assert each
+    for line in book(text, "book.md") + book(text):
+        assert line == line.strip()
+        assert "\n" not in line
+        assert line
 
 
 @pytest.mark.parametrize(

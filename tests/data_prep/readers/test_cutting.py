@@ -22,7 +22,7 @@ OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonlines.OPENING, sentenc
 
 
 def pieces(content: bytes, opening: re.Pattern[bytes]) -> list[tuple[int, bytes]]:
-    """What records are, in the plainest way: the whole file cut at the ends of all matches."""
+    """Cuts content into records in the plainest way: at the ends of all matches."""
     if not content:
         return []
     first = 3 if content.startswith(b"\xef\xbb\xbf") else 0
@@ -39,7 +39,7 @@ CONTENT = st.builds(b"".join, st.lists(st.one_of(FRAGMENTS, st.binary(max_size=4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all the examples of a property."""
+    """Makes one folder for all the examples that a property is tested with."""
     return tmp_path_factory.mktemp("records")
 
 
@@ -81,8 +81,8 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
         assert spans[-1].end == path.stat().st_size
         found = [record for span in spans for _, record in cutting.records(span, mediawiki.OPENING)]
     if not parts[0]:  # a file does not begin with an empty stream; what is before the first page may get lost
-        assert [each for each in found if each.startswith(b"<page")] == [
-            each for _, each in pieces(content, mediawiki.OPENING) if each.startswith(b"<page")
+        assert [record for record in found if record.startswith(b"<page")] == [
+            record for _, record in pieces(content, mediawiki.OPENING) if record.startswith(b"<page")
         ]
     elif content:
         assert found == [record for _, record in pieces(content, mediawiki.OPENING)]
@@ -104,7 +104,7 @@ def test_members_one_after_another_are_all_read(tmp_path: Path) -> None:
 
 
 class CountingOpening:
-    """That of JSON lines; knows how much it has searched, and in which buffers."""
+    """The opening of JSON lines, which knows how much has been searched for it, and in which buffers."""
 
     def __init__(self) -> None:
         self.searched, self.buffers = 0, set[int]()

@@ -89,7 +89,7 @@ def test_bytes_that_are_not_utf8_in_all_formats(tmp_path: Path, format: str, con
     path = write(tmp_path / "x.txt", content)
     with pytest.raises(UserError, match=rf"x.txt: byte {content.index(0xE9)}: not UTF-8 \(e9"):
         read(path, format)
-    assert any("caf\ufffd" in text for each in read(path, format, "replace")[0] for text in each.passages)
+    assert any("caf\ufffd" in text for document in read(path, format, "replace")[0] for text in document.passages)
     documents, problems = read(path, format, "skip")
     assert len(documents) == kept
     assert len(problems.skipped) == 1

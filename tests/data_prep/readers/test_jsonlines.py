@@ -26,7 +26,7 @@ def test_json_lines(tmp_path: Path) -> None:
         path = write(tmp_path / name, data)
         for step in (1 << 20, 5):
             documents, _ = read(path, "jsonl", step=step)
-            assert [each.passages for each in documents] == [
+            assert [document.passages for document in documents] == [
                 ["One.", "Two.", "Three."],
                 [],
                 [],
@@ -34,10 +34,10 @@ def test_json_lines(tmp_path: Path) -> None:
                 ["a\x00b 😀"],
                 ["no end of line"],
             ]
-            assert [each.id for each in documents][0::2] == ["7", "x", documents[4].id]
+            assert [document.id for document in documents][0::2] == ["7", "x", documents[4].id]
             assert documents[3].id == "1.5"
             assert documents[1].id == f"{name}:{path.read_bytes().index(lines[2].encode())}"
-            assert [each.title for each in documents] == ["T", "", "", "", "", ""]
+            assert [document.title for document in documents] == ["T", "", "", "", "", ""]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".bz2"])
@@ -74,7 +74,7 @@ def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     assert str(caught.value).startswith(f"{path}: byte 17: {message}")
     assert str(caught.value).endswith("--errors skip leaves the document out and lists it")
     documents, problems = read(path, "jsonl", "skip")
-    assert [each.passages for each in documents] == [["good"], ["fine"]]
+    assert [document.passages for document in documents] == [["good"], ["fine"]]
     assert len(problems.skipped) == 1
     assert problems.skipped[0].startswith(f"{path}: byte 17: {message.partition(chr(10))[0]}")
 

@@ -35,7 +35,7 @@ def test_the_original_format(tmp_path: Path) -> None:
         tmp_path / "crlf.txt", "\ufeff\r\n" + SAMPLE.replace("\n", "\r\n").replace("\r\n\r\n", "\r\n  \r\n\r\n")
     )
     assert detected(crlf) == "sentences"
-    assert [each for each in passages(crlf, "sentences", step=10) if each] == expected
+    assert [lines for lines in passages(crlf, "sentences", step=10) if lines] == expected
 
 
 def test_line_separators_are_no_line_ends(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ Another first line.
     )
     assert detected(path) == "wikiextractor"
     documents, _ = read(path, "wikiextractor")
-    assert [(each.id, each.title) for each in documents] == [
+    assert [(document.id, document.title) for document in documents] == [
         ("12", "Tom & Jerry"),
         ("13", "Empty"),
         ("14", 'The "best" of it'),
@@ -110,5 +110,5 @@ def test_real_wikipedia(real_data: Path) -> None:
         documents, _ = read(path, "wikiextractor", step=300_000)
         assert len(documents) == sum(line.startswith(b"<doc ") for line in path.read_bytes().split(b"\n"))
         assert not any(
-            re.search("<br|</?ref|</li>", text, re.IGNORECASE) for each in documents for text in each.passages
+            re.search("<br|</?ref|</li>", text, re.IGNORECASE) for document in documents for text in document.passages
         )
