@@ -1,25 +1,22 @@
-"""From a run to a folder of transformers: what is checked before the word "exported" is printed, and the card."""
+"""From a run to a folder of transformers: what is checked before the word "exported" is printed."""
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from conftest import write_wiki
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from support.shards import make_shards
+from support.transformers_models import our_weights
 from torch import Tensor
 from transformers import AutoTokenizer, pipeline
 from transformers import BertConfig as TheirConfig
 from transformers import BertModel as TheirEncoder
 
-from data_prep import shard
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
@@ -27,11 +24,7 @@ from pretraining.checkpoint import exporting
 from pretraining.checkpoint.exporting import Exported, export
 from pretraining.data.statistics import summarise_data
 from pretraining.export import main
-from pretraining.huggingface import verify
 from pretraining.huggingface.folders import read_folder, write_folder
-from pretraining.huggingface.model_card import model_card
-from pretraining.huggingface.verify import probe, verify_export
-from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
 RECIPE = {
@@ -48,10 +41,7 @@ METRICS = {"masked loss": 2.34567, "next accuracy": 0.981}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of shards."""
-    folder = tmp_path_factory.mktemp("data")
-    flags = ["--lengths", "32", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
-    assert shard.main(["--docs", str(write_wiki(folder / "wiki", 50)), "--out", str(folder / "out"), *flags]) == 0
-    return folder / "out"
+    return make_shards(tmp_path_factory.mktemp("data") / "shards", documents=50)
 
 
 @pytest.fixture
@@ -61,15 +51,7 @@ def shape(data: Path) -> Shape:
 
 @pytest.fixture
 def state(shape: Shape) -> dict[str, Tensor]:
-    """Weights so large that each matters to the logits."""
-    model = Bert(shape).initialize(1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        model.embeddings.word.weight[shape.vocabulary :] = 0
-        model.masked_head.bias[shape.vocabulary :] = 0
-    return dict(model.state_dict())
+    return our_weights(shape=shape)
 
 
 @pytest.fixture
@@ -110,7 +92,7 @@ def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path)
     export(run, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
-    assert tokenizer.convert_ids_to_tokens(range(len(pieces))) == list(pieces)
+    assert tokenizer.convert_ids_to_tokens(list(range(len(pieces)))) == list(pieces)
     best = pipeline("fill-mask", str(tmp_path / "out"))("the river and the [MASK] .")
     assert {answer["token_str"] for answer in best} <= set(pieces)
 
@@ -166,66 +148,10 @@ def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -
     assert torch.equal(torch.rand(3), expected)
 
 
-# ---- what is compared
-
-
 @pytest.fixture
 def exported(run: Path, tmp_path: Path) -> Path:
     export(run, tmp_path / "exported")
     return tmp_path / "exported"
-
-
-NAMES = [
-    "bert.embeddings.position_embeddings.weight",
-    "bert.encoder.layer.0.attention.self.query.weight",
-    "bert.encoder.layer.1.output.LayerNorm.bias",
-    "bert.pooler.dense.weight",
-    "cls.predictions.bias",
-    "cls.seq_relationship.bias",
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0.01, float("nan")])
-def test_a_weight_that_changed_on_its_way_is_noticed(
-    name: str, value: float, exported: Path, shape: Shape, state: dict[str, Tensor]
-) -> None:
-    weights = load_file(exported / "model.safetensors")
-    weights[name] = weights[name] + value * torch.randn(weights[name].shape)
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"not exported: .* logits read back by Cloze differ"):
-        verify_export(exported, shape, state)
-
-
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_transformers_has_its_say(
-    name: str, exported: Path, shape: Shape, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mistake that we make in writing and again in reading: only transformers can notice it."""
-    weights = load_file(exported / "model.safetensors")
-    weights[f"bert.encoder.layer.0.attention.self.{name}.weight"] *= 1.01
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr(verify, "read_folder", lambda folder: (shape, state, ()))
-    with pytest.raises(UserError, match="read back by transformers differ"):
-        verify_export(exported, shape, state)
-
-
-def test_a_weight_that_transformers_misses_is_noticed(
-    exported: Path, shape: Shape, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = load_file(exported / "model.safetensors")
-    del weights["bert.pooler.dense.bias"]
-    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
-    monkeypatch.setattr(verify, "read_folder", lambda folder: (shape, state, ()))
-    with pytest.raises(UserError, match=r"transformers reports .*bert\.pooler\.dense\.bias"):
-        verify_export(exported, shape, state)
-
-
-def test_a_config_that_changed_is_noticed(exported: Path, shape: Shape, state: dict[str, Tensor]) -> None:
-    config = json.loads((exported / "config.json").read_text())
-    (exported / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
-    with pytest.raises(UserError, match="not exported"):
-        verify_export(exported, shape, state)
 
 
 def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,63 +175,6 @@ def test_a_failed_check_leaves_the_earlier_export(
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
 
 
-@pytest.mark.parametrize("positions", [1, 2, 5, 512])
-@pytest.mark.parametrize("segments", [1, 2])
-def test_the_test_sequences_fit_any_model(positions: int, segments: int, shape: Shape) -> None:
-    small = replace(shape, positions=positions, segments=segments)
-    batch = probe(small)
-    assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
-    assert max(batch.lengths) == positions
-    assert int(batch.segments.max()) <= segments - 1
-    model = Bert(small).initialize(1).eval()
-    masked, next_sentence = model.heads(model.encode(batch), batch)
-    assert masked.shape == (len(batch.chosen), small.vocabulary)
-    assert next_sentence.shape == (3, 2)
-
-
 def test_the_message_says_who_read_it() -> None:
     said = str(Exported(Path("out"), 1000, 1.23e-5, ("Cloze", "transformers")))
     assert said == "out: exported 1,000 parameters; logits read back by Cloze and transformers agree to 1e-05"
-
-
-# ---- the card
-
-
-def test_the_card_says_how_the_model_came_about(exported: Path, data: Path, shape: Shape) -> None:
-    card = (exported / "README.md").read_text()
-    _, front, text = card.split("---\n", 2)
-    assert yaml.safe_load(front) == {
-        "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
-        "tags": ["bert", "fill-mask"],
-        "language": "en",
-    }
-    assert f"{shape.num_parameters():,} parameters" in text
-    assert f"`{Manifest.read(data).fingerprint}`" in text
-    assert "| wiki | 50 |" in text
-    assert "| phase | length | batch | steps | learning rate | warmup |" in text
-    assert "| 1 | 128 | 65,536 | 7,038 | 0.006 | – |" in text
-    assert "| 2 | 512 | 32,768 | 1,563 | 0.004 | 0.128 |" in text
-    assert "- optimizer: name lamb, decay 0.01, betas 0.9 0.999" in text
-    assert "| masked loss | 2.346 |" in text
-    assert "after step 8,601" in text
-
-
-def test_the_card_counts_all_examples(data: Path) -> None:
-    manifest = Manifest.read(data)
-    training = sum(each["examples"] for each in manifest.content["sets"] if not each["validation"])
-    assert f"| 32 | {training:,} |" in model_card(Shape.named("tiny", 300), {"data": summarise_data(manifest)})
-
-
-def test_a_card_of_nothing_known_is_still_a_card(shape: Shape) -> None:
-    card = model_card(shape, {})
-    assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["bert", "fill-mask"]
-    assert "## Data" not in card
-    assert "pre-trained with Cloze" not in card
-
-
-def test_names_from_outside_do_not_break_the_card(shape: Shape) -> None:
-    data = {"sources": {"a|b\n# c": 3}, "settings": {"language": "no"}}
-    card = model_card(shape, {"data": data})
-    assert "| a\\|b # c | 3 |" in card
-    assert yaml.safe_load(card.split("---\n")[1])["language"] == "no"
