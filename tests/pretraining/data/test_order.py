@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import count, islice, pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretraining.data.order import Order, fold, permute
+from pretraining.data.order import Examples, Order, fold, permute
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -52,7 +53,7 @@ def slow_permute(index: int, size: int, key: int) -> int:
             return index
 
 
-def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
+def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, int, int]]:
     """Example after example, epoch after epoch."""
     for epoch in count():
         duplicate = epoch % len(shard_rows)
@@ -63,7 +64,7 @@ def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
                 yield duplicate, shard, slow_permute(index, rows[shard], slow_fold(seed, epoch, 1, shard))
 
 
-def triples(examples) -> list[tuple[int, ...]]:
+def triples(examples: Examples) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in examples), strict=True))
 
 
