@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from pretraining.processes.group import gather
 from pretraining.processes.stopping import Control, Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import EvaluationRecord
+from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.clock import Clock
 from pretraining.training.evaluate import evaluate
@@ -81,12 +81,10 @@ class Trainer:
         self.scores: EvaluationRecord | None = None
         """the latest of the validation"""
         ceiling = job.recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
-        self.meter = Meter(engine.device, ceiling)
+        self.meter = Meter(engine.device, SUMS, COUNTS, ceiling)
         self.log = RunLog(
             job.run,
             console,
-            total_steps=sum(schedule.steps or 0 for schedule in self.schedules),
-            phases=len(self.schedules),
             tensorboard=job.recipe.logging.tensorboard,
             first_step=progress.step + 1 if progress.step else 0,
             active=self.rank == 0,
@@ -271,20 +269,24 @@ class Trainer:
     def log_step(self) -> None:
         """Writes what happened since the last time."""
         steps = self.meter.steps
-        record = self.meter.flush(
+        by_clock = self.job.recipe.hours is not None
+        totals, speed = self.meter.flush(self.flops_left(), self.seconds_left() if by_clock else None)
+        norm = self.engine.gradient_norm
+        record = StepRecord.of(
+            totals,
+            speed=speed,
             step=self.progress.step,
             phase=self.progress.phase + 1,
             learning_rate=self.learning_rate,
-            gradient_norm=self.engine.gradient_norm,
+            gradient_norm=None if norm is None else float(norm),
             loss_scale=self.engine.loss_scale,
-            flops_left=self.flops_left(),
+            total_steps=sum(schedule.steps or 0 for schedule in self.schedules),
+            phases=len(self.schedules),
         )
-        if self.job.recipe.hours is not None:
-            record = replace(record, seconds_left=self.seconds_left())
         if self.guard.leaps(record.loss):
             first = batch_number(max(0, self.progress.phase_step - steps), self.progress.phase, self.skips)
             raise self.diverged(f"the loss leapt to {record.loss:.2f} in the steps to {record.step}", first, self.batch)
-        self.log.step(record)
+        self.log.write(record)
         if isinstance(self.engine.optimizer, Lamb) and self.log.tensorboard:
             self.log.histograms("trust_ratio", record.step, by_layer(self.engine.optimizer.trust_ratios()))
 
@@ -302,7 +304,7 @@ class Trainer:
                     phase=self.progress.phase + 1,
                     mark=self.mark,
                 )
-            self.log.evaluation(self.scores)
+            self.log.write(self.scores)
 
     def save(self) -> None:
         """A checkpoint of where the run stands, written while training goes on."""
@@ -327,13 +329,12 @@ class Trainer:
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint says of the run, besides where it stands."""
-        scores = {} if self.scores is None else {**asdict(self.scores), "perplexity": self.scores.perplexity}
         return {
             "shape": asdict(self.job.shape),
             "recipe": self.job.recipe.as_dict(),
             "data": summarise_data(self.job.manifest),
             "step": self.progress.step,
-            "metrics": scores,
+            "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": list(self.guard.losses),
         }
 
