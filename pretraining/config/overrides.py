@@ -269,7 +269,7 @@ def known_keys() -> Iterator[Key]:
 USUAL_NAMES = {
     usual: ours
     for ours, names in {
-        "learning_rate": "lr learning_rate max_lr",
+        "learning_rate": "rate lr max_lr",
         "length": "max_seq_length seq_length sequence_length max_length",
         "batch": "global_batch batch_size global_batch_size train_batch_size",
         "micro_batch": "micro_batch_size per_device_train_batch_size",

@@ -91,6 +91,8 @@ class Meter:
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
         self._pace: float | None = None  # seconds for a FLOP of all ranks together
         self._earlier = 0.0  # seconds that a restored interval had
+        self.learning_rate = 0.0
+        """The learning rate of the last step."""
         self._clear()
 
     def _clear(self) -> None:
@@ -105,8 +107,9 @@ class Meter:
         for name, count in counts.items():
             self._counts[name] += count
 
-    def step(self, waited: float = 0.0) -> None:
-        """Counts an optimizer step, for whose data this rank waited so many seconds."""
+    def step(self, learning_rate: float, waited: float = 0.0) -> None:
+        """Counts an optimizer step at this learning rate, for whose data this rank waited so many seconds."""
+        self.learning_rate = learning_rate
         self.steps += 1
         self._counts["waited"] += waited
 

@@ -37,6 +37,7 @@ from support.training import Place, measured, records, state, wait_for
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
 from pretraining import train as entry
 from pretraining.checkpoint import writing as saving
@@ -44,7 +45,7 @@ from pretraining.checkpoint.reading import DAMAGED, FOLDER, KINDS, RECORD, finis
 from pretraining.config.settings import Checkpoints
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import Order, fold
+from pretraining.data.order import Order
 from pretraining.engine.engine import Engine
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes import stopping as control
@@ -747,7 +748,7 @@ def without_bad(home: Home, shared: Place, straight: Path) -> Path:
 def in_order(place: Place, rank: int) -> list[str]:
     """The examples of the bad batch that a rank has, as they are named, micro-batch by micro-batch."""
     dataset = Dataset(place.data, Manifest.read(place.data), 32)
-    order = Order(int(fold(SEED, 0)[0]), dataset.shard_rows)
+    order = Order(int(hash_key(SEED, 0)[0]), dataset.shard_rows)
     micro = step_batches(dataset, order, BAD, 24, rank, 2, accumulation=3).micro
     return [", ".join(f"shard {shard} row {row}" for shard, row in each.examples) for each in micro]
 

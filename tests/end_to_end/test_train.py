@@ -26,12 +26,12 @@ from torch import Tensor
 
 from data_prep.shards import Manifest
 from pretraining import train as entry
-from pretraining.checkpoint.exporting import export
 from pretraining.checkpoint.reading import finished, load_weights
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.huggingface.folders import read_folder
 from pretraining.training.clock import Clock
+from pretraining.training.exporting import export
 
 RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]

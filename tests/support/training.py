@@ -21,7 +21,7 @@ from support.processes import Done, _done, _start, _wait, free_port, spawn
 from support.shards import make_shards
 from torch import Tensor
 
-from pretraining.checkpoint.reading import finished
+from pretraining.checkpoint.record import finished_checkpoints
 
 TIMES = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
 COMMAND = Path(__file__).parent.parent.parent / "pretraining" / "train.py"
@@ -69,7 +69,7 @@ class Place:
 
     def command(self, run: str | Path, *more: object) -> list[object]:
         """A run of its own folder."""
-        return ["--recipe", self.recipe, "--data", self.data, "--run", self.folder / run, *more]
+        return ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]
 
 
 def train(ranks: int, *arguments: object, timeout: float = 90.0, **more: Any) -> list[Done]:
@@ -179,7 +179,7 @@ def state(run: Path) -> dict[str, Tensor]:
     """All that the last checkpoint holds."""
     return {
         f"{path.name} {name}": value
-        for path in finished(run)[-1].glob("*.safetensors")
+        for path in finished_checkpoints(run)[-1].glob("*.safetensors")
         for name, value in load_file(path).items()
     }
 

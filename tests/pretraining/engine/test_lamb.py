@@ -15,9 +15,9 @@ from test_engine import PATHS, connect_to_others
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from data_prep.common.errors import UserError
 from pretraining.engine.apex import find_apex
+from pretraining.engine.lamb import by_layer
 from pretraining.model import cpu_kernels as kernels
 from pretraining.processes.group import disconnect
-from pretraining.training.trainer import by_layer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "nvidia": NVIDIA,

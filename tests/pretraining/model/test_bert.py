@@ -87,7 +87,7 @@ def test_fifty_steps_of_training_follow_transformers(either_path: str) -> None:
 def test_a_sequence_does_not_know_its_neighbours(lengths: list[int], others: list[int], seed: int) -> None:
     """The hidden states of sequences are the same alone and among others, dropout included."""
     model = small_model().train()
-    model.draw = seed
+    model.dropout_seed = seed
     alone = random_batch(lengths, SMALL.vocabulary, seed)
     together = random_batch([*lengths, *others], SMALL.vocabulary, seed + 1)
     count = len(alone.pieces)
@@ -140,7 +140,7 @@ def test_recomputing_layers_changes_no_bit() -> None:
     again.recompute = True
     batch = random_batch(LENGTHS, SMALL.vocabulary)
     for model in (plain, again):
-        model.draw = 5
+        model.dropout_seed = 5
         mean_loss(model, batch).backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)

@@ -42,7 +42,7 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     meter = Meter(CPU, SUMS, COUNTS, ceiling=1000.0, watch=Stopwatch(clock=clock))
     meter.add(sums(10.0, 2.0, 1, 3), predictions=2, sequences=4, pieces=300, padded=500, flops=2000.0)
     meter.add(sums(20.0, 1.0, 2, 1), predictions=8, sequences=2, pieces=100, padded=100, flops=1000.0)
-    meter.step(waited=1.0)
+    meter.step(1e-4, waited=1.0)
     clock.now += 10.0
     totals, speed = meter.flush(flops_left=6000.0)
     record = StepRecord.of(totals, speed=speed, step=7, phase=2, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
@@ -66,7 +66,7 @@ def test_an_interval_starts_from_nothing() -> None:
     for step in (1, 2):
         for _ in range(step):
             meter.add(sums(step, 0.0, 0, 0), predictions=1, sequences=1, pieces=10, padded=10, flops=1.0)
-            meter.step()
+            meter.step(1e-4)
         clock.now += 4.0
         totals, speed = meter.flush()
         assert mean_losses(totals)["masked"] == step
@@ -106,7 +106,7 @@ def two_ranks_measure() -> tuple[dict[str, float], Speed]:
     meter = Meter(CPU, SUMS, COUNTS, ceiling=500.0, watch=Stopwatch(clock=clock))
     masked, predictions = ((10.0, 2), (50.0, 18))[ranks.rank]  # the mean of the ranks' means would be wrong
     meter.add(sums(masked, 1.0, 1, 1), predictions=predictions, sequences=2, pieces=100, padded=128, flops=1000.0)
-    meter.step(waited=(0.0, 4.0)[ranks.rank])
+    meter.step(1e-4, waited=(0.0, 4.0)[ranks.rank])
     setattr(metrics, "peak_memory", lambda device: (5000, 7000)[ranks.rank])  # noqa: B010
     clock.now += 10.0
     measured = meter.flush()

@@ -11,9 +11,8 @@ from support.processes import ROOT
 from support.training import STOP, Place, measured, records, state, train_all
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretraining.checkpoint.reading import finished, read_record, read_weights
-from pretraining.model.shape import Shape
-from pretraining.training.trainer import repeated
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.training.phases import repeat_rows
 
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
 LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
@@ -89,10 +88,9 @@ def assert_same_end(run: Path, straight: Path) -> None:
     ours, theirs = records(run), records(straight)
     assert [each["step"] for each in ours] == [each["step"] for each in theirs]
     for a, b in zip(ours, theirs, strict=True):
-        for name in ("loss", "masked", "next", "gradient_norm"):
+        for name in ("loss", "masked", "next_sentence", "gradient_norm"):
             assert a[name] == pytest.approx(b[name], rel=1e-5), f"{name} at step {a['step']}"
-    shape = Shape(**read_record(finished(run)[-1])["shape"])
-    weights, wanted = (read_weights(finished(each)[-1], shape) for each in (run, straight))
+    weights, wanted = (load_checkpoint(each)[1] for each in (run, straight))
     assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
 
 
@@ -133,7 +131,7 @@ def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
 
 
 def test_copied_positions_repeat_those_that_are_known() -> None:
-    rows = repeated(torch.arange(12.0).view(12, 1), known=4)
+    rows = repeat_rows(torch.arange(12.0).view(12, 1), trained=4)
     assert rows.flatten().tolist() == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +19,12 @@ from transformers import BertModel as TheirEncoder
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from pretraining.checkpoint import exporting
-from pretraining.checkpoint.exporting import Exported, export
 from pretraining.data.statistics import summarise_data
 from pretraining.export import main
 from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.model.shape import Shape
+from pretraining.training import exporting
+from pretraining.training.exporting import Exported, Source, export
 
 RECIPE = {
     "seed": 7,
@@ -57,21 +56,14 @@ def state(shape: Shape) -> dict[str, Tensor]:
 @pytest.fixture
 def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is these weights."""
-    summary = summarise_data(Manifest.read(data))
-    metadata = {
-        "vocabulary": str(data),
-        "data": summary,
-        "recipe": RECIPE,
-        "metrics": METRICS,
-        "progress": {"step": 8601},
-    }
+    known = {"data": summarise_data(Manifest.read(data)), "recipe": RECIPE, "metrics": METRICS, "progress": {"step": 8}}
 
-    def load_weights(run: Path, name: str | None = None) -> tuple[Shape, dict[str, Tensor], dict[str, Any]]:
-        if name not in (None, "last"):
-            raise UserError(f"{run}: no checkpoint {name}")
-        return shape, state, metadata
+    def read_run(run: Path, checkpoint: str | None) -> Source:
+        if checkpoint not in (None, "last"):
+            raise UserError(f"{run}: no checkpoint {checkpoint}")
+        return Source(shape, state, data, known["data"]["vocabulary"], known)
 
-    monkeypatch.setitem(sys.modules, "pretraining.checkpoint.reading", SimpleNamespace(load_weights=load_weights))
+    monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
