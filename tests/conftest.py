@@ -78,7 +78,8 @@ def wiki(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Shards and a recipe for runs of seconds, with folders that all tests see."""
-    from support.training import RECIPE, Place, make_shards
+    from support.shards import make_shards
+    from support.training import RECIPE, Place
 
     base = tmp_path_factory.mktemp("train")
     (base / "recipe.toml").write_text(RECIPE)

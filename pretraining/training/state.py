@@ -49,12 +49,11 @@ class RunRecord:
 
     def as_json(self) -> dict[str, Any]:
         """The section as checkpoint.json has it."""
-        scores = {} if self.scores is None else {**asdict(self.scores), "perplexity": self.scores.perplexity}
         return {
             "progress": asdict(self.state),
             "recipe": self.recipe,
             "data": self.data,
-            "metrics": scores,
+            "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
         }
 

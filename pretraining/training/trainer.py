@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from data_prep.common.progress import duration
 from pretraining.checkpoint.record import CheckpointRecord
@@ -19,7 +18,7 @@ from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import EvaluationRecord
+from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, first_of
@@ -39,12 +38,11 @@ class Trainer:
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
         self.remaining = RemainingWork(recipe, request.manifest)
-        self.meter = Meter(engine.device, recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype))
+        ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
+        self.meter = Meter(engine.device, SUMS, COUNTS, ceiling)
         self.log = RunLog(
             request.out,
             context.console,
-            total_steps=self.remaining.total_steps,
-            phases=len(recipe.phases),
             tensorboard=recipe.logging.tensorboard,
             first_step=state.step + 1 if state.step else 0,
             active=world.rank == 0,
@@ -200,20 +198,27 @@ class Trainer:
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes what happened since the last line of the log."""
         state, steps = self.state, self.meter.steps
-        record = self.meter.flush(
+        totals, speed = self.meter.flush(
+            self.remaining.flops(state.phase, state.phase_step),
+            self.remaining.seconds(state.phase, phase.clock.seconds),
+        )
+        norm = self.engine.gradient_norm
+        record = StepRecord.of(
+            totals,
+            speed=speed,
             step=state.step,
             phase=state.phase + 1,
-            gradient_norm=self.engine.gradient_norm,
+            learning_rate=self.meter.learning_rate,
+            gradient_norm=None if norm is None else float(norm),
             loss_scale=self.engine.loss_scale,
-            flops_left=self.remaining.flops(state.phase, state.phase_step),
+            total_steps=self.remaining.total_steps,
+            phases=len(self.request.recipe.phases),
         )
-        if (seconds_left := self.remaining.seconds(state.phase, phase.clock.seconds)) is not None:
-            record = replace(record, seconds_left=seconds_left)
         if self.guard.leaps(record.loss):
             first = phase.batch_number(max(0, state.phase_step - steps))
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
             raise self.diverged(reason, first, phase.batch_number(state.phase_step))
-        self.log.step(record)
+        self.log.write(record)
         if self.log.tensorboard:
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
@@ -231,7 +236,7 @@ class Trainer:
                     phase=phase.number + 1,
                     mark=self.context.watch.mark,
                 )
-            self.log.evaluation(self.scores)
+            self.log.write(self.scores)
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""

@@ -20,7 +20,8 @@ import transformers
 from safetensors.torch import load_file
 from support.pretraining_reference import padded
 from support.processes import LAUNCHERS, ROOT, free_port, spawn
-from support.training import COMMAND, Place, make_shards, records, started, train, train_all, wait_for
+from support.shards import make_shards
+from support.training import COMMAND, Place, records, started, train, train_all, wait_for
 from torch import Tensor
 
 from data_prep.shards import Manifest

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import write_wiki
 from safetensors.torch import load_file
 from support.processes import Done, _done, _start, _wait, free_port, spawn
+from support.shards import make_shards
 from torch import Tensor
 
 from pretraining.checkpoint.record import finished_checkpoints
@@ -70,18 +70,6 @@ class Place:
     def command(self, run: str | Path, *more: object) -> list[object]:
         """A run of its own folder."""
         return ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]
-
-
-def make_shards(folder: Path, validation: float = 0.05, documents: int = 600) -> Path:
-    """Shards of lengths 32 and 64 as the real command writes them."""
-    from data_prep import shard
-
-    wiki = write_wiki(folder.with_name(folder.name + "-text"), documents=documents)
-    arguments = ["--docs", str(wiki), "--out", str(folder), "--lengths", "32", "64", "--duplicates", "2"]
-    sizes = ["--vocab-size", "300", "--shard-size", "64KB", "--validation", str(validation), "--workers", "1"]
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert shard.main([*arguments, *sizes]) == 0
-    return folder
 
 
 def train(ranks: int, *arguments: object, timeout: float = 90.0, **more: Any) -> list[Done]:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import count, islice, pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.common.hashing import hash_key
-from pretraining.data.order import Order, permute
+from pretraining.data.order import Examples, Order, permute
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -53,7 +54,7 @@ def slow_permute(index: int, size: int, key: int) -> int:
             return index
 
 
-def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
+def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, int, int]]:
     """Example after example, epoch after epoch."""
     for epoch in count():
         duplicate = epoch % len(shard_rows)
@@ -64,7 +65,7 @@ def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
                 yield duplicate, shard, slow_permute(index, rows[shard], slow_fold(seed, epoch, 1, shard))
 
 
-def triples(examples) -> list[tuple[int, ...]]:
+def triples(examples: Examples) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in examples), strict=True))
 
 
