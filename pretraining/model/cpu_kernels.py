@@ -81,7 +81,9 @@ def _functions() -> dict[str, Any]:
         library = ctypes.CDLL(str(_built(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
-        warnings.warn(f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2)
+        warnings.warn(
+            f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
+        )
         return {}
     functions = {}
     table = ctypes.pointer(_Kernel.in_dll(library, "kernels"))
@@ -95,7 +97,12 @@ def _functions() -> dict[str, Any]:
 def _built(compiler: str) -> Path:
     """The compiled library, from the cache of this user where it is there."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    parts = [*(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))), " ".join(FLAGS).encode(), version, _processor().encode()]
+    parts = [
+        *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
+        " ".join(FLAGS).encode(),
+        version,
+        _processor().encode(),
+    ]
     name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
     try:

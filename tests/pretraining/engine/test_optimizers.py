@@ -73,7 +73,7 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = Bert(SMALL)
-    decayed, others = parameter_groups(model, settings())
+    decayed, others = parameter_groups(model)
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
     assert "weight_decay" not in decayed
