@@ -10,7 +10,7 @@
 A shard is one Arrow record batch, so that a reader maps it into memory and finds any row at once. A row is an example:
 
     pieces        `[CLS] A [SEP] B [SEP]` as the model reads it: masks applied, no padding
-    masked        for each predicted position, ascending: the position, and the piece that stood there
+    masked        the predicted positions, ascending, with the pieces that stood there
     boundary      where B begins (segment 1); the length of `pieces` where there is no B
     random_next   the NSP label: whether B was drawn from another document
     document      the number of the document that A comes from

@@ -157,7 +157,7 @@ def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
 
 @compiled
 def place_partners(chosen: Array, plan: Plan, corpus: Corpus) -> None:
-    """Sets b_start and b_end of the `chosen` examples, whose partners all lie in `corpus`."""
+    """Finds segment B of the chosen examples, whose partners all lie in this corpus."""
     for example in chosen:
         row = plan.partner[example] - corpus.first
         begin = corpus.document_ends[row - 1] if row else 0
@@ -172,9 +172,9 @@ def place_partners(chosen: Array, plan: Plan, corpus: Corpus) -> None:
 
 @compiled
 def truncate(chosen: Array, plan: Plan, room: int) -> None:
-    """Shortens the segments until they fit: a piece at a time from the longer (a tie: B), from either of its ends.
+    """Shortens segments until they fit: drops pieces of the longer, or of B where both are as long, at either end.
 
-    How many pieces each segment loses follows from the lengths; only the end that a piece is taken from is random.
+    How many pieces a segment loses follows from the lengths; only the end that a piece is taken from is random.
     """
     for example in chosen:
         size_a = plan.a_end[example] - plan.a_start[example]
@@ -195,7 +195,7 @@ def truncate(chosen: Array, plan: Plan, room: int) -> None:
 
 @compiled
 def copy_second(chosen: Array, plan: Plan, corpus: Corpus, second: Array) -> None:
-    """Copies B of the `chosen` examples, which lies in `corpus`, to their rows of `second`."""
+    """Copies segment B of the chosen examples, which lies in this corpus, to their rows of `second`."""
     for example in chosen:
         start, end = plan.b_start[example], plan.b_end[example]
         second[example, : end - start] = corpus.pieces[start:end]

@@ -182,6 +182,6 @@ class Download:
 
 
 def validator(response: HTTPResponse) -> str:
-    """Reads by what the server knows this very content again: a strong ETag, or a date."""
+    """Reads the strong ETag, or the date, by which the server knows this very content again."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS, sources
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
+from data_prep.settings import Format
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 JSON = '{"text": "One."}\n{"text": "Two."}\n'
@@ -205,6 +207,10 @@ def test_files_of_different_formats(tmp_path: Path) -> None:
         "jsonl",
         "text",
     ]
+
+
+def test_the_formats_of_the_settings_are_those_of_the_readers() -> None:
+    assert tuple(READERS) == get_args(Format)
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:
