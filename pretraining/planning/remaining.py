@@ -5,7 +5,7 @@ from __future__ import annotations
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe
-from pretraining.data.statistics import measure_text
+from pretraining.data.statistics import measure_sequences
 
 
 class RemainingWork:
@@ -14,7 +14,7 @@ class RemainingWork:
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
         shape = recipe.model.shape(manifest.vocabulary_size)
         self._schedules = build_schedules(recipe)
-        self._flops = [phase.batch * measure_text(shape, phase.length, manifest).flops for phase in recipe.phases]
+        self._flops = [phase.batch * measure_sequences(shape, phase.length, manifest).flops for phase in recipe.phases]
         """operations of a step of every phase"""
 
     @property

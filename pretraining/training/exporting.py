@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from data_prep.common.errors import UserError
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import TOKENIZER, find_checkpoint
 from pretraining.huggingface.folders import CONFIG, read_folder, read_vocabulary, write_folder
-from pretraining.huggingface.model_card import model_card
+from pretraining.huggingface.model_card import Provenance, model_card
 from pretraining.huggingface.verify import verify_export
 from pretraining.model.shape import Shape
 from pretraining.training.state import RunRecord
@@ -47,8 +46,8 @@ class Source:
     vocabulary: Path
     """folder with the vocabulary that belongs to it"""
     vocabulary_sha256: str | None = None
-    card: dict[str, Any] = field(default_factory=dict)
-    """what the model card tells besides the sizes"""
+    provenance: Provenance | None = None
+    """how the weights came to be, where that is known"""
 
 
 def export(
@@ -72,7 +71,7 @@ def export(
         model.shape,
         model.weights,
         vocabulary,
-        model_card(model.shape, model.card),
+        model_card(model.shape, model.provenance),
         dtype,
         check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
     )
@@ -99,6 +98,6 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     record, weights = load_checkpoint(source, checkpoint)
     run = RunRecord.of(record)
     folder = find_checkpoint(source, checkpoint).parent.parent / TOKENIZER
-    section = run.as_json()
-    card = {name: section[name] for name in ("data", "recipe", "metrics", "progress")}
-    return Source(record.shape, weights, folder, run.data["vocabulary"], card)
+    metrics = {} if run.scores is None else run.scores.figures()
+    provenance = Provenance(run.data, run.recipe, metrics, run.state.step)
+    return Source(record.shape, weights, folder, run.data.vocabulary, provenance)

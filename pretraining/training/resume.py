@@ -86,7 +86,7 @@ def find_latest(request: Request, context: Context) -> Path | None:
     if checkpoint is None:
         return None
     record = read_record(checkpoint)
-    before, here = RunRecord.of(record).data["fingerprint"], request.manifest.fingerprint
+    before, here = RunRecord.of(record).data.fingerprint, request.manifest.fingerprint
     if before != here and not request.recipe.data.allow_other:
         raise UserError(
             f"--data {request.data}: {out} was trained on other data (fingerprint {before[:12]}, here {here[:12]}); "
@@ -152,7 +152,7 @@ def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
     else:
         record, weights = load_checkpoint(find_checkpoint(source))
         shape = record.shape
-        if RunRecord.of(record).data["vocabulary"] != manifest.content["vocabulary"]["sha256"]:
+        if RunRecord.of(record).data.vocabulary != manifest.content["vocabulary"]["sha256"]:
             raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
     if replace(shape, dropout=model.shape.dropout, attention_dropout=model.shape.attention_dropout) != model.shape:
         raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.huggingface.model_card import DataSummary
 from pretraining.reporting.records import EvaluationRecord
 
 
@@ -40,8 +41,7 @@ class RunRecord:
     state: RunState
     recipe: dict[str, Any]
     """all settings, as `Recipe.as_dict` gives them"""
-    data: dict[str, Any]
-    """what is known of the shards, as `summarise_data` gives it"""
+    data: DataSummary
     scores: EvaluationRecord | None
     """the latest evaluation"""
     logged_losses: list[float]
@@ -52,7 +52,7 @@ class RunRecord:
         return {
             "progress": asdict(self.state),
             "recipe": self.recipe,
-            "data": self.data,
+            "data": asdict(self.data),
             "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
         }
@@ -67,7 +67,7 @@ class RunRecord:
         return cls(
             state=RunState(**section["progress"]),
             recipe=recipe,
-            data=section["data"],
+            data=DataSummary(**section["data"]),
             scores=EvaluationRecord(**scores) if scores else None,
             logged_losses=section["logged_losses"],
         )

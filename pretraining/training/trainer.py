@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from data_prep.common.progress import duration
 from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.checkpoint.writing import Saver
-from pretraining.data.statistics import summarise_data
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import Seeds, StepResult, train_step
+from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import pretraining_loss
 from pretraining.planning.remaining import RemainingWork
@@ -248,7 +248,7 @@ class Trainer:
     def write_checkpoint(self) -> None:
         """Copies the state, and writes it while training goes on."""
         request, meter = self.request, self.meter.state()
-        data = summarise_data(request.manifest)
+        data = DataSummary.of(request.manifest)
         record = RunRecord(self.state, request.recipe.as_dict(), data, self.scores, list(self.guard.losses))
         with self.meter.watch.pause():
             self.log.sync()

@@ -22,8 +22,8 @@ from data_prep.common.errors import DamageError
 from data_prep.shards import Manifest, ShardSet, read_shard
 from pretraining.data.batches import Loader, collate, deal, step_batches, validation_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import Examples, Order
-from pretraining.model.batch import Batch, StepBatches
+from pretraining.data.order import BatchOrder, Examples, Order
+from pretraining.model.batch import Batch, PretrainingBatch, StepBatches
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
@@ -45,18 +45,18 @@ def dataset(folder: Path, manifest: Manifest) -> Dataset:
     return Dataset(folder, manifest, 32)
 
 
-def order_of(dataset: Dataset, seed: int = 5) -> Order:
-    return Order(seed, dataset.shard_rows)
+def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:
+    return BatchOrder(Order(5, dataset.shard_rows), batch_size)
 
 
 def keys(batches: Iterable[Batch]) -> list[tuple[int, int]]:
     """Shard and row of each example."""
-    return [tuple(each) for batch in batches for each in batch.examples.tolist()]
+    return [(shard, row) for batch in batches for shard, row in batch.examples.tolist()]
 
 
-def steps_of(dataset: Dataset, order: Order, step: int, ranks: int, accumulation: int) -> list[StepBatches]:
+def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumulation: int) -> list[StepBatches]:
     """What each rank does in a step."""
-    return [step_batches(dataset, order, step, GLOBAL_BATCH, rank, ranks, accumulation) for rank in range(ranks)]
+    return [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
 
 
 def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: int) -> list[str]:
@@ -70,7 +70,7 @@ def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: i
     return found
 
 
-def content(batch: Batch, index: int) -> str:
+def content(batch: PretrainingBatch, index: int) -> str:
     """An example of a batch in words."""
     begin, end = batch.starts[index : index + 2].tolist()
     predicted = (batch.chosen >= begin) & (batch.chosen < end)
@@ -89,7 +89,7 @@ def content_of_row(row: dict[str, Any]) -> str:
 def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path, manifest: Manifest) -> None:
     dataset = Dataset(folder, manifest, length)
     rows = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
-    examples = order_of(dataset).examples(sum(dataset.shard_rows[0]) - 150, 300)
+    examples = Order(5, dataset.shard_rows).examples(sum(dataset.shard_rows[0]) - 150, 300)
     batch = collate(dataset.read(examples))
     for index, (number, row) in enumerate(batch.examples.tolist()):
         assert content(batch, index) == content_of_row(rows[number][row])
@@ -106,7 +106,7 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
 def test_examples_are_those_that_the_order_names(dataset: Dataset) -> None:
     order = order_of(dataset)
     [step] = steps_of(dataset, order, 3, 1, 1)
-    named = order.examples(3 * GLOBAL_BATCH, GLOBAL_BATCH)
+    named = order.examples(3)
     first = np.cumsum([0, *(len(rows) for rows in dataset.shard_rows)])
     expected = zip((first[named.duplicate] + named.shard).tolist(), named.row.tolist(), strict=True)
     assert sorted(keys(step.micro)) == sorted(expected)
@@ -139,7 +139,6 @@ def test_every_rank_knows_the_totals(ranks: int, accumulation: int, dataset: Dat
     assert all(len(part.micro) == accumulation for part in parts)
     assert {part.sequences for part in parts} == {sum(len(batch.lengths) for batch in batches)} == {GLOBAL_BATCH}
     assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in batches)}
-    assert {part.pieces for part in parts} == {sum(len(batch.pieces) for batch in batches)}
 
 
 @settings(max_examples=80, deadline=None)
@@ -177,20 +176,20 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
         assert sums.max() / sums.min() < 1.02
 
 
-class SlowOrder(Order):
+class SlowOrder(BatchOrder):
     """Takes its time, counts its steps, and fails at a step."""
 
     def __init__(self, dataset: Dataset, seconds: float = 0.0, fails_at: int = 1 << 60) -> None:
-        super().__init__(5, dataset.shard_rows)
+        super().__init__(Order(5, dataset.shard_rows), GLOBAL_BATCH)
         self.seconds, self.fails_at = seconds, fails_at
         self.prepared = 0
 
-    def examples(self, start: int, count: int) -> Examples:
+    def examples(self, step: int) -> Examples:
         time.sleep(self.seconds)
-        if start // count >= self.fails_at:
+        if step >= self.fails_at:
             raise DamageError("shard-00003.arrow: missing")
         self.prepared += 1
-        return super().examples(start, count)
+        return super().examples(step)
 
 
 def wait_until(condition: Any) -> None:
@@ -206,16 +205,16 @@ def loader_threads() -> list[threading.Thread]:
 
 def test_a_loader_gives_the_steps_in_their_order_and_ends(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
     order = order_of(dataset)
-    with Loader(dataset, order, global_batch=GLOBAL_BATCH, rank=1, ranks=2, accumulation=3, start=4, stop=9) as loader:
+    with Loader(dataset, order, rank=1, ranks=2, accumulation=3, start=4, stop=9) as loader:
         found = [keys(step.micro) for step in loader]
     other = Dataset(folder, manifest, 32)
-    assert found == [keys(step_batches(other, order, step, GLOBAL_BATCH, 1, 2, 3).micro) for step in range(4, 9)]
+    assert found == [keys(step_batches(other, order, step, 1, 2, 3).micro) for step in range(4, 9)]
     assert not loader_threads()
 
 
 def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
     order = SlowOrder(dataset)
-    with Loader(dataset, order, global_batch=GLOBAL_BATCH, depth=3) as loader:
+    with Loader(dataset, order, depth=3) as loader:
         wait_until(lambda: order.prepared == 4)  # three are ready and one is held
         time.sleep(0.1)
         assert order.prepared == 4
@@ -225,12 +224,12 @@ def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
 
 
 def test_waiting_is_measured(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, seconds=0.3), global_batch=GLOBAL_BATCH) as loader:
+    with Loader(dataset, SlowOrder(dataset, seconds=0.3)) as loader:
         assert 0.4 < sum(step.waited for step in islice(loader, 3)) < 20
 
 
 def test_an_error_comes_where_its_step_would_have_come(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, fails_at=2), global_batch=GLOBAL_BATCH) as loader:
+    with Loader(dataset, SlowOrder(dataset, fails_at=2)) as loader:
         assert len(list(islice(loader, 2))) == 2
         for _ in range(2):  # and again for who asks again
             with pytest.raises(DamageError, match=r"shard-00003\.arrow: missing"):
@@ -241,7 +240,7 @@ def test_an_error_comes_where_its_step_would_have_come(dataset: Dataset) -> None
 @pytest.mark.parametrize("full", [False, True])
 def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
     order = SlowOrder(dataset, seconds=0.0 if full else 0.2)
-    loader = Loader(dataset, order, global_batch=GLOBAL_BATCH, depth=1)
+    loader = Loader(dataset, order, depth=1)
     if full:
         wait_until(lambda: order.prepared == 2)
     begin = time.monotonic()
@@ -253,14 +252,14 @@ def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
 
 
 def test_an_error_of_the_trainer_closes_the_loader(dataset: Dataset) -> None:
-    with pytest.raises(ZeroDivisionError), Loader(dataset, order_of(dataset), global_batch=GLOBAL_BATCH) as loader:
+    with pytest.raises(ZeroDivisionError), Loader(dataset, order_of(dataset)) as loader:
         assert next(loader).sequences / 0
     assert not loader_threads()
 
 
 def test_what_does_not_divide_is_a_mistake_of_ours(dataset: Dataset) -> None:
     with pytest.raises(AssertionError):
-        Loader(dataset, order_of(dataset), global_batch=10, ranks=4)
+        Loader(dataset, order_of(dataset, batch_size=10), ranks=4)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml  # type: ignore[import-untyped]
 from support.shards import make_shards
 
 from data_prep.shards import Manifest
-from pretraining.data.statistics import summarise_data
-from pretraining.huggingface.model_card import model_card
+from pretraining.huggingface.model_card import DataSummary, Provenance, model_card
 from pretraining.model.shape import Shape
 
 RECIPE = {
@@ -33,8 +34,7 @@ def shape(manifest: Manifest) -> Shape:
 
 
 def test_the_card_says_how_the_model_came_about(manifest: Manifest, shape: Shape) -> None:
-    data = summarise_data(manifest)
-    card = model_card(shape, {"data": data, "recipe": RECIPE, "metrics": METRICS, "progress": {"step": 8601}})
+    card = model_card(shape, Provenance(DataSummary.of(manifest), RECIPE, METRICS, 8601))
     _, front, text = card.split("---\n", 2)
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
@@ -53,22 +53,22 @@ def test_the_card_says_how_the_model_came_about(manifest: Manifest, shape: Shape
     assert "after step 8,601" in text
 
 
-def test_the_card_counts_all_examples(manifest: Manifest) -> None:
-    training = sum(
-        entry["examples"] for entry in manifest.content["sets"] if (entry["length"], entry["validation"]) == (32, False)
-    )
-    assert f"| 32 | {training:,} |" in model_card(Shape.named("tiny", 300), {"data": summarise_data(manifest)})
+def test_all_examples_are_counted(manifest: Manifest) -> None:
+    sets = [entry for entry in manifest.content["sets"] if entry["length"] == 32]
+    training, held_out = (sum(e["examples"] for e in sets if e["validation"] == held) for held in (False, True))
+    summary = DataSummary.of(manifest)
+    assert (summary.examples["32"], summary.examples["32, held out"]) == (training, held_out)
 
 
 def test_a_card_of_nothing_known_is_still_a_card(shape: Shape) -> None:
-    card = model_card(shape, {})
+    card = model_card(shape)
     assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["bert", "fill-mask"]
     assert "## Data" not in card
     assert "pre-trained with Cloze" not in card
 
 
-def test_names_from_outside_do_not_break_the_card(shape: Shape) -> None:
-    data = {"sources": {"a|b\n# c": 3}, "settings": {"language": "no"}}
-    card = model_card(shape, {"data": data})
+def test_names_from_outside_do_not_break_the_card(manifest: Manifest, shape: Shape) -> None:
+    summary = replace(DataSummary.of(manifest), sources={"a|b\n# c": 3}, settings={"language": "no"})
+    card = model_card(shape, Provenance(summary, RECIPE, {}, 1))
     assert "| a\\|b # c | 3 |" in card
     assert yaml.safe_load(card.split("---\n")[1])["language"] == "no"

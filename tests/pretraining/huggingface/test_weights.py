@@ -18,7 +18,7 @@ from transformers import BertForMaskedLM, BertForPreTraining, BertForSequenceCla
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder
 from pretraining.huggingface.weights import LISTED, _padded, from_transformers, list_weights, to_transformers
-from pretraining.model.batch import Batch
+from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 
 
@@ -77,7 +77,7 @@ def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
     real = torch.arange(40) < torch.tensor(lengths)[:, None]
     peer: Any = BertForPreTraining.from_pretrained(folder)
     theirs = peer.eval()(input_ids=pieces, token_type_ids=segments, attention_mask=real.long())
-    batch = Batch(
+    batch = PretrainingBatch(
         pieces=pieces[real],
         segments=segments[real],
         positions=torch.arange(40).expand(3, 40)[real],

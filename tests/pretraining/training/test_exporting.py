@@ -19,22 +19,12 @@ from transformers import BertModel as TheirEncoder
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from pretraining.data.statistics import summarise_data
 from pretraining.export import main
 from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.training import exporting
 from pretraining.training.exporting import Exported, Source, export
-
-RECIPE = {
-    "seed": 7,
-    "optimizer": {"name": "lamb", "decay": 0.01, "betas": (0.9, 0.999)},
-    "phases": [
-        {"length": 128, "batch": 65536, "steps": 7038, "learning_rate": 6e-3},
-        {"length": 512, "batch": 32768, "steps": 1563, "learning_rate": 4e-3, "warmup": 0.128},
-    ],
-}
-METRICS = {"masked loss": 2.34567, "next accuracy": 0.981}
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +46,13 @@ def state(shape: Shape) -> dict[str, Tensor]:
 @pytest.fixture
 def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is these weights."""
-    known = {"data": summarise_data(Manifest.read(data)), "recipe": RECIPE, "metrics": METRICS, "progress": {"step": 8}}
+    summary = DataSummary.of(Manifest.read(data))
+    recipe = {"phases": [{"length": 32, "batch": 64, "steps": 8601}]}
 
     def read_run(run: Path, checkpoint: str | None) -> Source:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
-        return Source(shape, state, data, known["data"]["vocabulary"], known)
+        return Source(shape, state, data, summary.vocabulary, Provenance(summary, recipe, {}, 8601))
 
     monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
@@ -78,6 +69,7 @@ def test_a_run_becomes_a_folder(
     found, weights, missing = read_folder(tmp_path / "out")
     assert (found, missing) == (shape, ())
     assert all(torch.equal(weights[name], state[name]) for name in state)
+    assert "after step 8,601" in (tmp_path / "out/README.md").read_text()
 
 
 def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path) -> None:
