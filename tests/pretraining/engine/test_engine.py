@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.marks import slow
 from support.pretraining_reference import SMALL, random_batch
-from support.processes import ROOT, spawn
+from support.processes import spawn
+from support.training import connect_ranks
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -24,15 +24,12 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert, Losses
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_world
+from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
 """of the sequences of each rank"""
 QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
-PATHS = {"PYTHONPATH": ":".join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent]))}
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
 
 PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": 1e6, "weight_decay": 0.0}
@@ -78,18 +75,9 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
     return {name: (before[name] - after[name]) / STRETCH for name in before}
 
 
-def connect_to_others() -> None:
-    prepare_process()
-    connect(find_world(os.environ), torch.device("cpu"))
-    import deepspeed  # noqa: F401
-
-    gc.collect()
-    gc.freeze()  # DeepSpeed collects garbage for each engine, and goes through all modules each time
-
-
 def on_all_stages() -> dict[str, Any]:
     """What one rank finds; see the tests."""
-    connect_to_others()
+    connect_ranks()
     found: dict[str, Any] = {}
     for dtype, zero in ALL:
         engine = make_engine(dtype, zero)
@@ -101,13 +89,13 @@ def on_all_stages() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.fixture(scope="module", params=[slow(1), 2])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
     """Of rank 0 among one and among two. DeepSpeed compiles nothing, and leaves no shared memory behind."""
     extensions, shared = tmp_path_factory.mktemp("extensions"), set(Path("/dev/shm").glob("deepspeed_*"))
-    environment = {**PATHS, "TORCH_EXTENSIONS_DIR": str(extensions)}
+    environment = {"TORCH_EXTENSIONS_DIR": str(extensions)}
     done = spawn(request.param, on_all_stages, timeout=150, environment=environment)
-    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
     assert not list(extensions.iterdir())
     assert set(Path("/dev/shm").glob("deepspeed_*")) <= shared
     return request.param, done[0].result

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.marks import slow
 from support.processes import spawn
-from test_engine import PATHS, connect_to_others
+from support.training import connect_ranks
 
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from data_prep.common.errors import UserError
 from pretraining.engine.apex import find_apex
 from pretraining.model import cpu_kernels as kernels
 from pretraining.processes.group import disconnect
-from pretraining.training.trainer import by_layer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "nvidia": NVIDIA,
@@ -31,7 +31,7 @@ Results = list[dict[Any, Any]]
 
 def on_all_stages() -> dict[Any, Any]:
     """What one rank finds."""
-    connect_to_others()
+    connect_ranks()
     found: dict[Any, Any] = {case: run_engine(make_engine(*case[:2], SETTINGS[case[2]])) for case in CASES}
     found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
     for zero in (1, 2, 3):
@@ -42,11 +42,11 @@ def on_all_stages() -> dict[Any, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.fixture(scope="module", params=[slow(1), 2, 3])
 def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
-    done = spawn(request.param, on_all_stages, timeout=240, environment=PATHS)
-    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
-    return request.param, [each.result for each in done]
+    done = spawn(request.param, on_all_stages, timeout=240)
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
+    return request.param, [rank.result for rank in done]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
@@ -96,8 +96,3 @@ def test_apex_is_an_accelerator_for_gpus_and_never_needed(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
     with pytest.raises(UserError, match=r"\(0\.9\.10\.dev0\) has no amp_C: it is another project of that name"):
         find_apex("apex", gpu)
-
-
-def test_trust_ratios_by_layer() -> None:
-    ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
-    assert by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -69,13 +68,6 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
             held[slot] += range(offset - 1000, offset - 1000 + length)
             assert whole == (length == size)
     assert all(held[slot] == list(range(slot * size, (slot + 1) * size)) for slot in held)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
 
 
 def flat_engine(model: nn.Module, change: Any = lambda flat: None) -> Any:
