@@ -87,7 +87,8 @@ def wiki(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Shards and a recipe for runs of seconds, with folders that all tests see."""
-    from support.training import RECIPE, Place, make_shards
+    from support.shards import make_shards
+    from support.training import RECIPE, Place
 
     base = tmp_path_factory.mktemp("train")
     (base / "recipe.toml").write_text(RECIPE)
@@ -129,7 +130,7 @@ def alone() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def other_data(shared: Place) -> Path:
     """Other shards with the same vocabulary, nothing of them held out."""
-    from support.training import make_shards
+    from support.shards import make_shards
 
     folder = make_shards(shared.folder / "other", validation=0)
     shutil.copy(shared.data / "vocab.txt", folder / "vocab.txt")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -19,18 +20,18 @@ import torch
 
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset, Rows
-from pretraining.data.order import Order
-from pretraining.model.batch import Batch, StepBatches
+from pretraining.data.order import BatchOrder
+from pretraining.model.batch import PretrainingBatch, StepBatches
 
 
-def collate(rows: Rows) -> Batch:
+def collate(rows: Rows) -> PretrainingBatch:
     """Makes a batch of examples."""
     starts = np.zeros(len(rows.lengths) + 1, np.int64)
     np.cumsum(rows.lengths, out=starts[1:])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], rows.lengths)
     segments = positions >= np.repeat(rows.boundaries, rows.lengths)
     chosen = np.repeat(starts[:-1], rows.predictions) + rows.positions
-    return Batch(
+    return PretrainingBatch(
         pieces=torch.from_numpy(rows.pieces),
         segments=torch.from_numpy(segments.astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -67,18 +68,18 @@ def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
 
 
 def step_batches(
-    dataset: Dataset, order: Order, step: int, global_batch: int, rank: int, ranks: int, accumulation: int
+    dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
 ) -> StepBatches:
-    """One rank's part of a global batch."""
-    examples = order.examples(step * global_batch, global_batch)
+    """Reads one rank's part of the global batch of a step."""
+    examples = order.examples(step)
     lengths, predictions = dataset.sizes(examples)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(collate(dataset.read(examples.take(chosen))) for chosen in mine)
-    return StepBatches(micro, global_batch, int(predictions.sum()), int(lengths.sum()))
+    return StepBatches(micro, order.batch_size, int(predictions.sum()))
 
 
 class Loader:
-    """Prepares the steps ahead of the trainer, in a thread; iterate over it, and close it.
+    """Prepares the batches of coming steps in a thread, ahead of training; iterate over it, and close it.
 
     An error in the thread is raised where its step would have come.
     """
@@ -86,23 +87,18 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        order: Order,
+        order: BatchOrder,
         *,
-        global_batch: int,
         rank: int = 0,
         ranks: int = 1,
         accumulation: int = 1,
         start: int = 0,
         stop: int | None = None,
         depth: int = 2,
-        number: Callable[[int], int] = lambda step: step,
     ) -> None:
-        """Steps `start` … `stop`-1, or without end; `depth` steps are kept ready. `number` says which of the global
-        batches a step takes."""
-        assert global_batch % (ranks * accumulation) == 0
-        self._prepare: Callable[[int], StepBatches] = lambda step: step_batches(
-            dataset, order, number(step), global_batch, rank, ranks, accumulation
-        )
+        """Prepares the steps `start` … `stop`-1, or without end; `depth` steps are kept ready."""
+        assert order.batch_size % (ranks * accumulation) == 0
+        self._prepare = partial(step_batches, dataset, order, rank=rank, ranks=ranks, accumulation=accumulation)
         self._start, self._stop, self._depth = start, stop, depth
         self._ready: deque[StepBatches] = deque()
         self._changed = threading.Condition()  # guards all below, and is notified when any of it changes
@@ -167,7 +163,7 @@ class Loader:
 
 def validation_batches(
     dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
-) -> Iterator[tuple[Batch, bool]]:
+) -> Iterator[tuple[PretrainingBatch, bool]]:
     """One rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
 
     Every example counts on exactly one rank. All ranks get the same number of batches, because with ZeRO-3 they

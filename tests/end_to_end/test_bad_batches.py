@@ -23,11 +23,13 @@ from support.training import (
     train_straight,
 )
 
+from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
-from pretraining.checkpoint.reading import finished, load_weights
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import Order, fold
+from pretraining.data.order import BatchOrder, Order
 from pretraining.training.guards import Skip, read_skips, write_skips
 
 
@@ -50,8 +52,8 @@ def without_bad(shared: Place, straight: Path) -> Path:
 def in_order(place: Place, rank: int) -> list[str]:
     """The examples of the bad batch that a rank has, as they are named, micro-batch by micro-batch."""
     dataset = Dataset(place.data, Manifest.read(place.data), 32)
-    order = Order(int(fold(SEED, 0)[0]), dataset.shard_rows)
-    micro = step_batches(dataset, order, BAD, 24, rank, 2, accumulation=3).micro
+    order = BatchOrder(Order(int(hash_key(SEED, 0)[0]), dataset.shard_rows), batch_size=24)
+    micro = step_batches(dataset, order, BAD, rank, ranks=2, accumulation=3).micro
     return [", ".join(f"shard {shard} row {row}" for shard, row in batch.examples) for batch in micro]
 
 
@@ -114,7 +116,7 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     assert errors.count("warning: the loss is nan at step 3 on rank 1, of shard ") == 3
     assert_left_out(run, (BAD, 1), (BAD + 1, 1), (BAD + 2, 1))
     assert [record["step"] for record in records(run)] == [1, 2]
-    assert finished(run)[-1].name == "step-00000002"
+    assert finished_checkpoints(run)[-1].name == "step-00000002"
 
 
 def test_a_loss_that_leaps(place: Place) -> None:
@@ -135,6 +137,6 @@ def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     assert errors.count("warning: the ") == 3
     assert all(
         bool(torch.isfinite(weight).all())
-        for path in finished(place.folder / "run")
-        for weight in load_weights(path)[1].values()
+        for path in finished_checkpoints(place.folder / "run")
+        for weight in load_checkpoint(path)[1].values()
     )

@@ -15,9 +15,8 @@ RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("ranks", [1, 8, 64])
-def test_the_plan_of_every_recipe(
-    path: Path, ranks: int, capsys: pytest.CaptureFixture[str], kept_signals: None
-) -> None:
+@pytest.mark.usefixtures("kept_signals")
+def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--ranks", str(ranks), "--pieces-per-second", "1e6"]
     code = entry.main(["--recipe", str(path), "--check", *options])
     printed = capsys.readouterr()
@@ -30,7 +29,8 @@ def test_the_plan_of_every_recipe(
     assert "learning rate" in printed.out
 
 
-def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str], kept_signals: None) -> None:
+@pytest.mark.usefixtures("kept_signals")
+def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--recipe", str(place.recipe), "--data", str(place.data), "--check"]
     assert entry.main(command) == 0
     first = capsys.readouterr().out

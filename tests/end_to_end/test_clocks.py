@@ -11,7 +11,7 @@ from support.faults import jumping_clock
 from support.marks import slow
 from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
 
-from pretraining.checkpoint.reading import finished
+from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.stopping import STOPPED
 
 
@@ -22,7 +22,7 @@ def test_the_time_limit(place: Place, told: str) -> None:
     going = launch(place.command("run", *ENDLESS, *words), environment=variables)
     assert_ended(going, STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
-    assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
 
 
 def test_by_the_clock(place: Place) -> None:

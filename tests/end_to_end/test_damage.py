@@ -10,7 +10,7 @@ from support.damage import FILES, flip, truncate
 from support.marks import slow
 from support.training import SAVES, Place, assert_ended, assert_same, contents, launch, stopped_at
 
-from pretraining.checkpoint.reading import DAMAGED, FOLDER, RECORD, finished
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints
 
 
 @pytest.mark.parametrize(("file", "damage"), [(FILES[0], flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)])
@@ -19,7 +19,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(
 ) -> None:
     """What was damaged gives up its place when its step is saved again, and is kept beside it."""
     run = stopped_at(straight, place.folder / "run", 6)
-    newest = finished(run)[-1]
+    newest = finished_checkpoints(run)[-1]
     damage(newest / file)
     there = contents(newest)
     assert_ended(launch(place.command("run", *SAVES)), 0, f"warning: {newest / file}: ", f"{newest} is left as it is")
@@ -27,12 +27,12 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     kept = contents(newest.with_name(newest.name + ".damaged"))
     assert kept.pop(DAMAGED)
     assert kept == there
-    assert newest in finished(run)
+    assert newest in finished_checkpoints(run)
 
 
 def test_a_run_with_damaged_checkpoints_alone_does_not_begin_anew(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 2)
-    first, second = finished(run)
+    first, second = finished_checkpoints(run)
     flip(first / FILES[0])
     (second / RECORD).unlink()
     there = [contents(folder) for folder in (first, second)]

@@ -13,7 +13,7 @@ import pytest
 from support.marks import slow
 from support.training import ENDLESS, Place, assert_ended, launch
 
-from pretraining.checkpoint.reading import FOLDER, finished
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     going = launch(dataclasses.replace(place, folder=disk).command("run"))
-    assert_ended(going, 2, f"error: rank 0: --run {disk / 'run'}: cannot be written: Read-only file system")
+    assert_ended(going, 2, f"error: rank 0: --out {disk / 'run'}: cannot be written: Read-only file system")
 
 
 def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     errors = assert_ended(going, 2, "error: ", "cannot be written: Read-only file system\n")
     assert "the same command goes on from the last one" in errors
     assert "make room" not in errors
-    assert finished(disk / "run")
+    assert finished_checkpoints(disk / "run")
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
@@ -62,6 +62,6 @@ def test_a_full_disk(place: Place, disk: Path, ranks: int) -> None:
     command = dataclasses.replace(place, folder=disk).command("run", "--checkpoints.every", "1", "--parallel.zero", "1")
     errors = assert_ended(launch(command, ranks), 2, "cannot be written: No space left on device")
     assert "the same command goes on from the last one" in errors
-    assert finished(disk / "run")
+    assert finished_checkpoints(disk / "run")
     if ranks == 1:  # among several, one may still write when another clears up; the next to save does it
         assert not list((disk / "run" / FOLDER).glob("*.tmp"))

@@ -15,7 +15,7 @@ from support.processes import start
 from support.training import Place, assert_ended, assert_well, be_train_py, launch, records, train
 
 from pretraining import train as entry
-from pretraining.checkpoint.reading import finished
+from pretraining.checkpoint.record import finished_checkpoints
 
 
 def test_what_is_printed(place: Place) -> None:
@@ -29,7 +29,7 @@ def test_what_is_printed(place: Place) -> None:
     assert lines[3].startswith("1/7  loss ")
     assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
-    assert sorted(path.name for path in finished(run)[-1].iterdir()) == [
+    assert sorted(path.name for path in finished_checkpoints(run)[-1].iterdir()) == [
         "checkpoint.json",
         "exp_avg-00000-of-00001.safetensors",
         "exp_avg_sq-00000-of-00001.safetensors",
@@ -41,24 +41,25 @@ def test_what_is_printed(place: Place) -> None:
 
 
 MISTAKES = {
-    "--run {tmp}/run --model.positions 48": "phases.1.length = 64: from 8 to 48, the positions of the model",
-    "--run {tmp}/run --phases.0.length 48": "--phases.0.length = 48: the data has 32, 64; make it with shard.py",
-    "--run {tmp}/run --phases.0.batch 10": "--phases.0.batch = 10: does not divide by 1 rank x phases.0.micro_batch",
-    "--run {tmp}/run --parallel.device cuda": '--parallel.device = "cuda": no GPU is found here',
-    "--run {tmp}/run --precision.dtype fp16": '--precision.dtype = "fp16": not on a CPU',
-    "--run {tmp}/run --phases.0.stepz 4": "--phases.0.stepz: unknown; did you mean phases.0.steps?",
-    "--run {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
-    "--run {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
-    "--run {tmp}/run --init {data}": "{data}: has no finished checkpoint",
-    "--run {tmp}/file/run": "--run {tmp}/file/run: cannot be written: Not a directory",
+    "--out {tmp}/run --model.positions 48": "phases.1.length = 64: from 8 to 48, the positions of the model",
+    "--out {tmp}/run --phases.0.length 48": "--phases.0.length = 48: the data has 32, 64; make it with shard.py",
+    "--out {tmp}/run --phases.0.batch 10": "--phases.0.batch = 10: does not divide by 1 rank x phases.0.micro_batch",
+    "--out {tmp}/run --parallel.device cuda": '--parallel.device = "cuda": no GPU is found here',
+    "--out {tmp}/run --precision.dtype fp16": '--precision.dtype = "fp16": not on a CPU',
+    "--out {tmp}/run --phases.0.stepz 4": "--phases.0.stepz: unknown; did you mean phases.0.steps?",
+    "--out {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
+    "--out {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
+    "--out {tmp}/run --init {data}": "{data}: has no finished checkpoint",
+    "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: Not a directory",
     "--model.layer 3": "--run: is missing",
 }
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the messages of a machine without GPU")
 @pytest.mark.parametrize("words", MISTAKES)
+@pytest.mark.usefixtures("kept_signals")
 def test_mistakes_are_told_with_their_cure(
-    words: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept_signals: None
+    words: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     names = {"tmp": tmp_path, "data": place.data}
@@ -73,7 +74,8 @@ def test_mistakes_are_told_with_their_cure(
     assert "Traceback" not in errors
 
 
-def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str], kept_signals: None) -> None:
+@pytest.mark.usefixtures("kept_signals")
+def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
     assert entry.main(["--recipe", str(place.recipe), *words]) == 2
     errors = capsys.readouterr().err
@@ -101,7 +103,7 @@ def test_shards_that_cannot_be_used(place: Place, damage: str) -> None:
     assert_ended(launch(dataclasses.replace(place, data=data).command("run")), 2, "error: ", wanted)
     if damage == "changed":
         assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4, 5]
-        assert [path.name for path in finished(place.folder / "run")] == ["step-00000005"]
+        assert [path.name for path in finished_checkpoints(place.folder / "run")] == ["step-00000005"]
 
 
 def train_otherwise(command: list[str], more: list[str]) -> None:

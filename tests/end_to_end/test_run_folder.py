@@ -22,7 +22,7 @@ from support.training import (
     train,
 )
 
-from pretraining.checkpoint.reading import finished
+from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.stopping import STOPPED
 
 
@@ -32,7 +32,7 @@ def test_a_folder_belongs_to_one_run(place: Place) -> None:
     first.reach(2)
     owner = f"process {first.pids[0]} on {socket.gethostname()}"
     before = first.step
-    assert_ended(launch(command), 2, f"error: rank 0: --run {run}: {owner} is training in this folder")
+    assert_ended(launch(command), 2, f"error: rank 0: --out {run}: {owner} is training in this folder")
     first.reach(before + 2)
     first.signal(signal.SIGUSR1)
     assert_ended(first, STOPPED, "stopped by a signal")
@@ -79,11 +79,11 @@ MUST_STAY = {
 
 def test_what_must_stay_is_refused(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 3)
-    there = {path: contents(path) for path in finished(run)}
+    there = {path: contents(path) for path in finished_checkpoints(run)}
     for words, message in MUST_STAY.items():
         refused = launch(place.command(run, *words.split()), ranks=1)
-        assert_ended(refused, 2, "error: ", f"error: --run {run}: was trained with {message}")
-    assert {path: contents(path) for path in finished(run)} == there
+        assert_ended(refused, 2, "error: ", f"error: --out {run}: was trained with {message}")
+    assert {path: contents(path) for path in finished_checkpoints(run)} == there
 
 
 def test_what_a_run_that_is_done_cannot_be_continued_with(place: Place, straight: Path) -> None:

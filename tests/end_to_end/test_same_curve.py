@@ -12,11 +12,12 @@ from support.pretraining_reference import padded
 from support.training import CUT, Place, assert_same_curve, assert_well, distance, exported_weights, records, train
 
 from data_prep.shards import Manifest
-from pretraining.checkpoint.exporting import export
-from pretraining.checkpoint.reading import finished, load_weights
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.huggingface.folders import read_folder
+from pretraining.training.exporting import export
 
 BF16 = ["--precision.dtype", "bf16"]
 NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -125,7 +126,7 @@ def test_any_number_of_ranks_scores_the_same(runs: Place) -> None:
 def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:
     """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
     source = runs.folder / "1 straight"
-    first = finished(source)[0]
+    first = finished_checkpoints(source)[0]
     encoder = place.folder / "without heads"
     transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
     alone = place.folder / "second.toml"
@@ -140,7 +141,7 @@ def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:
     for name in ("run", "folder"):
         assert distance(place.folder / name, source) == 0
     _, at_first, _ = read_folder(place.folder / "checkpoint" / "export")
-    _, before, _ = load_weights(first)
+    _, before = load_checkpoint(first)
     assert all(torch.equal(at_first[name], before[name][: len(at_first[name])]) for name in at_first)
     found = exported_weights(place.folder / "encoder")
     bert = [name for name in whole if name.startswith("bert.")]

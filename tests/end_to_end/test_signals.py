@@ -24,7 +24,7 @@ from support.training import (
     train,
 )
 
-from pretraining.checkpoint.reading import FOLDER, finished
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 from pretraining.processes.group import INTERRUPTED
 from pretraining.processes.stopping import STOPPED
 
@@ -38,7 +38,7 @@ def test_a_signal_to_one_rank_stops_all_in_good_order(place: Place, long: Path, 
     assert errors == (
         f"stopped by a signal after step {going.step}, and saved; the same command continues from there\n"
     )
-    assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert f"continues after step {going.step}\n" in assert_well(train(place.command("run", *LONG)))
     assert_same(place.folder / "run", long)
 
@@ -53,7 +53,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
         going.signal(number)
         time.sleep(0.05)
     assert_ended(going, STOPPED, f"stopped by a signal after step {going.step}, and saved")
-    assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
+    assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
     assert_same(place.folder / "run", long)
 
@@ -62,7 +62,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
 def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, come: int) -> None:
     """While rank 0 waits for the others to come, at once; while they make the model, after a first step."""
     run = stopped_at(straight, place.folder / "run", 6)
-    before = {path: contents(path) for path in finished(run)}
+    before = {path: contents(path) for path in finished_checkpoints(run)}
     (run / "lock").unlink()
     going = launch(place.command("run", *SAVES), fault=slow_start, come=come)
     if come == 2:

@@ -23,8 +23,7 @@ from support.training import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretraining.checkpoint.reading import finished, read_record, read_weights
-from pretraining.model.shape import Shape
+from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.processes.stopping import STOPPED
 
 LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
@@ -67,8 +66,7 @@ def test_a_stopped_run_is_the_straight_one_bit_for_bit(place: Place, way: str, r
 def assert_same_end(run: Path, straight: Path) -> None:
     """The curve to 1e-5, and the weights."""
     assert_same_curve(run, straight, 1e-5)
-    shape = Shape(**read_record(finished(run)[-1])["shape"])
-    weights, wanted = (read_weights(finished(folder)[-1], shape) for folder in (run, straight))
+    weights, wanted = (load_checkpoint(folder)[1] for folder in (run, straight))
     assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretraining.checkpoint.reading import KINDS, RECORD
+from pretraining.checkpoint.record import KINDS, RECORD
 
 FILES = [*(f"{kind}-00001-of-00002.safetensors" for kind in KINDS), RECORD]
 """those of rank 1 of two, and the record"""

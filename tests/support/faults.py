@@ -18,8 +18,10 @@ from torch import Tensor
 
 from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
+from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes import stopping
+from pretraining.training.phases import TrainingPhase
 from pretraining.training.trainer import Trainer
 
 BAD = 2
@@ -39,7 +41,7 @@ def stop_at(step: int) -> None:
 
     def step_and_signal(self: Trainer, *arguments: Any) -> None:
         train_step(self, *arguments)
-        if self.progress.step == step and self.rank == self.ranks - 1:
+        if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     Trainer.train_step = step_and_signal  # type: ignore[method-assign, assignment]
@@ -76,7 +78,7 @@ def jumping_clock() -> None:
 
 @dataclass
 class Poison:
-    """A fault of a batch or a step of the first phase: on rank 1 alone; where the loss scale collapses, on all ranks."""
+    """A fault of a batch or a step of the first phase: on rank 1 alone; a loss scale that collapses, on all ranks."""
 
     what: Literal["loss", "gradient", "leap", "collapse"]
     """the loss of the second micro-batch or the gradient is no number, all losses are too large, the loss scale ends"""
@@ -101,15 +103,15 @@ class Poison:
         """Finds the bad ones."""
         train_step = Trainer.train_step
 
-        def found(trainer: Trainer, *arguments: Any) -> None:
-            progress, here = trainer.progress, trainer.rank == 1 or self.what == "collapse"
-            number = trainer.batch if self.follows == "batch" else progress.phase_step
-            self.now, self.micro = here and progress.phase == 0 and number == self.number, 0
-            train_step(trainer, *arguments)
-            if progress.step == self.die_at:
+        def found(trainer: Trainer, phase: TrainingPhase, batches: StepBatches) -> None:
+            state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
+            number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
+            self.now, self.micro = here and phase.number == 0 and number == self.number, 0
+            train_step(trainer, phase, batches)
+            if state.step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Trainer.train_step = found  # type: ignore[method-assign, assignment]
+        Trainer.train_step = found  # type: ignore[method-assign]
 
     def poison_losses(self) -> None:
         forward = Engine.forward
@@ -120,7 +122,7 @@ class Poison:
             factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
             return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
 
-        Engine.forward = poisoned  # type: ignore[method-assign]
+        Engine.forward = poisoned  # type: ignore[assignment, method-assign]
 
     def poison_gradients(self) -> None:
         backward = Engine.backward
@@ -130,7 +132,7 @@ class Poison:
                 loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
             backward(engine, loss, last)
 
-        Engine.backward = poisoned  # type: ignore[method-assign]
+        Engine.backward = poisoned  # type: ignore[assignment, method-assign]
 
     def poison_scale(self) -> None:
         step = Engine.step
@@ -143,4 +145,4 @@ class Poison:
                 engine.deepspeed.step = collapse
             step(engine, learning_rate)
 
-        Engine.step = poisoned  # type: ignore[method-assign]
+        Engine.step = poisoned  # type: ignore[assignment, method-assign]

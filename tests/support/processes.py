@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rank_server import ROOT, Order, rank_server
+
+from support.rank_server import ROOT as ROOT
+from support.rank_server import Order, rank_server
 
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
 """how the names of launchers' variables begin"""
@@ -83,10 +85,10 @@ class Run:
         found = []
         for rank, pid in enumerate(self.pids):
             folder = self.folder / str(rank)
-            texts = [(folder / name).read_text(errors="replace") for name in ("output", "errors")]
+            output, errors = ((folder / name).read_text(errors="replace") for name in ("output", "errors"))
             result = folder / "result"
             value = pickle.loads(result.read_bytes()) if pid in self._codes and result.exists() else None
-            found.append(Done(self._codes.get(pid), *texts, value))
+            found.append(Done(self._codes.get(pid), output, errors, value))
         return found
 
     def end(self) -> None:

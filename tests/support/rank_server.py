@@ -149,11 +149,9 @@ def exit_code(pid: int) -> int | None:
 def be_rank(order: Order) -> None:
     """Turns a fork of the server into a rank, and calls its function."""
     os.setsid()
-    create = os.O_CREAT | os.O_WRONLY | os.O_APPEND
-    for number, (path, flags) in enumerate(
-        [(os.devnull, os.O_RDONLY), (order.folder / "output", create), (order.folder / "errors", create)]
-    ):
-        os.dup2(os.open(path, flags), number)
+    for number, path in enumerate([Path(os.devnull), order.folder / "output", order.folder / "errors"]):
+        with path.open("ab" if number else "rb") as stream:
+            os.dup2(stream.fileno(), number)
     os.environ.clear()
     os.environ.update(order.environment)
     sys.path[:] = order.paths

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -14,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import write_wiki
 from safetensors.torch import load_file
-from support.processes import ROOT, Done, Run, start
 from torch import Tensor
 
-from pretraining.checkpoint.reading import FOLDER, finished
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from support.processes import ROOT, Done, Run, start
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
@@ -77,19 +74,7 @@ class Place:
 
     def command(self, run: str | Path, *more: object) -> list[str]:
         """The words of the command that trains in a folder of its own."""
-        return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--run", self.folder / run, *more]]
-
-
-def make_shards(folder: Path, validation: float = 0.05, documents: int = 600) -> Path:
-    """Shards of lengths 32 and 64 as the real command writes them."""
-    from data_prep import shard
-
-    wiki = write_wiki(folder.with_name(folder.name + "-text"), documents=documents)
-    arguments = ["--docs", str(wiki), "--out", str(folder), "--lengths", "32", "64", "--duplicates", "2"]
-    sizes = ["--vocab-size", "300", "--shard-size", "64KB", "--validation", str(validation), "--workers", "1"]
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert shard.main([*arguments, *sizes]) == 0
-    return folder
+        return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]]
 
 
 # Runs.
@@ -106,10 +91,11 @@ def connect_ranks() -> None:
 def be_train_py(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
     """What a rank does: pretraining/train.py, with a fault."""
     from pretraining import train
+    from pretraining.processes.group import exit_now
 
     if fault is not None:
         fault()
-    train.exit_now(train.main(list(command)))
+    exit_now(train.main(list(command)))
 
 
 def launch(command: Sequence[str], ranks: int = 2, fault: Callable[[], None] | None = None, **more: Any) -> Run:
@@ -164,7 +150,7 @@ def state(run: Path) -> dict[str, Tensor]:
     """All tensors of the last checkpoint."""
     return {
         f"{path.name} {name}": value
-        for path in finished(run)[-1].glob("*.safetensors")
+        for path in finished_checkpoints(run)[-1].glob("*.safetensors")
         for name, value in load_file(path).items()
     }
 
@@ -203,7 +189,7 @@ def distance(run: Path, wanted: Path) -> float:
 def stopped_at(source: Path, run: Path, step: int) -> Path:
     """A copy of a run that ended after a step."""
     shutil.copytree(source, run)
-    for path in finished(run):
+    for path in finished_checkpoints(run):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretraining.checkpoint.reading import DAMAGED, FOLDER, RECORD
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD
 from pretraining.checkpoint.writing import retire
 from pretraining.config.settings import Checkpoints
 

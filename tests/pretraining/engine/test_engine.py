@@ -19,7 +19,8 @@ from support.training import connect_ranks
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.batch import Batch
@@ -40,17 +41,15 @@ STRETCH = 1000.0
 
 
 def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: Any = QUIET, **compute: bool) -> Engine:
-    raw = {
-        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "learning_rate": 1e-3}],
-        "model": {"size": "tiny"},
-        "precision": {"dtype": dtype},
-        "parallel": {"zero": zero},
-        "optimizer": {"clip": clip, **PLAIN_DESCENT},
-        "compute": compute,
-        "deepspeed": {"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
-    }
-    model = Bert(shape, compute.get("checkpoint_activations", False)).initialize(7)
-    return Engine(model, Recipe.model_validate(raw), torch.device("cpu"), dist.get_world_size())
+    settings = EngineSettings(
+        optimizer=Optimizer.model_validate({"clip": clip, **PLAIN_DESCENT}),
+        precision=Precision.model_validate({"dtype": dtype}),
+        parallel=Parallel.model_validate({"zero": zero}),
+        compute=Compute.model_validate(compute),
+        deepspeed={"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
+    )
+    model = Bert(shape, settings.compute.checkpoint_activations).initialize(7)
+    return Engine(model, settings, torch.device("cpu"))
 
 
 def mean_loss(losses: Losses, batch: Batch, ranks: int) -> Tensor:
@@ -188,7 +187,7 @@ def test_checkpointed_activations_give_the_same_gradients_bit_for_bit() -> None:
     results = []
     for recompute in (False, True):
         model = Bert(SMALL, recompute).initialize(7)  # with dropout
-        model.draw = 3
+        model.dropout_seed = 3
         mean_loss(model(batch), batch, 1).backward()
         results.append({name: each.grad for name, each in model.named_parameters()})
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
@@ -218,7 +217,7 @@ def test_the_loss_scale_grows_after_the_step() -> None:
     engine = Engine.__new__(Engine)
     scaled = Scaled()
     scaled.param_groups = []  # type: ignore[attr-defined]
-    engine.deepspeed, engine.zero = SimpleNamespace(optimizer=scaled, step=scaled.step), 1
+    engine.deepspeed, engine.zero, engine._scale_grows = SimpleNamespace(optimizer=scaled, step=scaled.step), 1, False
     engine._put_off_growth()
     engine.step(1.0)
     assert (scaled.divided_by, scaled.loss_scale) == (4.0, 8.0)

@@ -10,7 +10,7 @@ from support.pretraining_reference import SMALL, mean_loss, random_batch
 
 from benchmarks.exactness import NVIDIA, error, make_engine, reference, run_engine
 from pretraining.engine.apex import lamb_updates
-from pretraining.engine.lamb import Piece, _squares, _torch_updates
+from pretraining.engine.lamb import Stretch, _squares, _torch_updates
 from pretraining.model.attention import Layout, _flash, _grouped
 from pretraining.model.bert import Bert
 from pretraining.processes.group import connect, disconnect
@@ -70,7 +70,8 @@ def one_rank() -> Iterator[None]:
 
 @pytest.mark.parametrize(("dtype", "zero"), LAMB)
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kernels: str) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_lamb_is_lamb_on_one_process(dtype: str, zero: int, kernels: str) -> None:
     """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16,
     where the scale of the loss grows on the way."""
     chosen = {**NVIDIA, "kernels": kernels}
@@ -82,7 +83,8 @@ def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kern
 
 
 @pytest.mark.parametrize("zero", [1, 2])
-def test_lamb_with_the_optimizer_in_the_hosts_memory(one_rank: None, zero: int) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_lamb_with_the_optimizer_in_the_hosts_memory(zero: int) -> None:
     weights, _ = run_engine(make_engine("bf16", zero, NVIDIA, offload="optimizer", device="cuda"))
     assert error(weights, reference(1, NVIDIA)[0]) < 1e-6
 
@@ -94,7 +96,7 @@ def test_apex_moves_as_pytorch_does() -> None:
     twins = [[each.clone() for each in tensors] for tensors in lists]
     options = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
     updates, squares = lamb_updates(amp_c, lists, **options)
-    pieces = [Piece(0, *each) for each in zip(*twins, strict=True)]
+    pieces = [Stretch(0, *each) for each in zip(*twins, strict=True)]
     group = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
     wanted = _torch_updates(group, pieces, 3.0)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):

@@ -16,6 +16,7 @@ from support.training import connect_ranks
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from data_prep.common.errors import UserError
 from pretraining.engine.apex import find_apex
+from pretraining.engine.lamb import by_layer
 from pretraining.model import cpu_kernels as kernels
 from pretraining.processes.group import disconnect
 
@@ -96,3 +97,8 @@ def test_apex_is_an_accelerator_for_gpus_and_never_needed(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
     with pytest.raises(UserError, match=r"\(0\.9\.10\.dev0\) has no amp_C: it is another project of that name"):
         find_apex("apex", gpu)
+
+
+def test_trust_ratios_by_layer() -> None:
+    ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
+    assert by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}

@@ -16,7 +16,7 @@ from torch import nn
 
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
-from pretraining.engine.lamb import make_layout
+from pretraining.engine.lamb import make_slot_table
 from pretraining.engine.partition import FlatTensor, Part, find_flat_tensors
 from pretraining.model.bert import Bert
 
@@ -62,7 +62,7 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     some = [Part("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
     held: dict[int, list[int]] = {slot: [] for slot in range(count)}
     for part in some:  # a rank has one part of a parameter; here each is a rank of its own
-        layout = make_layout(FlatTensor(torch.empty(0), {"p": total}, (part,)), lambda _: count)
+        layout = make_slot_table(FlatTensor(torch.empty(0), {"p": total}, (part,)), lambda _: count)
         assert len(layout.slots) == count
         for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
             held[slot] += range(offset - 1000, offset - 1000 + length)
@@ -84,7 +84,8 @@ def flat_engine(model: nn.Module, change: Any = lambda flat: None) -> Any:
     return SimpleNamespace(optimizer=optimizer)
 
 
-def test_a_layout_that_is_not_understood_is_refused(alone: None) -> None:
+@pytest.mark.usefixtures("alone")
+def test_a_layout_that_is_not_understood_is_refused() -> None:
     model = Bert(SMALL).initialize(1)
     assert len(find_flat_tensors(flat_engine(model), model)) == 1
     engine = flat_engine(model, lambda flat: flat.__setitem__(12345, 1.0))

@@ -39,7 +39,8 @@ def small_model(**changes: float) -> Bert:
     return model
 
 
-def test_logits_are_those_of_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model).eval()(**padded(batch))
     masked, following = model.heads(model.encode(batch), batch)
@@ -48,7 +49,8 @@ def test_logits_are_those_of_transformers(either_path: str) -> None:
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
-def test_loss_and_gradients_are_those_of_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_loss_and_gradients_are_those_of_transformers() -> None:
     model, batch = small_model(dropout=0.0, attention_dropout=0.0), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model)
     loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
@@ -62,7 +64,8 @@ def test_loss_and_gradients_are_those_of_transformers(either_path: str) -> None:
         assert error < 1e-5, f"{name}: {error}"
 
 
-def test_fifty_steps_of_training_follow_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_fifty_steps_of_training_follow_transformers() -> None:
     shape = replace(SMALL, dropout=0.0, attention_dropout=0.0)
     model = Bert(shape).initialize(3)
     theirs = their_model(model)
@@ -87,7 +90,7 @@ def test_fifty_steps_of_training_follow_transformers(either_path: str) -> None:
 def test_a_sequence_does_not_know_its_neighbours(lengths: list[int], others: list[int], seed: int) -> None:
     """The hidden states of sequences are the same alone and among others, dropout included."""
     model = small_model().train()
-    model.draw = seed
+    model.dropout_seed = seed
     alone = random_batch(lengths, SMALL.vocabulary, seed)
     together = random_batch([*lengths, *others], SMALL.vocabulary, seed + 1)
     count = len(alone.pieces)
@@ -128,7 +131,8 @@ def test_fresh_weights_are_a_cut_normal_distribution() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_padding_of_the_vocabulary_never_learns(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_padding_of_the_vocabulary_never_learns() -> None:
     model, batch = small_model(), random_batch(LENGTHS, SMALL.vocabulary)
     mean_loss(model, batch).backward()
     assert not model.embeddings.word.weight.grad[SMALL.vocabulary :].any()
@@ -140,7 +144,7 @@ def test_recomputing_layers_changes_no_bit() -> None:
     again.recompute = True
     batch = random_batch(LENGTHS, SMALL.vocabulary)
     for model in (plain, again):
-        model.draw = 5
+        model.dropout_seed = 5
         mean_loss(model, batch).backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)

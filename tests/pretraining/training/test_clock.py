@@ -10,7 +10,8 @@ import torch
 from pretraining.training.clock import Clock
 
 
-def test_the_clock_is_the_same_everywhere_and_estimates_between(alone: None) -> None:
+@pytest.mark.usefixtures("alone")
+def test_the_clock_is_the_same_everywhere_and_estimates_between() -> None:
     clock = Clock(100.0, torch.device("cpu"))
     clock.step()
     assert (clock.seconds, clock.agreed) == (100.0, False)

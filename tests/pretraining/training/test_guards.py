@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from pathlib import Path
 
+import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from support.pretraining_reference import random_batch
 
-from pretraining.training.guards import Guard, Skip, batch_number, first_of
+from data_prep.common.errors import UserError
+from pretraining.engine.step import StepResult
+from pretraining.model.batch import StepBatches
+from pretraining.training.guards import SKIPPED, Finding, Guard, first_of, read_skips
 
-skips = st.lists(
-    st.builds(Skip, phase=st.integers(0, 1), first=st.integers(0, 40), count=st.integers(1, 6), reason=st.just(""))
-)
+GOOD, BAD = 5.0, math.inf
 
 
-@given(skips, st.integers(0, 1))
-def test_the_batches_of_a_phase_are_those_that_are_not_left_out(skips: list[Skip], phase: int) -> None:
-    out = {skip.first + index for skip in skips if skip.phase == phase for index in range(skip.count)}
-    wanted = itertools.islice((number for number in itertools.count() if number not in out), 60)
-    assert [batch_number(step, phase, skips) for step in range(60)] == list(wanted)
+def add(guard: Guard, step: int, losses: list[float], norm: float) -> None:
+    """Gives a guard a step of two micro-batches, which is ten batches on in the order of the phase."""
+    batches = [random_batch([3, 3], 50, first=first) for first in (1, 4)]
+    result = StepResult([torch.tensor(loss) for loss in losses], [None, None], norm)
+    guard.add(step, step + 10, result, StepBatches(tuple(batches), sequences=4, predictions=4))
 
 
 def test_a_guard_names_the_first_thing_wrong() -> None:
-    good, bad = torch.tensor(5.0), torch.tensor(math.inf)
-    examples = [torch.tensor([[0, 1], [0, 2]]).numpy(), torch.tensor([[3, 4], [3, 5]]).numpy()]
     guard = Guard(1, spike=2.0, scaled=False)
-    guard.add(7, 17, [good, good], 1.0, examples)
-    guard.add(8, 18, [good, bad], 1.0, examples)
-    guard.add(9, 19, [bad, bad], math.nan, examples)
+    add(guard, 7, [GOOD, GOOD], 1.0)
+    add(guard, 8, [GOOD, BAD], 1.0)
+    add(guard, 9, [BAD, BAD], math.nan)
     found = guard.look()
-    assert found is not None
-    assert (found.step, found.batch) == (8, 18)
-    assert found.text == "the loss is inf at step 8 on rank 1, of shard 3 row 4, shard 3 row 5"
+    text = "the loss is inf at step 8 on rank 1, of shard 0 row 4, shard 0 row 5"
+    assert found == Finding(8, 18, text)
     assert guard.look() is None
-    guard.add(8, 18, [good, good], math.nan, examples)
+
+
+def test_a_loss_says_more_than_a_gradient() -> None:
+    guard = Guard(1, spike=2.0, scaled=False)
+    add(guard, 8, [GOOD, BAD], 1.0)
+    loss = guard.look()
+    add(guard, 8, [GOOD, GOOD], math.nan)
     gradient = guard.look()
     assert gradient is not None
-    assert first_of([gradient, None, found]) == found, "a loss says more than a gradient"
-    scaled = Guard(1, spike=2.0, scaled=True)
-    scaled.add(7, 17, [good, good], math.inf, examples)
-    assert scaled.look() is None, "the scale is lowered for it"
+    assert first_of([gradient, None, loss]) == loss
+
+
+def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -> None:
+    guard = Guard(1, spike=2.0, scaled=True)
+    add(guard, 7, [GOOD, GOOD], math.inf)
+    assert guard.look() is None
 
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:
@@ -51,3 +58,10 @@ def test_a_loss_leaps_above_the_median_of_many() -> None:
     assert not guard.leaps(7.99)
     never = Guard(0, spike=0.0, scaled=False)
     assert not any(never.leaps(loss) for loss in [6.0] * 20 + [1e9])
+
+
+def test_a_list_of_batches_to_leave_out_that_is_damaged_is_named(tmp_path: Path) -> None:
+    assert read_skips(tmp_path) == []
+    (tmp_path / SKIPPED).touch()
+    with pytest.raises(UserError, match=SKIPPED):
+        read_skips(tmp_path)
