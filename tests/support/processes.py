@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from support.rank_server import ROOT as ROOT
 from support.rank_server import Order, rank_server
 

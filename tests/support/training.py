@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.processes import ROOT, Done, Run, start
 from torch import Tensor
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
-from support.processes import ROOT, Done, Run, start
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
