@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.marks import slow
-from support.pretraining_reference import SMALL, random_batch
+from support.pretraining_reference import SMALL, gradient, gradients, random_batch
 from support.processes import spawn
 from support.training import connect_ranks
 from torch import Tensor
@@ -33,8 +33,9 @@ LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
 QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
 
-PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": 1e6, "weight_decay": 0.0}
-"""with these, AdamW's step is the gradient times rate / epsilon"""
+EPSILON = 1e6
+PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
+"""with these, AdamW's step is the gradient times the learning rate by EPSILON"""
 CLIP, REPEATS = 0.5, 16
 STRETCH = 1000.0
 """times the gradient: weights move so far that what their rounding hides does not matter"""
@@ -69,7 +70,7 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
     for index in range(repeats):
         loss = mean_loss(engine.forward(batch), batch, ranks) / repeats
         engine.backward(loss, last=index == repeats - 1)
-    engine.step(STRETCH * PLAIN_DESCENT["epsilon"])
+    engine.step(STRETCH * EPSILON)
     after = weights(engine)
     return {name: (before[name] - after[name]) / STRETCH for name in before}
 
@@ -106,7 +107,7 @@ def reference(ranks: int) -> dict[str, Tensor]:
     for rank in range(ranks):
         batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
         mean_loss(model(batch), batch, ranks).backward()
-    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return gradients(model)
 
 
 def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
@@ -119,10 +120,10 @@ def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float
 @pytest.mark.parametrize(("dtype", "zero"), ALL)
 def test_gradients_are_those_of_pytorch_alone(found: tuple[int, dict[str, Any]], dtype: str, zero: int) -> None:
     ranks, results = found
-    gradients, norm = results[f"{dtype} {zero}"]
+    moved, norm = results[f"{dtype} {zero}"]
     wanted = reference(ranks)
     tolerance = 1e-5 if dtype == "fp32" else 0.03
-    assert distance(gradients, wanted) < tolerance
+    assert distance(moved, wanted) < tolerance
     full = math.sqrt(sum(float(each.square().sum()) for each in wanted.values()))
     assert norm == pytest.approx(full, rel=tolerance)
 
@@ -133,15 +134,14 @@ def test_the_tied_weight_gets_gradients_from_both_its_uses(
 ) -> None:
     """Under ZeRO 3 it is gathered where it is looked up, and again where it decodes."""
     ranks, results = found
-    gradient = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
+    moved = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
     both = reference(ranks)["embeddings.word.weight"]
-    assert distance({"": gradient}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
+    assert distance({"": moved}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
     model = Bert(QUIET).initialize(7)
     batch = random_batch(LENGTHS[0], QUIET.vocabulary)
     hidden = model.encode(batch)[batch.chosen].detach()  # the decoder alone
     model.masked_head(hidden, model.embeddings.word.weight, batch.labels)[0].backward()
-    alone = model.embeddings.word.weight.grad
-    assert alone is not None
+    alone = gradient(model.embeddings.word.weight)
     assert distance({"": alone / len(batch.labels)}, {"": both}) > 0.1  # so the test can fail
 
 
@@ -169,7 +169,7 @@ def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].clone()
     torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)
-    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    return {name: gradient(parameter) for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize("zero", range(4))
@@ -189,7 +189,7 @@ def test_checkpointed_activations_give_the_same_gradients_bit_for_bit() -> None:
         model = Bert(SMALL, recompute).initialize(7)  # with dropout
         model.dropout_seed = 3
         mean_loss(model(batch), batch, 1).backward()
-        results.append({name: each.grad for name, each in model.named_parameters()})
+        results.append(gradients(model))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
