@@ -74,8 +74,9 @@ def test_an_owner_that_has_not_named_itself_is_unknown(tmp_path: Path, monkeypat
             pass
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "lockf", refusing(errno.ENOSYS))
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(fcntl, "lockf", refusing(number))
     with locked(tmp_path / "lock", "--run x", REFUSAL) as protected:
         assert not protected
 
