@@ -54,8 +54,8 @@ def test_what_may_change_is_told(place: Place, straight: Path) -> None:
         "model.dropout": (0.1, 0.2),
         "optimizer.weight_decay": (0.01, 0.02),
         "parallel.zero": (1, 2),
-        "phases.0.micro_batch": (4, 2),
         "phases.0.learning_rate": (0.002, 0.001),
+        "phases.0.micro_batch": (4, 2),
         "precision.dtype": ("fp32", "bf16"),
     }
     run = stopped_at(straight, place.folder / "run", 3)
