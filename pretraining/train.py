@@ -17,12 +17,9 @@ import contextlib
 import gc
 import os
 import re
-import signal
 import sys
-import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Literal, cast
 
 from pretraining.processes.environment import prepare_process
@@ -41,19 +38,10 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
-from pretraining.processes.group import (
-    INTERRUPTED,
-    SharedError,
-    agree,
-    choose_device,
-    connect,
-    disconnect,
-    exit_now,
-    shared_errors,
-    speaks,
-)
+from pretraining.processes.ending import Ending, exit_now
+from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.launchers import World, find_world, missing_tasks
-from pretraining.processes.stopping import SIGNALS, STOPPED, Control, StoppedError, time_limit
+from pretraining.processes.stopping import Control, time_limit
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
@@ -61,7 +49,6 @@ from pretraining.training.resume import Beginning, Start, alone_in, find_beginni
 from pretraining.training.trainer import Job, Trainer
 
 EXPORT = "export"
-ENDING = (signal.SIGINT, *SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -91,51 +78,22 @@ class Train:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code.
-
-    0 done, 1 a mistake of ours, 2 something that the user can cure, 75 saved and stopped before the end by a signal or
-    the time limit (start the same command again), 130 interrupted by Ctrl-C.
-    """
+    """Returns the exit code; `Code` says what it means."""
     arguments = [each for each in arguments if not re.fullmatch(r"--local[_-]rank=\d+", each)]  # deepspeed adds it
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for number in ENDING:
-        signal.signal(number, interrupt)
-    ranks = World()
-    try:
-        ranks = find_world(os.environ)
+    with Ending() as ending:
+        ending.world = world = find_world(os.environ)
         if wanted.check:
-            check(wanted, overrides, ranks, console)
+            check(wanted, overrides, world, console)
         else:
-            if tasks := missing_tasks(os.environ, ranks):
-                errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
-            train(wanted, overrides, ranks, console)
-    except StoppedError as stopped:
-        if ranks.rank == 0:
-            errors.print(str(stopped), markup=False)
-        return STOPPED
-    except UserError as error:
-        if speaks(ranks, error):
-            errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
-        return 2
-    except KeyboardInterrupt as interruption:
-        if ranks.rank == 0:
-            errors.print(f"\n{INTERRUPTED}")
-        return STOPPED if interruption.args[:1] in [(number,) for number in SIGNALS] else 130
-    except Exception:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends the work in good order, once: launchers send their signals again and again."""
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
+            if tasks := missing_tasks(os.environ, world):
+                warning = f"Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
+                print(f"warning: {warning}", file=sys.stderr)
+            train(wanted, overrides, ending, console)
+    return ending.code
 
 
 def check(wanted: Train, overrides: list[str], ranks: World, console: Console) -> None:
@@ -162,36 +120,36 @@ def check(wanted: Train, overrides: list[str], ranks: World, console: Console) -
     console.print(render_plan(plan))
 
 
-def train(wanted: Train, overrides: list[str], ranks: World, console: Console) -> None:
+def train(wanted: Train, overrides: list[str], ending: Ending, console: Console) -> None:
     """Trains what is left of the run, and exports it."""
-    failure, device, limit = None, torch.device("cpu"), None
+    world, failure, device, limit = ending.world, None, torch.device("cpu"), None
     try:
         limit = time_limit(wanted.time_limit)
-        recipe, manifest = load(wanted, overrides, ranks)
-        device = choose_device(recipe.parallel.device, ranks)
+        recipe, manifest = load(wanted, overrides, world)
+        device = choose_device(recipe.parallel.device, world)
     except UserError as error:
         failure = error  # raised when all ranks can hear it
-    connect(ranks, device)
-    try:
-        with contextlib.ExitStack() as stack:
-            control = stack.enter_context(Control(limit))
-            with shared_errors():
-                if failure is not None:
-                    raise failure
-                watch, job = Watch(ranks, hang=recipe.guards.hang), job_of(wanted, recipe, manifest)
-                agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
-                agree([str(wanted.init), wanted.stop_after], "--init and --stop-after")
-                if ranks.rank == 0:
-                    stack.enter_context(alone_in(job.run))
-                start = Start(job, wanted.init, wanted.resume, ranks, device, console, control, watch)
-                beginning = find_beginning(start)
-            with watch:
-                trainer = train_through(start, beginning)
-                if ranks.rank == 0 and trainer.finished:
-                    with watch.pause():
-                        finish(job.run, console)
-    finally:
-        disconnect()
+    connect(world, device)
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(Control(limit))
+        with shared_errors():
+            if failure is not None:
+                raise failure
+            job = job_of(wanted, recipe, manifest)
+            watch = Watch(world, hang=recipe.guards.hang, run=job.run)
+            agree({"recipe": recipe.as_dict(), "data": manifest.fingerprint}, "recipe and data")
+            agree([str(wanted.init), wanted.stop_after], "--init and --stop-after")
+            if world.rank == 0:
+                stack.enter_context(alone_in(job.run))
+            ending.record_in(job.run)
+            start = Start(job, wanted.init, wanted.resume, world, device, console, control, watch)
+            beginning = find_beginning(start)
+        with watch:
+            trainer = train_through(start, beginning)
+            if world.rank == 0 and trainer.finished:
+                with watch.pause():
+                    finish(job.run, console)
+    disconnect()  # only now: after an error it may wait for ever for ranks that are gone
 
 
 def job_of(wanted: Train, recipe: Recipe, manifest: Manifest) -> Job:

@@ -48,7 +48,7 @@ from pretraining.data.order import Order, fold
 from pretraining.engine.engine import Engine
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes import stopping as control
-from pretraining.processes.group import INTERRUPTED, exit_now
+from pretraining.processes.ending import INTERRUPTION, Code, exit_now
 from pretraining.processes.stopping import time_limit
 from pretraining.training.guards import SKIPPED, Guard, Skip, batch_number, first_of, read_skips, write_skips
 from pretraining.training.resume import alone_in
@@ -316,7 +316,7 @@ def kill(launch: Launch, command: list[object], checkpoints: Path, step: int, dr
     victim = draw.randrange(2)
     run.signal(signal.SIGKILL, victim)
     done = run.wait()
-    assert {each.code for each in done} == {-signal.SIGKILL, 2}, done
+    assert {each.code for each in done} == {-signal.SIGKILL, Code.RANK_LOST}, done
     assert done[victim].code == -signal.SIGKILL
     assert re.match(rf"error: rank {victim} has ended, or ", done[1 - victim].errors), done
     if save and victim == 0:
@@ -496,7 +496,7 @@ def test_a_folder_belongs_to_one_run(place: Place, launch: Launch) -> None:
     assert_ended(launch(command), 2, f"error: rank 0: --run {run}: {owner} is training in this folder")
     first.reach(before + 2)
     first.signal(signal.SIGUSR1)
-    assert_ended(first, control.STOPPED, "stopped by a signal")
+    assert_ended(first, Code.STOPPED, "stopped by a signal")
     second = launch(command)
     second.reach(first.step + 1)
     second.signal(signal.SIGKILL)
@@ -504,7 +504,7 @@ def test_a_folder_belongs_to_one_run(place: Place, launch: Launch) -> None:
     third = launch(command)
     third.reach(second.step + 1)
     third.signal(signal.SIGUSR1)
-    assert_ended(third, control.STOPPED)
+    assert_ended(third, Code.STOPPED)
     assert [each["step"] for each in records(run)] == list(range(1, third.step + 1))
 
 
@@ -581,7 +581,7 @@ def test_a_signal_to_one_rank_stops_all_in_good_order(
     going = launch(place.command("run", *LONG))
     going.reach(3)
     going.signal(number, rank)
-    errors = assert_ended(going, control.STOPPED)
+    errors = assert_ended(going, Code.STOPPED)
     assert errors == (
         f"stopped by a signal after step {going.step}, and saved; the same command continues from there\n"
     )
@@ -601,7 +601,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, launch: Launc
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         going.signal(number)
         time.sleep(0.05)
-    assert_ended(going, control.STOPPED, f"stopped by a signal after step {going.step}, and saved")
+    assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
     assert_same(place.folder / "run", long)
@@ -630,8 +630,8 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, launch: Launch, str
         wait_for((run / "lock").exists)
     time.sleep(0.5)
     going.signal(signal.SIGTERM)
-    message = INTERRUPTED if begun == 1 else "stopped by a signal after step 7, and saved; the same command continues"
-    assert assert_ended(going, control.STOPPED).strip().startswith(message)
+    message = INTERRUPTION if begun == 1 else "stopped by a signal after step 7, and saved; the same command continues"
+    assert assert_ended(going, Code.STOPPED).strip().startswith(message)
     assert {path: contents(path) for path in before} == before
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(run, straight)
@@ -642,7 +642,7 @@ def test_the_time_limit(place: Place, launch: Launch, told: str) -> None:
     words = ["--time-limit", "4s"] if told == "--time-limit" else []
     variables = {} if words else {"SLURM_JOB_END_TIME": str(int(time.time()) + 5)}
     going = launch(place.command("run", *ENDLESS, *words), environment=variables)
-    assert_ended(going, control.STOPPED, "stopped by the time limit after step ", "and saved")
+    assert_ended(going, Code.STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
     assert finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
 
@@ -795,7 +795,7 @@ def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothi
 def test_what_was_left_out_stays_so(place: Place, launch: Launch, without_bad: Path) -> None:
     """After a rollback the run is killed, and goes on without the fault."""
     going = launch(place.command("run", *SAVES), fault=["poison", "loss", "batch", BAD, 4])
-    assert {each.code for each in going.wait()} <= {-signal.SIGKILL, 2}
+    assert {each.code for each in going.wait()} <= {-signal.SIGKILL, Code.RANK_LOST}
     assert_left_out(place.folder / "run", (BAD, 1))
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(place.folder / "run", without_bad)

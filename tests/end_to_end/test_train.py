@@ -30,6 +30,7 @@ from pretraining.checkpoint.reading import finished, load_weights
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.huggingface.folders import read_folder
+from pretraining.processes.group import disconnect
 from pretraining.training.clock import Clock
 
 RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
@@ -317,9 +318,10 @@ def test_the_clock_is_the_same_everywhere_and_estimates_between() -> None:
 
 @pytest.fixture
 def kept_signals() -> Iterator[None]:
-    """The command takes them for itself."""
+    """The command takes them for itself, and leaves its process group to the end of the process after an error."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    disconnect()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -514,7 +516,7 @@ def test_a_rank_that_dies_ends_the_others(place: Place) -> None:
         wait_for(lambda: (place.folder / "run" / "metrics.jsonl").exists() and len(records(place.folder / "run")) > 3)
         processes[1].kill()
         done = wait(30)
-    assert [each.code for each in done] == [2, -signal.SIGKILL]
+    assert [each.code for each in done] == [76, -signal.SIGKILL]
     assert done[0].errors.startswith("error: rank 1 has ended, or cannot be reached any more\n")
     assert "Traceback" not in done[0].errors
 

@@ -93,7 +93,7 @@ def _start(
     }
     if callable(what):
         result = str(folder / f"result{rank}")
-        arguments = ["-c", CALL, str(inspect.getsourcefile(what)), what.__name__, result]
+        arguments = ["-c", CALL, str(inspect.getsourcefile(inspect.unwrap(what))), what.__name__, result]
     else:
         arguments = ["-c", what] if isinstance(what, str) else [str(each) for each in what]
     with (folder / f"output{rank}").open("wb") as output, (folder / f"errors{rank}").open("wb") as errors:
