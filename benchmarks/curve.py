@@ -32,12 +32,14 @@ from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import Order, fold
+from pretraining.data.order import BatchOrder, Order
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.optimizers import is_decayed
+from pretraining.engine.step import Seeds, train_step
 from pretraining.huggingface.weights import config_of, to_transformers
 from pretraining.model.batch import StepBatches
-from pretraining.model.bert import Bert
+from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import World
 
@@ -62,19 +64,13 @@ class Curve:
 
 def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: torch.device) -> list[float]:
     """The loss of each step, as the trainer does it."""
-    engine = Engine(model, recipe, device, ranks=1)
+    engine = Engine(model, EngineSettings(recipe.optimizer, recipe.precision, compute=recipe.compute), device)
     [schedule] = build_schedules(recipe)
     found = []
     for step, global_batch in enumerate(batches):
-        engine.model.draw = int(fold(recipe.seed, step)[0])
-        total = 0.0
-        for index, batch in enumerate(global_batch.micro):
-            losses = engine.forward(batch.to(device))
-            loss = losses.masked / global_batch.predictions + losses.next_sentence / global_batch.sequences
-            engine.backward(loss, last=index == len(global_batch.micro) - 1)
-            total += loss.item()
-        engine.step(schedule.learning_rate(step))
-        found.append(total)
+        seeds = Seeds.of(recipe.seed, step, rank=0)
+        result = train_step(engine, global_batch, schedule.learning_rate(step), seeds, pretraining_loss)
+        found.append(sum(loss.item() for loss in result.losses))
     return found
 
 
@@ -116,8 +112,8 @@ def compare(settings: Curve, shards: Path, device: torch.device) -> dict[str, An
     recipe = full.model_copy(update={"phases": (phase,)})
     shape = recipe.model.shape(manifest.vocabulary_size)
     dataset = Dataset(shards, manifest, phase.length)
-    order = Order(recipe.seed, dataset.shard_rows)
-    batches = [step_batches(dataset, order, step, phase.batch, 0, 1, 1) for step in range(settings.steps)]
+    order = BatchOrder(Order(recipe.seed, dataset.shard_rows), phase.batch)
+    batches = [step_batches(dataset, order, step) for step in range(settings.steps)]
     model = Bert(shape).initialize(recipe.seed)
     theirs = BertForPreTraining(BertConfig(**config_of(shape, 0, torch.float32)))
     missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)

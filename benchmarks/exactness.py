@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.measure import environment, write_results
-from pretraining.config import settings as recipe
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import Optimizer, Parallel, Precision
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import is_decayed
 from pretraining.engine.partition import FlatTensor, Part
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.ending import exit_now
@@ -40,7 +42,7 @@ from pretraining.processes.launchers import find_world
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 20, 2
-RATES = [1e-3 * (1 + step % 7) for step in range(STEPS)]
+LEARNING_RATES = [1e-3 * (1 + step % 7) for step in range(STEPS)]
 NVIDIA: dict[str, Any] = {"clip": 1.0}
 """the settings of NVIDIA's recipe, which are the defaults otherwise"""
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0, "sub_group_size": 3000}
@@ -68,6 +70,16 @@ def first_weights() -> dict[str, Tensor]:
     return weights
 
 
+class Pull(NamedTuple):
+    """What stands for a micro-batch: which forces pull."""
+
+    step: int
+    part: int
+
+    def to(self, device: torch.device) -> Pull:
+        return self
+
+
 class Pulled(Bert):
     """BERT's modules and parameters, with gradients that are given and not computed."""
 
@@ -78,8 +90,9 @@ class Pulled(Bert):
             if _has_parameters(module):
                 module.forward = _pull(path, module)
 
-    def forward(self, at: tuple[int, int]) -> Any:  # type: ignore[override]
-        return torch.stack([module(*at) for module in self.modules() if _has_parameters(module)]).sum()
+    def forward(self, pull: Pull) -> Any:  # type: ignore[override]
+        modules = [module for module in self.modules() if _has_parameters(module)]
+        return torch.stack([module(pull.step, pull.part) for module in modules]).sum()
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -101,25 +114,23 @@ def make_engine(
     dtype: str, zero: int, chosen: dict[str, Any], offload: str = "none", device: str = "cpu", **more: Any
 ) -> Engine:
     """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
-    raw = {
-        "phases": [{"name": "only", "length": 64, "batch": 8, "micro_batch": 4, "steps": 1, "learning_rate": 1e-3}],
-        "model": {"size": "tiny"},
-        "precision": {"dtype": dtype, "loss_scale_power": 8, "loss_scale_window": 4},  # fp16: it grows within the steps
-        "parallel": {"zero": zero, "offload": offload},
-        "optimizer": {"name": "lamb", **chosen},
-        "deepspeed": {"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
-    }
-    return Engine(Pulled(), Recipe.model_validate(raw), torch.device(device), dist.get_world_size())
+    scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
+    settings = EngineSettings(
+        optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
+        precision=Precision.model_validate({"dtype": dtype, **scale}),
+        parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
+        deepspeed={"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
+    )
+    return Engine(Pulled(), settings, torch.device(device))
 
 
 def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The weights and the trust ratios after all steps. All ranks together give what one process gives."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for step, rate in enumerate(RATES):
-        for micro in range(MICRO):
-            total: Any = engine.forward((step, ranks * micro + rank))
-            engine.backward(total / (MICRO * ranks), last=micro == MICRO - 1)
-        engine.step(rate)
+    for step, learning_rate in enumerate(LEARNING_RATES):
+        micro: Any = tuple(Pull(step, ranks * number + rank) for number in range(MICRO))
+        batches = StepBatches(micro, sequences=MICRO * ranks, predictions=0)
+        train_step(engine, batches, learning_rate, Seeds(0, 0), lambda pulled, batches: pulled / batches.sequences)
     assert isinstance(engine.optimizer, Lamb)
     return {name: each.clone() for name, each in engine.weights()}, engine.optimizer.trust_ratios()
 
@@ -137,11 +148,11 @@ def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Plain LAMB in fp64 on one process, with the forces of all ranks."""
-    settings = recipe.Optimizer.model_validate({"name": "lamb", **chosen})
+    settings = Optimizer.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
     ratios = {}
-    for step, rate in enumerate(RATES):
+    for step, learning_rate in enumerate(LEARNING_RATES):
         for name, gradient in _gradients(step, ranks, settings).items():
             means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
             powers[name] = settings.betas[1] * powers[name] + (1 - settings.betas[1]) * gradient**2
@@ -157,11 +168,11 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
                 ratio = float(weight.norm() / update.norm())
                 low, high = settings.trust_limits or (0.0, float("inf"))
                 ratios[name] = ratio = min(max(ratio, low), high)
-            weights[name] = weight - rate * ratio * update
+            weights[name] = weight - learning_rate * ratio * update
     return weights, ratios
 
 
-def _gradients(step: int, ranks: int, settings: recipe.Optimizer) -> dict[str, Tensor]:
+def _gradients(step: int, ranks: int, settings: Optimizer) -> dict[str, Tensor]:
     """The mean of all forces, clipped or normalised."""
     found = {}
     for name, weight in first_weights().items():
@@ -190,7 +201,7 @@ def without_partition(engine: Engine) -> Engine:
         for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.divide(whole, Bert.fused)
+    engine.optimizer.prepare(whole, Bert.fused_parts, lambda: None)
     return engine
 
 

@@ -62,7 +62,7 @@ def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], Non
         for group in optimizer.param_groups:
             group["lr"] = 1e-4
         if isinstance(optimizer, Lamb):
-            optimizer.divide(shares, Bert.fused)
+            optimizer.prepare(shares, Bert.fused_parts, lambda: None)
         found[name] = _stepper(optimizer, device, ours="PyTorch" not in name)
     return found
 
@@ -72,7 +72,7 @@ def _flat_groups(
 ) -> tuple[list[dict[str, Any]], list[FlatTensor]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, shares = [], []
-    for group in parameter_groups(model, settings):
+    for group in parameter_groups(model):
         sizes = {names[id(each)]: each.numel() for each in group["params"]}
         offsets = [0, *itertools.accumulate(sizes.values())]
         flat = torch.randn(offsets[-1], device=device)

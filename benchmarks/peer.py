@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import SHARD
-from pretraining.model.batch import Batch
+from pretraining.model.batch import PretrainingBatch
 
 
 def make_shards(data: Path, folder: Path, lengths: Sequence[int] = (128, 512)) -> Path:
@@ -23,7 +23,7 @@ def make_shards(data: Path, folder: Path, lengths: Sequence[int] = (128, 512)) -
     return out
 
 
-def padded(batch: Batch) -> dict[str, torch.Tensor]:
+def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
     """The batch as transformers takes it, padded to its longest sequence."""
     width = max(batch.lengths)
     ids, segments, mask = (torch.zeros(len(batch.lengths), width, dtype=torch.int64) for _ in range(3))

@@ -37,20 +37,22 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, write_results
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import Order
+from pretraining.data.order import BatchOrder, Order
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.model.batch import Batch
-from pretraining.model.bert import Bert
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate, synchronize
 
-RATE = 1e-5
+LEARNING_RATE = 1e-5
 WARM_UP = 2
 PROFILED = 2
 
@@ -94,24 +96,15 @@ class Ours:
     """A step as the trainer does it."""
 
     def __init__(self, shape: Shape, contest: Contest, device: torch.device):
-        phase = {"name": "one", "length": contest.length, "batch": contest.sequences, "steps": 1, "learning_rate": RATE}
-        recipe = Recipe.model_validate(
-            {
-                "model": {"size": contest.size},
-                "precision": {"dtype": "bf16"},
-                "phases": [{**phase, "micro_batch": contest.sequences}],
-            }
-        )
-        self.device = device
+        self.device, self.steps = device, 0
         connect(World(), device)
-        self.engine = Engine(Bert(shape).initialize(0), recipe, device, ranks=1)
+        settings = EngineSettings(precision=Precision(dtype="bf16"))
+        self.engine = Engine(Bert(shape).initialize(0), settings, device)
 
-    def step(self, batch: Batch) -> None:
-        batch = batch.to(self.device)
-        self.engine.model.draw += 1
-        losses = self.engine.forward(batch)
-        self.engine.backward(losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths), last=True)
-        self.engine.step(RATE)
+    def step(self, batch: PretrainingBatch) -> None:
+        batches = StepBatches((batch,), len(batch.lengths), len(batch.labels))
+        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), pretraining_loss)
+        self.steps += 1
         synchronize(self.device)
 
 
@@ -131,9 +124,9 @@ class Theirs:
         self.device = device
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: PretrainingBatch) -> None:
         inputs = {name: each.to(self.device) for name, each in padded(batch).items()}
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             loss = self.model(**inputs).loss
@@ -177,11 +170,8 @@ def run_contest(contest: Contest, settings: Throughput, shards: Path, device: to
     manifest = Manifest.read(shards)
     shape = Shape.named(contest.size, manifest.vocabulary_size)
     dataset = Dataset(shards, manifest, contest.length)
-    order = Order(0, dataset.shard_rows)
-    batches = [
-        step_batches(dataset, order, step, contest.sequences, 0, 1, 1).micro[0]
-        for step in range(WARM_UP + settings.rounds)
-    ]
+    order = BatchOrder(Order(0, dataset.shard_rows), contest.sequences)
+    batches = [step_batches(dataset, order, step).micro[0] for step in range(WARM_UP + settings.rounds)]
     names = ["cloze"] if settings.alone else list(SIDES)
     pipes, processes = open_sides(names, shape, contest, device)
     ceilings, seconds = [], defaultdict(list)
@@ -240,7 +230,7 @@ def open_sides(
     return pipes, processes
 
 
-def summarise(shape: Shape, batches: list[Batch], seconds: list[float], ceiling: float) -> dict[str, float]:
+def summarise(shape: Shape, batches: list[PretrainingBatch], seconds: list[float], ceiling: float) -> dict[str, float]:
     """Medians over the steps of one side."""
     pieces = [len(batch.pieces) / each for batch, each in zip(batches, seconds, strict=True)]
     flops = [shape.flops(batch.lengths, len(batch.labels)) / each for batch, each in zip(batches, seconds, strict=True)]

@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.exporting import export
+from pretraining.training.exporting import export
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,10 @@
-"""Checkpoints of a run: all that is needed to go on, on any number of ranks and under any ZeRO stage.
-
-    RUN/checkpoints/step-00001000/
-      checkpoint.json                        where the run stands, its recipe, its data, its latest scores, and the
-                                             checksums of the files beside it and of itself; written last
-      weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
-      exp_avg-00000-of-00002.safetensors     and of the optimizer's two averages
-      exp_avg_sq-00000-of-00002.safetensors
-
-Each tensor in a file is a stretch of a parameter, called NAME:START. So a checkpoint does not know how many ranks will
-read it: each takes the stretches that its own share needs. Nothing in it is executed when it is read.
-
-`saving.py` writes them.
-"""
+"""Reads checkpoints on any number of ranks and under any ZeRO stage. `record.py` says what they consist of."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,98 +13,35 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, json_bytes, read_json
+from data_prep.common.errors import DamageError
+from pretraining.checkpoint.record import (
+    DAMAGED,
+    FOLDER,
+    MOMENTS,
+    WEIGHT,
+    CheckpointRecord,
+    all_checkpoints,
+    find_checkpoint,
+    read_record,
+)
 from pretraining.engine.engine import Engine
-from pretraining.engine.partition import Part
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.group import SharedError, gather
 
-FOLDER = "checkpoints"
-RECORD = "checkpoint.json"
-WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
-KINDS = (WEIGHT, *MOMENTS)
-SEAL = "sha256"
-"""of the rest of checkpoint.json, in it"""
-DAMAGED = "DAMAGED"
-"""a file in a checkpoint that was found so, with the reason"""
 REPLACED = ".old"
-"""what a checkpoint's name ends with while another takes its place"""
-TOKENIZER = "tokenizer"
-"""folder of a run with the vocabulary"""
-NAME = re.compile(r"step-(\d{8,})")
-
-
-@dataclass
-class Progress:
-    """Where a run stands."""
-
-    phase: int = 0
-    """counted from 0"""
-    phase_step: int = 0
-    """steps done of this phase"""
-    phase_seconds: float = 0.0
-    """of training in this phase"""
-    step: int = 0
-    """steps done in all phases"""
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's name says."""
-    found = NAME.fullmatch(checkpoint.name)
-    return int(found[1]) if found else -1
-
-
-def with_names(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest last; each was complete when it got its name."""
-    return sorted((path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0), key=step_of)
-
-
-def finished(run: Path) -> list[Path]:
-    """Those that are complete and were not found damaged."""
-    return [path for path in with_names(run) if is_finished(path)]
-
-
-def is_finished(checkpoint: Path) -> bool:
-    return (checkpoint / RECORD).exists() and not (checkpoint / DAMAGED).exists()
-
-
-def read_record(checkpoint: Path) -> dict[str, Any]:
-    """What checkpoint.json says."""
-    try:
-        record: dict[str, Any] = read_json(checkpoint / RECORD)
-    except FileNotFoundError:
-        raise DamageError(f"{checkpoint / RECORD}: missing") from None
-    if not isinstance(record, dict) or not {"progress", "files"} <= record.keys():
-        raise DamageError(f"{checkpoint / RECORD}: not the record of a checkpoint")
-    if record.pop(SEAL, None) != seal(record):
-        raise DamageError(f"{checkpoint / RECORD}: its SHA-256 is not the one in it: it changed after it was written")
-    return record
-
-
-def seal(record: dict[str, Any]) -> str:
-    """The checksum of a record."""
-    return hashlib.sha256(json_bytes(record)).hexdigest()
-
-
-def put_back(run: Path) -> None:
-    """Gives its name again to a checkpoint that was about to be replaced when the run was killed."""
-    for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
-        if not old.with_suffix("").exists():
-            with suppress(OSError):
-                old.rename(old.with_suffix(""))
+"""The end of a checkpoint's name while another takes its place."""
 
 
 def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint whose files are what they were when they were written. All ranks call it together.
+    """Finds the newest checkpoint whose files are what they were when they were written. All ranks call it together.
 
-    Those that are not are named, marked and left where they are. None where there is no checkpoint; where all are
+    Damaged checkpoints are named, marked and left where they are. None where there is no checkpoint; where all are
     damaged, an error: a run that begins anew is not what the user expects.
     """
     if dist.get_rank() == 0:
         put_back(run)
-    there: list[tuple[Path, bool]] = gather([(path, (path / DAMAGED).exists()) for path in with_names(run)])[0]
+    there: list[tuple[Path, bool]] = gather([(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)])[0]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
         faults = {fault for fault in gather(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
         if not faults:
@@ -133,30 +54,38 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     if there:
         raise SharedError(
             f"{run / FOLDER}: every checkpoint is damaged: {', '.join(path.name for path, _ in there)}\n"
-            f"repair one and remove the file {DAMAGED} from it, or begin anew in another --run folder"
+            f"repair one and remove the file {DAMAGED} from it, or begin anew in another --out folder"
         )
     return None
 
 
+def put_back(run: Path) -> None:
+    """Gives its name again to a checkpoint that was about to be replaced when the run was killed."""
+    for old in (run / FOLDER).glob(f"step-*{REPLACED}"):
+        if not old.with_suffix("").exists():
+            with suppress(OSError):
+                old.rename(old.with_suffix(""))
+
+
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """What is wrong with a checkpoint; each rank checks its part of the files."""
+    """Says what is wrong with a checkpoint; every rank checks its part of the files."""
     try:
-        for record in read_record(checkpoint)["files"][rank::ranks]:
-            FileRecord(**record).check(checkpoint)
-    except (DamageError, TypeError) as error:
+        for file in read_record(checkpoint).files[rank::ranks]:
+            file.check(checkpoint)
+    except DamageError as error:
         return str(error)
     except OSError as error:
         return f"{checkpoint}: cannot be read: {error.strerror}"
     return None
 
 
-class Stored:
-    """The tensors of one kind in a checkpoint, whichever ranks wrote them."""
+class StoredTensors:
+    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their stretches."""
 
-    def __init__(self, checkpoint: Path, kind: str):
+    def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
+        self._checkpoint = checkpoint
         self._stretches: dict[str, list[tuple[int, int, Any, str]]] = defaultdict(list)
-        names = [record["path"] for record in read_record(checkpoint)["files"]]
-        for path in (checkpoint / name for name in names if name.startswith(f"{kind}-")):
+        for path in (checkpoint / file.path for file in record.files if file.path.startswith(f"{kind}-")):
             try:
                 file: Any = safe_open(path, "pt")
                 for key in file.keys():  # noqa: SIM118
@@ -165,7 +94,6 @@ class Stored:
                     self._stretches[name].append((int(start), length, file, key))
             except (OSError, SafetensorError, ValueError) as error:
                 raise DamageError(f"{path}: cannot be read: {error}") from error
-        self._where = checkpoint
 
     def read(self, name: str, into: Tensor, start: int = 0) -> None:
         """Copies elements of a parameter, from `start` on, into a flat tensor."""
@@ -176,79 +104,43 @@ class Stored:
                 into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
                 missing -= stop - begin
         if missing:
-            raise DamageError(f"{self._where}: {missing:,} elements of {name} are not in it")
+            raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
 
 @torch.no_grad()
-def restore(checkpoint: Path, engine: Engine) -> Progress:
-    """Puts an engine where the checkpoint was made; the model has had its weights since before the engine was."""
+def restore_engine(checkpoint: Path, engine: Engine) -> None:
+    """Gives an engine the optimizer's state of a checkpoint; the model has had its weights since before the engine."""
     record = read_record(checkpoint)
     for kind in MOMENTS:
-        stored = Stored(checkpoint, kind)
-        for share in engine.flat_tensors:
-            state = engine.optimizer.state_of(share.tensor)
-            state["step"].fill_(record["optimizer_steps"])
-            for part in share.parts:
-                stored.read(part.name, share.of(part, state[kind]), part.start)
-    engine.loss_scaler = record["loss_scaler"]
-    return Progress(**record["progress"])
+        stored = StoredTensors(checkpoint, record, kind)
+        for flat in engine.flat_tensors:
+            state = engine.optimizer.state_of(flat.tensor)
+            state["step"].fill_(record.optimizer_steps)
+            for part in flat.parts:
+                stored.read(part.name, flat.of(part, state[kind]), part.start)
+    engine.loss_scaler = record.loss_scaler
 
 
-def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
-    """Copies of what this rank writes of one kind, in the host's memory."""
-    found = {}
-    for share in engine.flat_tensors:
-        flat = share.tensor if kind == WEIGHT else engine.optimizer.state_of(share.tensor)[kind]
-        for part in share.parts if share.group is not None else _divided(share.parts):
-            values = share.of(part, flat.detach())
-            found[f"{part.name}:{part.start}"] = values.clone() if values.device.type == "cpu" else values.cpu()
-    return found
-
-
-def _divided(parts: tuple[Part, ...]) -> Iterator[Part]:
-    """Where every rank holds everything, each writes its share of it."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for part in parts:
-        first, end = (part.length * each // ranks for each in (rank, rank + 1))
-        if first < end:
-            yield Part(part.name, part.start + first, end - first, part.offset + first)
-
-
-def find_checkpoint(run: Path, name: str | None = None) -> Path:
-    """A checkpoint of a run by its name, by default the last."""
-    if not run.is_dir():
-        raise UserError(f"{run}: no such folder")
-    if (run / RECORD).exists():
-        return run  # a checkpoint's own folder was named
-    there = finished(run)
-    if not there:
-        raise UserError(f"{run}: has no finished checkpoint")
-    if name is None:
-        return there[-1]
-    for path in there:
-        if path.name == name:
-            return path
-    raise UserError(f"{run}: no checkpoint {name}; there are {', '.join(path.name for path in there)}")
-
-
-def load_weights(run: Path, name: str | None = None) -> tuple[Shape, dict[str, Tensor], dict[str, Any]]:
-    """The shape, the fp32 weights and the record of a run's checkpoint."""
+def load_checkpoint(run: Path, name: str | None = None) -> tuple[CheckpointRecord, dict[str, Tensor]]:
+    """Reads a run's checkpoint, by default the newest: its record and the fp32 weights, checked before."""
     checkpoint = find_checkpoint(run, name)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
     record = read_record(checkpoint)
-    shape = Shape(**record["shape"])
-    vocabulary = checkpoint.parent.parent / TOKENIZER
-    return shape, read_weights(checkpoint, shape), {**record, "vocabulary": str(vocabulary)}
+    return record, read_weights(checkpoint, parameter_sizes(record.shape))
 
 
-def read_weights(checkpoint: Path, shape: Shape) -> dict[str, Tensor]:
-    """The fp32 weights in full."""
-    with torch.device("meta"):
-        wanted = {name: parameter.shape for name, parameter in Bert(shape).named_parameters()}
-    stored = Stored(checkpoint, WEIGHT)
+def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Reads fp32 weights of these names and sizes in full."""
+    stored = StoredTensors(checkpoint, read_record(checkpoint), WEIGHT)
     weights = {}
-    for name, size in wanted.items():
+    for name, size in sizes.items():
         weights[name] = torch.empty(size)
         stored.read(name, weights[name].view(-1))
     return weights
+
+
+def parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
+    """The parameters of a pre-trained model with both heads."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in Bert(shape).named_parameters()}

@@ -1,9 +1,8 @@
 """Writes checkpoints while training goes on: the state is copied, and a thread of each rank writes its copy.
 
-A checkpoint is made beside its place. Every rank puts its files on the disk, reads them back and tells their checksums
-in a small file; when the files of all ranks are there, rank 0 writes the record, gives the checkpoint its name, and
-removes those that are no longer to be kept. A run that is killed in the middle of this has lost nothing that was there
-before.
+A checkpoint is made beside its place. Every rank puts its files on the disk, reads them back and notes their checksums
+in a small file; when the notes of all ranks are there, rank 0 writes the record, gives the checkpoint its name, and
+removes checkpoints that are no longer kept. A run that is killed in the middle of this loses nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,72 +29,93 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
-from pretraining.checkpoint.reading import (
+from pretraining.checkpoint.reading import REPLACED
+from pretraining.checkpoint.record import (
     FOLDER,
     KINDS,
-    RECORD,
-    REPLACED,
-    SEAL,
-    Progress,
-    finished,
+    WEIGHT,
+    CheckpointRecord,
+    MadeBy,
+    checkpoint_name,
+    finished_checkpoints,
     is_finished,
-    seal,
-    snapshot,
     step_of,
+    write_record,
 )
-from pretraining.config import settings as recipe
+from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
+from pretraining.engine.partition import Part
 from pretraining.engine.precision import name_dtype
 from pretraining.processes.group import gather
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
+"""Ends of the names of a checkpoint that is being made, and of a damaged one whose place was needed."""
 FULL = 1 << 16
-"""bytes left where a disk counts as full"""
-LOOK = 0.02
-"""seconds between two looks for the files of other ranks"""
+"""A disk with fewer bytes left than this counts as full."""
+POLL_SECONDS = 0.02
+"""The pause between two looks for the files of other ranks."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint in the making, on this rank."""
+
+    folder: Path
+    """its place, which it takes when it is complete"""
+    unfinished: Path
+    """the folder beside it that it is made in"""
+    tensors: dict[str, dict[str, Tensor]]
+    """copies of what this rank holds, by kind"""
+    record: CheckpointRecord
+    rank_state: dict[str, Any]
+    begin: float
+
+    def note(self, rank: int) -> Path:
+        """The file in which a rank notes what it has written."""
+        return self.unfinished / f"rank-{rank:05}.json"
 
 
 class Saver:
     """This rank's part of saving; all ranks call `save` and `finish` together."""
 
-    def __init__(self, run: Path, settings: recipe.Checkpoints, said: Callable[[str], None]):
-        self._run, self._settings, self._say = run, settings, said
+    def __init__(self, run: Path, settings: Checkpoints, say: Callable[[str], None]):
+        """`say` is told the name of every checkpoint that is complete."""
+        self._run, self._settings, self._say = run, settings, say
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved: list[Path] = []
         self._closed = threading.Event()
         self.stalled = 0.0
-        """seconds for which training has waited for `save` in all"""
+        """seconds for which training has waited for saving in all"""
         self.longest = 0.0
         """seconds that the slowest checkpoint took from its beginning to its name"""
 
-    def save(self, engine: Engine, progress: Progress, record: dict[str, Any], meter: dict[str, Any]) -> None:
-        """Copies the state, and writes it from then on."""
+    def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: dict[str, Any]) -> None:
+        """Copies the state of the engine, with the caller's section, and writes it from then on."""
         begin = time.monotonic()
-        self._join()
-        folder = self._run / FOLDER / f"step-{progress.step:08}"
+        self.finish_thread()
+        folder = self._run / FOLDER / checkpoint_name(step)
         # a name that no other run knows: ranks of one that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
-        self._guarded(unfinished, lambda: self._begin(unfinished))
+        with clear_error(unfinished):
+            self._make_room(unfinished)
         dist.barrier()
-        copies = {kind: snapshot(engine, kind) for kind in KINDS}
-        content = {**record, "progress": asdict(progress), **_describe(engine)}
-        self._thread = threading.Thread(
-            target=self._work, args=(folder, unfinished, copies, content, meter, begin), daemon=True, name="saver"
-        )
+        tensors = {kind: snapshot(engine, kind) for kind in KINDS}
+        save = Save(folder, unfinished, tensors, describe_engine(engine, step, caller), rank_state, begin)
+        self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
         self.stalled += time.monotonic() - begin
 
-    def look(self) -> None:
-        """Tells what was saved since the last look, and raises what went wrong."""
+    def report(self) -> None:
+        """Tells what was saved since the last report, and raises what went wrong, without waiting."""
         if self._thread is not None and not self._thread.is_alive():
-            self._join()
+            self.finish_thread()
 
     def finish(self) -> None:
-        """Waits until all is written."""
+        """Waits until every rank has written all."""
         begin = time.monotonic()
-        self._join()
+        self.finish_thread()
         dist.barrier()
         self.stalled += time.monotonic() - begin
 
@@ -105,7 +125,8 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
 
-    def _join(self) -> None:
+    def finish_thread(self) -> None:
+        """Waits for this rank's writing, tells what was saved, and raises what went wrong."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -115,7 +136,8 @@ class Saver:
         while self._saved:
             self._say(f"saved {self._saved.pop(0)}")
 
-    def _begin(self, unfinished: Path) -> None:
+    def _make_room(self, unfinished: Path) -> None:
+        """Removes what killed runs have left half done, and makes the new folder."""
         if self._rank == 0:
             unfinished.parent.mkdir(parents=True, exist_ok=True)
             for left in unfinished.parent.glob("step-*"):
@@ -123,69 +145,97 @@ class Saver:
                     shutil.rmtree(left)
             unfinished.mkdir()
 
-    def _work(
-        self,
-        folder: Path,
-        unfinished: Path,
-        copies: dict[str, dict[str, Tensor]],
-        content: dict[str, Any],
-        meter: dict[str, Any],
-        begin: float,
-    ) -> None:
+    def _work(self, save: Save) -> None:
+        """Writes this rank's files, and on rank 0 completes the checkpoint: what the thread does."""
         try:
-            self._guarded(unfinished, lambda: self._write(unfinished, copies, meter))
-            if self._rank == 0 and self._others_have_written(unfinished):
-                self._guarded(unfinished, lambda: self._complete(folder, unfinished, content))
-                self._saved.append(folder)
-                self.longest = max(self.longest, time.monotonic() - begin)
+            with clear_error(save.unfinished):
+                self._write(save)
+            if self._rank == 0 and self._others_have_written(save):
+                with clear_error(save.unfinished):
+                    self._complete(save)
+                self._saved.append(save.folder)
+                self.longest = max(self.longest, time.monotonic() - save.begin)
         except BaseException as error:
             self._error = error
 
-    def _write(self, unfinished: Path, copies: dict[str, dict[str, Tensor]], meter: dict[str, Any]) -> None:
+    def _write(self, save: Save) -> None:
         files = []
         for kind in KINDS:
-            tensors = copies.pop(kind)
-            path = unfinished / f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
+            tensors = save.tensors.pop(kind)  # so that its memory is free when it is written
+            path = save.unfinished / f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
             save_file(tensors, path)
             _sync(path)
             _compare(path, tensors)
-            files.append(FileRecord.of(unfinished, path.name).as_json())
-        write_json(self._note(unfinished, self._rank), {"files": files, "meter": meter})
+            files.append(FileRecord.of(save.unfinished, path.name).as_json())
+        write_json(save.note(self._rank), {"files": files, "state": save.rank_state})
 
-    def _note(self, unfinished: Path, rank: int) -> Path:
-        return unfinished / f"rank-{rank:05}.json"
-
-    def _others_have_written(self, unfinished: Path) -> bool:
-        """Waits for it. False if the run ends before."""
-        missing = {self._note(unfinished, rank) for rank in range(self._ranks)}
+    def _others_have_written(self, save: Save) -> bool:
+        """Waits for the notes of all ranks. False if the run ends before."""
+        missing = {save.note(rank) for rank in range(self._ranks)}
         while missing := {path for path in missing if not path.exists()}:
-            if self._closed.wait(LOOK):
+            if self._closed.wait(POLL_SECONDS):
                 return False
         return True
 
-    def _complete(self, folder: Path, unfinished: Path, content: dict[str, Any]) -> None:
-        notes = [self._note(unfinished, rank) for rank in range(self._ranks)]
-        told = [read_json(note) for note in notes]
-        for note in notes:
-            note.unlink()
-        files = [file for each in told for file in each["files"]]
-        record = {**content, "files": files, "meters": [each["meter"] for each in told]}
-        write_json(unfinished / RECORD, {**record, SEAL: seal(record)})
-        _sync(unfinished)
+    def _complete(self, save: Save) -> None:
+        """Writes the record, gives the checkpoint its name, and removes those that are no longer kept."""
+        paths = [save.note(rank) for rank in range(self._ranks)]
+        notes = [read_json(path) for path in paths]
+        for path in paths:
+            path.unlink()
+        files = tuple(FileRecord(**file) for note in notes for file in note["files"])
+        states = tuple(note["state"] for note in notes)
+        write_record(save.unfinished, replace(save.record, files=files, rank_states=states))
+        _sync(save.unfinished)
+        folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
             folder.rename(replaced if is_finished(folder) else _free_name(folder))
-        unfinished.rename(folder)
+        save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         retire(self._run, self._settings)
 
-    def _guarded(self, unfinished: Path, work: Callable[[], None]) -> None:
-        """A full disk is told as what it is, and gets back what was written in vain."""
-        try:
-            work()
-        except (OSError, SafetensorError, UserError) as error:
-            raise _cannot_be_written(unfinished, error.__cause__ or error) from error
+
+def describe_engine(engine: Engine, step: int, caller: dict[str, Any]) -> CheckpointRecord:
+    """The record of a checkpoint that is made now."""
+    return CheckpointRecord(
+        shape=engine.model.shape,
+        step=step,
+        optimizer_steps=engine.optimizer_steps,
+        loss_scaler=engine.loss_scaler,
+        made_by=MadeBy(dist.get_world_size(), engine.zero, name_dtype(engine.dtype)),
+        caller=caller,
+    )
+
+
+def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
+    """Copies what this rank writes of one kind of tensors into the host's memory."""
+    copies = {}
+    for flat in engine.flat_tensors:
+        source = flat.tensor if kind == WEIGHT else engine.optimizer.state_of(flat.tensor)[kind]
+        for part in flat.parts if flat.group is not None else _own_share(flat.parts):
+            values = flat.of(part, source.detach())
+            copies[f"{part.name}:{part.start}"] = values.clone() if values.device.type == "cpu" else values.cpu()
+    return copies
+
+
+def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
+    """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for part in parts:
+        first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
+        if first < end:
+            yield Part(part.name, part.start + first, end - first, part.offset + first)
+
+
+@contextmanager
+def clear_error(unfinished: Path) -> Iterator[None]:
+    """Tells a full disk as what it is, and gives back the room of what was written in vain."""
+    try:
+        yield
+    except (OSError, SafetensorError, UserError) as error:
+        raise _cannot_be_written(unfinished, error.__cause__ or error) from error
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
@@ -199,33 +249,21 @@ def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
 
 
 def _free_name(folder: Path) -> Path:
-    """Where a damaged checkpoint goes whose place is needed."""
+    """Finds a name for a damaged checkpoint whose place is needed."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
-    return next(each for each in names if not each.exists())
+    return next(name for name in names if not name.exists())
 
 
 def _free(folder: Path) -> int:
-    """Bytes that can still be written there."""
+    """The bytes that can still be written into a folder's file system."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
         return FULL
 
 
-def _describe(engine: Engine) -> dict[str, Any]:
-    return {
-        "optimizer_steps": engine.optimizer_steps,
-        "loss_scaler": engine.loss_scaler,
-        "made_by": {
-            "ranks": dist.get_world_size(),
-            "parallel.zero": engine.zero,
-            "precision.dtype": name_dtype(engine.dtype),
-        },
-    }
-
-
 def _sync(path: Path) -> None:
-    """What was written is on the disk, not only in memory."""
+    """Waits until a file is on the disk, not only in memory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -234,16 +272,16 @@ def _sync(path: Path) -> None:
 
 
 def _compare(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Reads back what was written."""
+    """Reads a file back and compares it with what was written, bit for bit."""
     with safe_open(path, "pt") as file:
         for name, tensor in tensors.items():
             if not torch.equal(file.get_tensor(name).view(torch.int32), tensor.view(torch.int32)):
                 raise DamageError(f"{path}: reads otherwise than it was written")
 
 
-def retire(run: Path, settings: recipe.Checkpoints) -> None:
-    """Removes what is no longer to be kept; never a checkpoint that was found damaged."""
-    for old in finished(run)[: -settings.keep]:
+def retire(run: Path, settings: Checkpoints) -> None:
+    """Removes checkpoints that are no longer kept; never one that was found damaged."""
+    for old in finished_checkpoints(run)[: -settings.keep]:
         if not settings.keep_every or step_of(old) % settings.keep_every:
             gone = old.with_name(old.name + UNFINISHED)  # a kill while it is removed must not leave half a checkpoint
             with suppress(OSError):  # what is left of it, the next save removes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,11 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from data_prep.shards import Manifest
-from pretraining.config.settings import Phase, Recipe, micro_batches
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from data_prep.settings import SHORTEST
+from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
-from pretraining.config.settings import Section
-from pretraining.config.toml_text import Key, dotted, shown
+from pretraining.config.settings import Phase, Recipe, Section, micro_batches
+from pretraining.config.toml_text import Key, dotted, read_toml, shown
 
 __all__ = ["Phase", "Recipe", "find_faults", "load_recipe", "micro_batches"]
 
@@ -77,14 +69,13 @@ def load_recipe(
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.stem, [each.stem for each in path.parent.glob("*.toml")], 1)
         hint = f"; did you mean {path.parent / near[0]}.toml?" if near else ""
         raise UserError(f"--recipe {path}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--recipe {path}: cannot be read: {error}") from error
-    return content
 
 
 def parse_overrides(arguments: Sequence[str]) -> tuple[list[Override], list[str]]:
@@ -114,7 +105,7 @@ def parse_key(name: str) -> Key:
 def parse_value(text: str) -> Any:
     """A value as TOML writes it, otherwise the text itself: `1e-4`, `true`, `[0.9, 0.98]`, `bf16`."""
     try:
-        content = tomllib.loads(f"value = {text}")
+        content = read_toml(f"value = {text}")
     except ValueError:
         content = {}
     if content.keys() == {"value"}:  # a text with line ends could hold more
@@ -278,7 +269,7 @@ def known_keys() -> Iterator[Key]:
 USUAL_NAMES = {
     usual: ours
     for ours, names in {
-        "learning_rate": "lr learning_rate max_lr",
+        "learning_rate": "rate lr max_lr",
         "length": "max_seq_length seq_length sequence_length max_length",
         "batch": "global_batch batch_size global_batch_size train_batch_size",
         "micro_batch": "micro_batch_size per_device_train_batch_size",

@@ -81,7 +81,7 @@ class PhaseSchedule:
             return self.schedule.learning_rate(step, self.begin + elapsed)
         return self.schedule.learning_rate(int(self.begin) + step)
 
-    def finished(self, step: int, elapsed: float = 0.0) -> bool:
+    def is_over(self, step: int, elapsed: float = 0.0) -> bool:
         """Whether so many steps, or seconds, are the whole phase."""
         return (elapsed if self.schedule.by_clock else step) >= self.length
 

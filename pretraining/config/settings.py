@@ -21,6 +21,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+Dtype = Literal["bf16", "fp16", "fp32"]
+Offload = Literal["none", "optimizer", "all"]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
 Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -120,7 +122,7 @@ class Parallel(Section):
 
     zero: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] = 1
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
-    offload: Literal["none", "optimizer", "all"] = "none"
+    offload: Offload = "none"
     """What lives in the host's memory instead of the GPU's; `all` is optimizer and weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU of the rank where there is one."""
@@ -320,6 +322,3 @@ def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
     small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return max(each for each in (*small, *(number // each for each in small)) if each <= limit)
-
-
-Dtype = Literal["bf16", "fp16", "fp32"]

@@ -1,11 +1,17 @@
-"""Values as TOML writes them: for the recipes that runs keep, and for messages."""
+"""TOML, read and written: recipes, the values of the command line, and values in messages."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Key = tuple[str | int, ...]
 """where a value stands: ("phases", 0, "learning_rate")"""
@@ -14,6 +20,12 @@ Key = tuple[str | int, ...]
 def dotted(key: Key) -> str:
     """As the command line writes it: phases.0.learning_rate."""
     return ".".join(map(str, key))
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Reads a file's text; ValueError where it is no TOML."""
+    content: dict[str, Any] = tomllib.loads(text)
+    return content
 
 
 def toml_text(table: dict[str, Any]) -> str:

@@ -7,30 +7,31 @@ everywhere without communication.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
+from functools import partial
+from itertools import count, islice
 
 import numpy as np
 import torch
 
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset, Rows
-from pretraining.data.order import Order
-from pretraining.model.batch import Batch, StepBatches
+from pretraining.data.order import BatchOrder
+from pretraining.model.batch import PretrainingBatch, StepBatches
 
 
-def collate(rows: Rows) -> Batch:
+def collate(rows: Rows) -> PretrainingBatch:
     """Makes a batch of examples."""
     starts = np.zeros(len(rows.lengths) + 1, np.int64)
     np.cumsum(rows.lengths, out=starts[1:])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], rows.lengths)
     segments = positions >= np.repeat(rows.boundaries, rows.lengths)
     chosen = np.repeat(starts[:-1], rows.predictions) + rows.positions
-    return Batch(
+    return PretrainingBatch(
         pieces=torch.from_numpy(rows.pieces),
         segments=torch.from_numpy(segments.astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -67,18 +68,18 @@ def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
 
 
 def step_batches(
-    dataset: Dataset, order: Order, step: int, global_batch: int, rank: int, ranks: int, accumulation: int
+    dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
 ) -> StepBatches:
-    """One rank's part of a global batch."""
-    examples = order.examples(step * global_batch, global_batch)
+    """Reads one rank's part of the global batch of a step."""
+    examples = order.examples(step)
     lengths, predictions = dataset.sizes(examples)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(collate(dataset.read(examples.take(chosen))) for chosen in mine)
-    return StepBatches(micro, global_batch, int(predictions.sum()), int(lengths.sum()))
+    return StepBatches(micro, order.batch_size, int(predictions.sum()))
 
 
 class Loader:
-    """Prepares the steps ahead of the trainer, in a thread; iterate over it, and close it.
+    """Prepares the batches of coming steps in a thread, ahead of training; iterate over it, and close it.
 
     An error in the thread is raised where its step would have come.
     """
@@ -86,88 +87,49 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        order: Order,
+        order: BatchOrder,
         *,
-        global_batch: int,
         rank: int = 0,
         ranks: int = 1,
         accumulation: int = 1,
         start: int = 0,
         stop: int | None = None,
         depth: int = 2,
-        number: Callable[[int], int] = lambda step: step,
     ) -> None:
-        """Steps `start` … `stop`-1, or without end; `depth` steps are kept ready. `number` says which of the global
-        batches a step takes."""
-        assert global_batch % (ranks * accumulation) == 0
-        self._prepare: Callable[[int], StepBatches] = lambda step: step_batches(
-            dataset, order, number(step), global_batch, rank, ranks, accumulation
-        )
-        self._start, self._stop, self._depth = start, stop, depth
-        self._ready: deque[StepBatches] = deque()
-        self._changed = threading.Condition()  # guards all below, and is notified when any of it changes
-        self._error: BaseException | None = None
-        self._finished = self._closed = False
-        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        error: BaseException | None = None
-        try:
-            step = self._start
-            while (self._stop is None or step < self._stop) and self._put(self._prepare(step)):
-                step += 1
-        except BaseException as caught:
-            error = caught
-        with self._changed:
-            self._error, self._finished = error, True
-            self._changed.notify_all()
-
-    def _put(self, step: StepBatches) -> bool:
-        """Waits for room, and returns whether more is wanted."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
-            if not self._closed:
-                self._ready.append(step)
-                self._changed.notify_all()
-            return not self._closed
+        """Prepares the steps `start` … `stop`-1, or without end; `depth` steps are kept ready while one is prepared."""
+        assert order.batch_size % (ranks * accumulation) == 0
+        self._prepare = partial(step_batches, dataset, order, rank=rank, ranks=ranks, accumulation=accumulation)
+        self._steps = iter(range(start, stop) if stop is not None else count(start))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._coming = deque(self._thread.submit(self._prepare, step) for step in islice(self._steps, depth + 1))
 
     def __iter__(self) -> Iterator[StepBatches]:
         return self
 
     def __next__(self) -> StepBatches:
-        begin = time.perf_counter()
-        with self._changed:
-            assert not self._closed, "the loader is closed"
-            self._changed.wait_for(lambda: self._ready or self._finished)
-            if self._ready:
-                step = self._ready.popleft()
-                self._changed.notify_all()
-                return replace(step, waited=time.perf_counter() - begin)
-            if self._error is not None:
-                raise self._error
+        if not self._coming:
             raise StopIteration
+        begin = time.perf_counter()
+        batches = self._coming[0].result()  # an error stays in its place, for whoever asks again
+        self._coming.popleft()
+        self._coming.extend(self._thread.submit(self._prepare, step) for step in islice(self._steps, 1))
+        return replace(batches, waited=time.perf_counter() - begin)
 
     def close(self) -> None:
         """Ends the thread: at once, or after the step that it is preparing."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._ready.clear()
+        self._thread.shutdown(cancel_futures=True)
+        self._coming.clear()
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def validation_batches(
     dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
-) -> Iterator[tuple[Batch, bool]]:
+) -> Iterator[tuple[PretrainingBatch, bool]]:
     """One rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
 
     Every example counts on exactly one rank. All ranks get the same number of batches, because with ZeRO-3 they

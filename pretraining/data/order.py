@@ -7,36 +7,18 @@ other order, and it keeps the reads local. Ranks take no part in this: they only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.common.arrays import Array
+from data_prep.common.hashing import BITS_64, GOLDEN, hash_key, scramble_bits
 
-GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # those of SplitMix64
-BITS_64 = (1 << 64) - 1
 ROUNDS = 4
 LARGEST = 1 << 40
 """of a set that is permuted: the halves of an index stay far below 2³², as `_below` needs"""
-
-
-def mix(values: Array) -> Array:
-    """Scrambles each of an array of 64-bit numbers (Steele, Lea & Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
-    scrambled: Array = values ^ (values >> np.uint64(31))
-    return scrambled
-
-
-def fold(*parts: int | Array) -> Array:
-    """A key for each tuple of numbers, where a part may be an array; as an array of at least one dimension."""
-    key = np.zeros(1, np.uint64)
-    for part in parts:
-        word = np.uint64(part & BITS_64) if isinstance(part, int) else part.astype(np.uint64)
-        key = mix((key ^ word) + np.uint64(GOLDEN))
-    return key
 
 
 def permute(index: Array, size: int | Array, key: Array) -> Array:
@@ -70,7 +52,7 @@ def _shift(place: Array, rows: Array, columns: Array, keys: Array) -> Array:
 
 def _below(limits: Array, words: Array, number: int) -> Array:
     """A hash of each word, below its limit."""
-    hashes = mix(words + np.uint64(GOLDEN * (number + 1) & BITS_64))
+    hashes = scramble_bits(words + np.uint64(GOLDEN * (number + 1) & BITS_64))
     below: Array = ((hashes >> np.uint64(32)) * limits) >> np.uint64(32)
     return below
 
@@ -149,11 +131,32 @@ class Order:
         turn = np.searchsorted(ends, indices, side="right")
         shard = shards[turn]
         rows = self.rows[duplicate][shard]
-        row = permute(indices - ends[turn] + rows, rows, fold(self.seed, epoch, 1, shard))
+        row = permute(indices - ends[turn] + rows, rows, hash_key(self.seed, epoch, 1, shard))
         return Examples(np.full(len(row), duplicate), shard, row)
 
     def _permute_shards(self, epoch: int) -> tuple[Array, Array]:
         """The shards in the order of an epoch, and where each ends."""
         rows = self.rows[epoch % len(self.rows)]
-        shards = permute(np.arange(len(rows)), len(rows), fold(self.seed, epoch, 0))
+        shards = permute(np.arange(len(rows)), len(rows), hash_key(self.seed, epoch, 0))
         return shards, np.cumsum(rows[shards])
+
+
+class BatchOrder:
+    """The global batches of a phase, one for each step. Batches that are left out are not in it."""
+
+    def __init__(self, order: Order, batch_size: int, left_out: Collection[int] = ()) -> None:
+        """`left_out` has the numbers of batches, counted as if none were left out."""
+        self.batch_size = batch_size
+        self._order, self._left_out = order, sorted(left_out)
+
+    def number(self, step: int) -> int:
+        """Which batch a step of the phase takes, counted as if none were left out."""
+        number = step
+        for left_out in self._left_out:
+            if number >= left_out:
+                number += 1
+        return number
+
+    def examples(self, step: int) -> Examples:
+        """The examples of a step's batch."""
+        return self._order.examples(self.number(step) * self.batch_size, self.batch_size)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from pretraining.config import settings as recipe
+from pretraining.config.settings import Optimizer
+from pretraining.engine.partition import FlatTensor
 
 SETTLED = 1e9
 """a number of steps after which bias correction corrects nothing"""
@@ -18,7 +19,7 @@ SETTLED = 1e9
 class AdamW(torch.optim.Optimizer):
     """In PyTorch's fused form; without bias correction as the original BERT has it."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], settings: recipe.Optimizer):
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         defaults = {
             "lr": 0.0,
             "betas": settings.betas,
@@ -27,6 +28,21 @@ class AdamW(torch.optim.Optimizer):
             "bias_correction": settings.bias_correction,
         }
         super().__init__(groups, defaults)
+
+    def prepare(
+        self,
+        flat_tensors: Sequence[FlatTensor],
+        fused_parts: Callable[[str], int],
+        gradient_norm: Callable[[], Tensor | float | None],
+    ) -> None:
+        """Hears what DeepSpeed's flat tensors hold, before the first step; Adam need not know.
+
+        `fused_parts` says how many parameters of the paper lie in one of ours, `gradient_norm` is asked within a step.
+        """
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """What the last step has to show as distributions: by name, then by part of the model. Adam has nothing."""
+        return {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

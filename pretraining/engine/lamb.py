@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.config import settings as recipe
+from pretraining.config.settings import Optimizer
 from pretraining.engine.adamw import AdamW, adam
 from pretraining.engine.apex import find_apex, lamb_updates
 from pretraining.engine.partition import FlatTensor
@@ -25,18 +25,20 @@ from pretraining.model import cpu_kernels as kernels
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Which slots a flat tensor holds on all ranks, and what of them on this one. A slot has one trust ratio: it is a
-    parameter, or one of those that lie one after another in a fused one."""
+class SlotTable:
+    """Which slots a flat tensor holds on all ranks, and where this rank has stretches of them.
+
+    A slot has one trust ratio: it is a parameter, or one of the parameters that lie one after another in a fused one.
+    """
 
     slots: tuple[str, ...]
-    """their names"""
+    """names of the slots"""
     places: tuple[int, ...]
-    """the slot of each stretch of this rank; no slot has two"""
+    """the slot of every stretch of this rank; no slot has two stretches"""
     stretches: Tensor
     """(stretches, 3) int64: offset, length, whether it is all of its slot"""
-    ranks: Any
-    """those that hold the rest, if any"""
+    group: Any
+    """the process group of the ranks that hold the rest; None where there is none"""
 
     def by_slot(self, squares: Tensor) -> Tensor:
         """(slots, 2) from (stretches, 2)."""
@@ -46,8 +48,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of a slot with its gradient and moments; all are views of flat tensors."""
+class Stretch:
+    """A rank's stretch of a slot with its gradient and moments; all are views of flat tensors."""
 
     slot: int
     weight: Tensor
@@ -57,20 +59,31 @@ class Piece:
 
 
 class Lamb(AdamW):
-    """`divide` comes before the first step. The gradients are overwritten."""
+    """LAMB on flat tensors. `prepare` comes before the first step; a step overwrites the gradients."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], settings: recipe.Optimizer):
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         super().__init__(groups, settings)
         self.settings = settings
-        self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
-        """over all weights and ranks, where the settings want it divided out"""
-        self._layouts: dict[int, Layout] = {}
+        self._gradient_norm: Callable[[], Tensor | float | None] = lambda: None
+        self._tables: dict[int, SlotTable] = {}
+        """by the id of the flat tensor"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
+        """trust ratios of the last step, by the names of their slots"""
 
-    def divide(self, shares: Sequence[FlatTensor], fused: Callable[[str], int]) -> None:
-        """Says what the flat tensors hold; `fused` is how many parameters of the paper lie one after another in one."""
-        for share in shares:
-            self._layouts[id(share.tensor)] = make_layout(share, fused)
+    def prepare(
+        self,
+        flat_tensors: Sequence[FlatTensor],
+        fused_parts: Callable[[str], int],
+        gradient_norm: Callable[[], Tensor | float | None],
+    ) -> None:
+        for flat in flat_tensors:
+            find_apex(self.settings.kernels, flat.tensor.device)  # says what is missing, before the first step
+            self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
+        self._gradient_norm = gradient_norm
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """Trust ratios by layer."""
+        return {"trust_ratio": by_layer(self.trust_ratios())}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -81,62 +94,62 @@ class Lamb(AdamW):
                 self._move(group, tensors)
 
     def _move(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
-        """One step of tensors that are in the same place of their ranks: stage 3 brings them one at a time."""
+        """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
         for tensor in tensors:
             self.state_of(tensor)["step"] += 1
         steps = float(self.state_of(tensors[0])["step"])
-        layouts = [self._layouts[id(tensor)] for tensor in tensors]
+        tables = [self._tables[id(tensor)] for tensor in tensors]
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
-        ratios = move(group, tensors, layouts, steps)
+        ratios = move(group, tensors, tables, steps)
         if ratios is not None:
-            self._ratios[_names(layouts)] = ratios
+            self._ratios[_names(tables)] = ratios
 
     def _move_one_by_one(
-        self, group: dict[str, Any], tensors: Sequence[Tensor], layouts: Sequence[Layout], steps: float
+        self, group: dict[str, Any], tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float
     ) -> Tensor | None:
-        """On a CPU: what is whole here moves at once, while it is still in the cache."""
+        """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
         adapts = self._adapts(group)
         corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
         numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), float(self._scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
-        for tensor, layout in zip(tensors, layouts, strict=True):
-            state, squares = self.state_of(tensor), torch.zeros(len(layout.stretches), 2, dtype=torch.float64)
-            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, layout.stretches)
-            count = len(layout.stretches)
+        for tensor, table in zip(tensors, tables, strict=True):
+            state, squares = self.state_of(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
+            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
+            count = len(table.stretches)
             kernels.call("lamb_update", *flats, count, *numbers, -group["lr"], *limits, int(not adapts))
-            found.append(layout.by_slot(squares))
+            found.append(table.by_slot(squares))
         if not adapts:
             return None
-        ratios = [self._trust_of(*row) for row in _joined(torch.cat(found), layouts[0].ranks).tolist()]
+        ratios = [self._trust_of(*row) for row in _joined(torch.cat(found), tables[0].group).tolist()]
         begin = 0
-        for tensor, layout in zip(tensors, layouts, strict=True):
-            for slot, (offset, length, whole) in zip(layout.places, layout.stretches.tolist(), strict=True):
+        for tensor, table in zip(tensors, tables, strict=True):
+            for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
                 if not whole:
                     assert tensor.grad is not None
                     weight, update = (each.view(-1).narrow(0, offset, length) for each in (tensor, tensor.grad))
                     weight.add_(update, alpha=-group["lr"] * ratios[begin + slot])
-            begin += len(layout.slots)
+            begin += len(table.slots)
         return torch.tensor(ratios, dtype=torch.float64)
 
     def _move_together(
-        self, group: dict[str, Any], tensors: Sequence[Tensor], layouts: Sequence[Layout], steps: float
+        self, group: dict[str, Any], tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float
     ) -> Tensor | None:
-        """On a GPU: all pieces in each operation, and no ratio comes to the host."""
-        pieces = list(self._pieces(tensors, layouts))
-        slots = sum(len(layout.slots) for layout in layouts)
+        """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
+        stretches = list(self._stretches(tensors, tables))
+        slots = sum(len(table.slots) for table in tables)
         squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
         updates: list[Tensor] = []
-        if pieces:
-            updates, its_own = self._updates(group, pieces, steps)
-            places = torch.tensor([piece.slot for piece in pieces])
-            squares.index_add_(0, places.to(squares.device, non_blocking=True), its_own)
-        ratios = self._trust(_joined(squares, layouts[0].ranks)) if self._adapts(group) else None
+        if stretches:
+            updates, own_squares = self._updates(group, stretches, steps)
+            places = torch.tensor([stretch.slot for stretch in stretches])
+            squares.index_add_(0, places.to(squares.device, non_blocking=True), own_squares)
+        ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(group) else None
         if ratios is not None:
             factors = ratios.float()
-            torch._foreach_mul_(updates, [factors[piece.slot] for piece in pieces])
-        if pieces:
-            torch._foreach_add_([piece.weight for piece in pieces], updates, alpha=-group["lr"])
+            torch._foreach_mul_(updates, [factors[stretch.slot] for stretch in stretches])
+        if stretches:
+            torch._foreach_add_([stretch.weight for stretch in stretches], updates, alpha=-group["lr"])
         return ratios
 
     @property
@@ -147,59 +160,61 @@ class Lamb(AdamW):
         return bool(group["weight_decay"]) or self.settings.trust_all
 
     def _scale(self) -> Tensor | float:
-        """What gradients are multiplied with."""
+        """What gradients are multiplied with before they move the moments."""
         if not self.settings.normalize:
             return 1.0
-        norm = self.gradient_norm()
+        norm = self._gradient_norm()
         assert norm is not None
         return 1.0 / (norm + torch.finfo(torch.float32).tiny)
 
-    def _pieces(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> Iterator[Piece]:
-        """This rank's pieces."""
+    def _stretches(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> Iterator[Stretch]:
+        """Finds this rank's stretches with all that moves with them."""
         begin = 0
-        for tensor, layout in zip(tensors, layouts, strict=True):
+        for tensor, table in zip(tensors, tables, strict=True):
             state = self.state_of(tensor)
             assert tensor.grad is not None
             flats = [each.view(-1) for each in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
-            for slot, (offset, length, _) in zip(layout.places, layout.stretches.tolist(), strict=True):
-                yield Piece(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
-            begin += len(layout.slots)
+            for slot, (offset, length, _) in zip(table.places, table.stretches.tolist(), strict=True):
+                yield Stretch(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
+            begin += len(table.slots)
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = super().state_of(parameter)
         state["step"] = state["step"].cpu()  # where it is read without waiting for a GPU
         return state
 
-    def _updates(self, group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> tuple[list[Tensor], Tensor]:
-        """Moves the moments. The updates with decay, and for each the squares of its piece's weight and of itself."""
+    def _updates(
+        self, group: dict[str, Any], stretches: Sequence[Stretch], steps: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """Moves the moments; returns the updates with decay, and the squares of weight and update of every stretch."""
         if self.settings.normalize:
-            torch._foreach_mul_([piece.gradient for piece in pieces], self._scale())
-        if (amp_c := find_apex(self.settings.kernels, pieces[0].weight.device)) is not None:
+            torch._foreach_mul_([stretch.gradient for stretch in stretches], self._scale())
+        if (amp_c := find_apex(self.settings.kernels, stretches[0].weight.device)) is not None:
             return lamb_updates(
                 amp_c,
-                list(zip(*((each.weight, each.gradient, each.first, each.second) for each in pieces), strict=True)),
+                list(zip(*((each.weight, each.gradient, each.first, each.second) for each in stretches), strict=True)),
                 decay=group["weight_decay"],
                 steps=steps,
                 betas=group["betas"],
                 epsilon=group["eps"],
                 corrected=group["bias_correction"],
             )
-        updates = _torch_updates(group, pieces, steps)
-        return updates, _squares([piece.weight for piece in pieces], updates)
+        updates = _torch_updates(group, stretches, steps)
+        return updates, _squares([stretch.weight for stretch in stretches], updates)
 
     def _trust_of(self, weight: float, update: float) -> float:
-        """The ratio from the squares of both: 1 where one is 0."""
+        """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
         low, high = self._limits
         return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
 
     def _trust(self, squares: Tensor) -> Tensor:
-        """The same for (slots, 2) of them."""
+        """The trust ratios from the squares of weights and updates, (slots, 2)."""
         weight, update = squares.sqrt().unbind(1)
         ratios = (weight / update).clamp(*self._limits)
         return torch.where((weight > 0) & (update > 0), ratios, 1.0)
 
     def trust_ratios(self) -> dict[str, float]:
-        """Of the last step, by the names of parameters; the same on all ranks."""
+        """The trust ratios of the last step, by the names of parameters; the same on all ranks."""
         return {
             name: ratio
             for names, ratios in self._ratios.items()
@@ -207,42 +222,51 @@ class Lamb(AdamW):
         }
 
 
-def make_layout(share: FlatTensor, fused: Callable[[str], int]) -> Layout:
-    """What a share holds, slot by slot: a fused parameter's rows make equal blocks."""
+def make_slot_table(flat: FlatTensor, fused_parts: Callable[[str], int]) -> SlotTable:
+    """Lists the slots of a flat tensor: a fused parameter's rows make equal blocks, a slot for each."""
     slots: list[str] = []
     places, stretches = [], []
-    for name, size in share.sizes.items():
-        count = fused(name)
+    for name, size in flat.sizes.items():
+        count = fused_parts(name)
         block = size // count
         for number in range(count):
             begin, end = number * block, (number + 1) * block
-            for part in share.parts:
+            for part in flat.parts:
                 first, last = max(part.start, begin), min(part.start + part.length, end)
                 if part.name == name and first < last:
                     places.append(len(slots))
                     stretches.append((part.offset + first - part.start, last - first, int(last - first == block)))
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
-    return Layout(tuple(slots), tuple(places), table, share.group)
+    return SlotTable(tuple(slots), tuple(places), table, flat.group)
 
 
-def _names(layouts: Sequence[Layout]) -> tuple[str, ...]:
-    return tuple(name for layout in layouts for name in layout.slots)
+def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
+    """Gathers values of parameters by the layer that they belong to."""
+    layers: dict[str, list[float]] = {}
+    for name, value in values.items():
+        parts = name.split(".")
+        layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
+    return layers
 
 
-def _joined(squares: Tensor, ranks: Any) -> Tensor:
-    """The sums over all ranks; all of them call it."""
-    if ranks is not None and dist.get_world_size(ranks) > 1:
-        dist.all_reduce(squares, group=ranks)
+def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:
+    return tuple(name for table in tables for name in table.slots)
+
+
+def _joined(squares: Tensor, group: Any) -> Tensor:
+    """Adds up squares over the ranks of a group; all of them call it."""
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.all_reduce(squares, group=group)
     return squares
 
 
-def _torch_updates(group: dict[str, Any], pieces: Sequence[Piece], steps: float) -> list[Tensor]:
-    """With PyTorch's fused Adam, which moves zeros by -1 times its update."""
-    weights, gradients = [piece.weight for piece in pieces], [piece.gradient for piece in pieces]
+def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:
+    """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
+    weights, gradients = [stretch.weight for stretch in stretches], [stretch.gradient for stretch in stretches]
     updates = [torch.zeros_like(each) for each in weights]
     counts = [torch.full((), steps, device=each.device) for each in weights]
-    first, second = [piece.first for piece in pieces], [piece.second for piece in pieces]
+    first, second = [stretch.first for stretch in stretches], [stretch.second for stretch in stretches]
     adam(updates, gradients, first, second, counts, group, learning_rate=1.0, decay=0.0)
     torch._foreach_neg_(updates)
     if group["weight_decay"]:
@@ -251,6 +275,6 @@ def _torch_updates(group: dict[str, Any], pieces: Sequence[Piece], steps: float)
 
 
 def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
-    """(pieces, 2), in fp64."""
+    """The squares of weights and updates, (stretches, 2), in fp64."""
     norms = [torch._foreach_norm(list(each), 2, dtype=torch.float64) for each in (weights, updates)]
     return torch.stack([torch.stack(list(each)) for each in norms], dim=1).square()

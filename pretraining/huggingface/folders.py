@@ -29,14 +29,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.common.files import UNFINISHED, read_json, replacing, write_json
 from data_prep.vocabulary.vocabulary import TOKENIZER, VOCABULARY, Vocabulary, load_vocabulary
-from pretraining.huggingface.weights import (
-    LISTED,
-    _refuse,
-    config_of,
-    from_transformers,
-    shape_of,
-    to_transformers,
-)
+from pretraining.huggingface.weights import LISTED, _refuse, config_of, from_transformers, shape_of, to_transformers
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder
-from pretraining.model.batch import Batch
+from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
@@ -45,7 +45,7 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
     return results
 
 
-def probe(shape: Shape) -> Batch:
+def probe(shape: Shape) -> PretrainingBatch:
     """A few sequences of random pieces, the same ones always: one as long as the model takes, and shorter ones."""
     draw = np.random.default_rng(0)
     lengths = [shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)]
@@ -58,7 +58,7 @@ def probe(shape: Shape) -> Batch:
         for start, length in zip(starts, lengths, strict=False)
     ]
     where = np.concatenate(chosen)
-    return Batch(
+    return PretrainingBatch(
         pieces=torch.from_numpy(draw.integers(0, shape.vocabulary, starts[-1])),
         segments=torch.from_numpy(segments.astype(np.int64)),
         positions=torch.from_numpy(positions),
@@ -72,7 +72,7 @@ def probe(shape: Shape) -> Batch:
 
 
 @torch.inference_mode()
-def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: Batch) -> Logits:
+def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> Logits:
     with torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as if nothing had been
         model = Bert(shape)
     model.load_state_dict(state)
@@ -82,7 +82,7 @@ def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: Batch) -> Logi
 
 
 @torch.inference_mode()
-def _their_logits(folder: Path, batch: Batch) -> Logits | None:
+def _their_logits(folder: Path, batch: PretrainingBatch) -> Logits | None:
     """By transformers itself, sequence by sequence; None where it is not installed."""
     try:
         transformers: Any = importlib.import_module("transformers")

@@ -1,48 +1,59 @@
-"""What the model eats: sequences one after another, without padding."""
+"""Packed sequences: what a model computes on, one sequence after another, without padding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from data_prep.common.arrays import Array
 
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences one after another, no padding: s sequences, n pieces, m predictions."""
+    """Sequences for an encoder, packed one after another: s sequences, n pieces."""
 
-    pieces: Tensor  # (n,) int64: all sequences one after another, masks applied
+    pieces: Tensor  # (n,) int64: all sequences one after another
     segments: Tensor  # (n,) int64: 0 in A, 1 in B
     positions: Tensor  # (n,) int64: 0 … within each sequence
     starts: Tensor  # (s + 1,) int32: where each sequence begins; the last is n
-    chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
-    labels: Tensor  # (m,) int64: the pieces that stood there
-    random_next: Tensor  # (s,) int64: the NSP label, 1 where B is random
     lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
-    examples: Array  # (s, 2) int64: shard (its number in the dataset) and row, to name them in messages
+    examples: Array  # (s, 2) int64: shard and row of each sequence: dropout is drawn by them, messages name them
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device; the host does not wait for the copy to a GPU."""
+    def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
+        """Copies the batch to a device; the host does not wait for the copy to a GPU."""
         device = torch.device(device)
         if device.type == "cpu":
             return self
         pin = device.type == "cuda"
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in values.items():
             if isinstance(value, Tensor):
                 values[name] = (value.pin_memory() if pin else value).to(device, non_blocking=True)
-        return Batch(**values)
+        return type(self)(**values)
+
+
+@dataclass(frozen=True)
+class PretrainingBatch(Batch):
+    """Packed sequences with what pre-training asks of them: m masked pieces to predict, and whether B follows A."""
+
+    chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
+    labels: Tensor  # (m,) int64: the pieces that stood there
+    random_next: Tensor  # (s,) int64: the label of next-sentence prediction, 1 where B is random
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank does in one optimizer step."""
+    """What one rank computes in one optimizer step, and the counts of the whole global batch.
 
-    micro: tuple[Batch, ...]  # gradient accumulation; this rank's
+    A loss is divided by the counts of the global batch, so that it depends neither on ranks nor on micro-batches.
+    """
+
+    micro: tuple[PretrainingBatch, ...]  # this rank's micro-batches, whose gradients accumulate
     sequences: int  # of the global batch, over all ranks
-    predictions: int  # of the global batch: losses are divided by it, so that ranks and micro-batches do not matter
-    pieces: int  # real pieces of the global batch
-    waited: float = 0.0  # seconds the trainer waited for it
+    predictions: int  # of the global batch, over all ranks
+    waited: float = 0.0  # seconds for which training waited until it was ready

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from data_prep.common.arrays import Array
-from pretraining.data.order import fold
+from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 
 
@@ -20,7 +20,7 @@ from pretraining.model import cpu_kernels as kernels
 class Dropout:
     """Where and how much is dropped.
 
-    The kernels drop what a hash of (row key, site, column) says. A row key stands for (draw, example, position): a mask
+    The kernels drop what a hash of (row key, site, column) says. A row key stands for (seed, example, position): a mask
     depends neither on the ranks nor on what else is in the batch. Elsewhere PyTorch's generator decides.
     """
 
@@ -34,9 +34,9 @@ class Dropout:
         return Dropout(self.probability, self.keys, site)
 
 
-def row_keys(draw: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
-    """A key for each piece, from the draw (one for each step of a run), its example and its position."""
-    pieces = fold(np.repeat(fold(draw, *examples.T), lengths), positions)
+def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
+    """Makes a key for every piece, from the seed of the step, the piece's example and its position."""
+    pieces = hash_key(np.repeat(hash_key(dropout_seed, *examples.T), lengths), positions)
     return torch.from_numpy(pieces.astype(np.uint32).view(np.int32))
 
 

@@ -1,87 +1,102 @@
-"""How much memory a rank needs under each ZeRO stage: arithmetic, an estimate."""
+"""How much memory a rank needs: arithmetic, an estimate.
+
+Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2, and no gradients but those in fp32:
+
+    weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
+    gradients   2 + 4  those of a micro-batch, and the fp32 ones that they are added to; both divided by ZeRO 2 and 3,
+                       the first in buckets of `reduce_bucket_size`. In bf16, ZeRO 1 adds each as soon as it is there
+    optimizer   12     fp32 weights and two fp32 averages; divided by ZeRO 1, 2 and 3
+
+In fp32 without ZeRO the weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without
+ZeRO the engine takes ZeRO 1, since DeepSpeed would add the gradients up in 16 bits.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pretraining.config.settings import Dtype, Phase, Recipe
-from pretraining.data.statistics import PREDICTED
+from pretraining.config.settings import Dtype, Offload
+from pretraining.data.statistics import PREDICTED_SHARE
 from pretraining.model.shape import Shape
+
+DEFAULTS = {"stage3_max_live_parameters": 1e9, "reduce_bucket_size": 5e8}
+"""DeepSpeed's own, in parameters."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank under a ZeRO stage, without activations: an estimate."""
+    """Bytes that a rank needs under a ZeRO stage, without activations."""
 
     zero: int
     weights: float
     gradients: float
     optimizer: float
-    """fp32 weights and both averages"""
+    """The optimizer's own fp32 weights and both its averages."""
     host: float = 0.0
-    """of these, what is offloaded to the host's memory"""
+    """The part of weights, gradients and optimizer that is offloaded to the host's memory."""
 
     @property
-    def total(self) -> float:
-        """On the device."""
+    def device(self) -> float:
+        """What stays on the device."""
         return self.weights + self.gradients + self.optimizer - self.host
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of the largest micro-batch, all its sequences full: an estimate."""
+    """Bytes that the activations of a micro-batch take."""
 
-    phase: str
     kept: float
-    """all layers' activations kept for the backward pass"""
-    checkpointed: float
-    """compute.checkpoint_activations: computed again, layer by layer"""
+    """All layers keep theirs for the backward pass."""
+    recomputed: float
+    """They are computed again, layer by layer (`compute.checkpoint_activations`)."""
 
 
-LIVE, BUCKET = 1e9, 5e8  # parameters: DeepSpeed's defaults
-
-
-def plan_memory(recipe: Recipe, shape: Shape, dtype: Dtype, ranks: int, zero: int) -> Memory:
-    """Of one rank under a ZeRO stage; with the recipe's offload where the stage has it."""
+def plan_memory(
+    shape: Shape,
+    dtype: Dtype,
+    ranks: int,
+    zero: int,
+    offload: Offload = "none",
+    zero_options: Mapping[str, Any] | None = None,
+) -> Memory:
+    """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO."""
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
-    parameters = dataclasses.replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+    parameters = replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
     part = parameters / ranks
-    live = min(parameters, _given(recipe, "stage3_max_live_parameters", LIVE))
-    bucket = min(parameters, _given(recipe, "reduce_bucket_size", BUCKET))
+    live, bucket = (min(parameters, _number(zero_options or {}, name)) for name in DEFAULTS)
     weights = size * (parameters if stage < 3 else part + live)
-    optimizer = (12 * part) if stage else 8 * parameters
+    optimizer = 12 * part if stage else 8 * parameters
     if stage > 1:
         gradients, accumulated = size * bucket, 4 * part
     else:
         gradients, accumulated = 2 * parameters if dtype == "fp16" else 0, 4 * parameters
     host = 0.0
-    if recipe.parallel.offload != "none" and zero:
+    if offload != "none" and zero:
         host = optimizer + (accumulated if stage > 1 else 0)
-    if recipe.parallel.offload == "all" and stage == 3:
+    if offload == "all" and stage == 3:
         host += size * part
     return Memory(zero, weights, gradients + accumulated, optimizer, host)
 
 
-def _given(recipe: Recipe, name: str, default: float) -> float:
-    """A number among the recipe's own settings of DeepSpeed's ZeRO."""
-    value = recipe.deepspeed.get("zero_optimization", {}).get(name)
-    return float(value) if isinstance(value, int | float) else default
+def _number(options: Mapping[str, Any], name: str) -> float:
+    value = options.get(name)
+    return float(value) if isinstance(value, int | float) else DEFAULTS[name]
 
 
-def plan_activations(shape: Shape, dtype: Dtype, phase: Phase) -> Activations:
-    """Of a micro-batch of full sequences, with fused attention, which keeps no probabilities."""
+def plan_activations(shape: Shape, dtype: Dtype, sequences: int, length: int) -> Activations:
+    """Plans for a micro-batch of full sequences, with fused attention, which keeps no probabilities."""
     size = 4 if dtype == "fp32" else 2
-    pieces, h = phase.micro_batch * phase.length, shape.hidden
+    pieces, h = sequences * length, shape.hidden
     # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
     # before the second, and the inner layer before and after GELU; and a byte for each of the two dropouts
     layer = pieces * (size * (8 * h + 2 * shape.intermediate) + 2 * h)
     embeddings = pieces * (3 * size * h + h)
-    predictions = PREDICTED * pieces
+    predictions = PREDICTED_SHARE * pieces
     logits = predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients
     heads = predictions * 4 * size * h + logits
     return Activations(
-        phase=phase.name,
         kept=embeddings + shape.layers * layer + heads,
-        checkpointed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
+        recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
     )

@@ -1,38 +1,37 @@
 """What a run will be, worked out without training: `train.py --check` prints it.
 
-Arithmetic alone, in plain Python: a login node without a GPU will do.
+This is arithmetic alone, in plain Python: a login node without a GPU will do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, micro_batches
-from pretraining.data.statistics import Text, measure_text
+from pretraining.data.statistics import SequenceStatistics, measure_sequences
 from pretraining.model.shape import Shape
 from pretraining.planning.memory import Activations, Memory, plan_activations, plan_memory
 
 VOCABULARY = 30522
-"""of the published models; assumed where there is no data"""
+"""Pieces of the published models' vocabulary; assumed where there is no data."""
 USEFUL_SHARE = 0.5
-"""of the measured matrix rate: what a run reaches, where nothing better is known"""
+"""How much of the measured matrix rate a run reaches, where nothing better is known."""
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, in numbers."""
+    """One phase, in numbers. What follows from the speed is None where that is not known."""
 
     phase: Phase
     accumulation: int
-    """micro-batches of a rank in a step"""
+    """Micro-batches that a rank accumulates in a step."""
     schedule: PhaseSchedule
-    text: Text
+    statistics: SequenceStatistics
     steps: float | None
-    """None where the clock decides and the speed is not known"""
     seconds: float | None
-    """None where the speed is not known"""
 
     @property
     def sequences(self) -> float | None:
@@ -40,17 +39,18 @@ class PhasePlan:
 
     @property
     def pieces(self) -> float | None:
-        """Real ones."""
-        return None if self.sequences is None else self.sequences * self.text.pieces
+        """Real pieces, without padding."""
+        return None if self.sequences is None else self.sequences * self.statistics.pieces
 
     @property
     def flops(self) -> float | None:
-        return None if self.sequences is None else self.sequences * self.text.flops
+        return None if self.sequences is None else self.sequences * self.statistics.flops
 
     @property
     def epochs(self) -> float | None:
-        """Readings of the text; each is of another duplicate until all were read."""
-        return None if self.sequences is None or not self.text.examples else self.sequences / self.text.examples
+        """How often the text is read; another duplicate of it every time, until all were read."""
+        examples = self.statistics.examples
+        return None if self.sequences is None or not examples else self.sequences / examples
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,21 @@ class Plan:
     """All that `--check` says."""
 
     shape: Shape
-    parameters: int
     ranks: int
     dtype: Dtype
     recipe: Recipe
     phases: tuple[PhasePlan, ...]
     memory: tuple[Memory, ...]
-    """for each ZeRO stage"""
+    """A rank's memory under ZeRO 0, 1, 2 and 3."""
     activations: Activations
+    """Those of the phase that needs most."""
     notes: tuple[str, ...]
-    """what was assumed"""
+    """What was assumed."""
 
     @property
     def seconds(self) -> float | None:
-        """Of all phases."""
-        known = [phase.seconds for phase in self.phases if phase.seconds is not None]
-        return sum(known) if len(known) == len(self.phases) else None
+        """What all phases take; None where the speed is not known."""
+        return known_sum(phase.seconds for phase in self.phases)
 
 
 def build_plan(
@@ -86,7 +85,7 @@ def build_plan(
     flops_per_second: float | None = None,
     useful_share: float = USEFUL_SHARE,
 ) -> Plan:
-    """The plan of a run.
+    """Plans a run.
 
     Hours follow from the throughput of all ranks in real pieces a second, or else from the matrix rate of one rank and
     the share of it that useful operations reach.
@@ -94,63 +93,52 @@ def build_plan(
     shape = recipe.model.shape(manifest.vocabulary_size if manifest else VOCABULARY)
     phases = []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
-        text = measure_text(shape, phase.length, manifest)
-        sequences_per_second = None
+        statistics = measure_sequences(shape, phase.length, manifest)
+        speed = None
         if pieces_per_second is not None:
-            sequences_per_second = pieces_per_second / text.pieces
+            speed = pieces_per_second / statistics.pieces / phase.batch
         elif flops_per_second is not None:
-            sequences_per_second = ranks * flops_per_second * useful_share / text.flops
-        steps, seconds = _duration(phase, schedule, sequences_per_second)
-        phases.append(PhasePlan(phase, micro_batches(phase, ranks, number), schedule, text, steps, seconds))
+            speed = ranks * flops_per_second * useful_share / statistics.flops / phase.batch
+        steps, seconds = _steps_and_seconds(schedule, speed)
+        phases.append(PhasePlan(phase, micro_batches(phase, ranks, number), schedule, statistics, steps, seconds))
+    activations = [plan_activations(shape, dtype, phase.micro_batch, phase.length) for phase in recipe.phases]
+    offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
     return Plan(
         shape=shape,
-        parameters=shape.num_parameters(),
         ranks=ranks,
         dtype=dtype,
         recipe=recipe,
         phases=tuple(phases),
-        memory=tuple(plan_memory(recipe, shape, dtype, ranks, zero) for zero in range(4)),
-        activations=max((plan_activations(shape, dtype, phase) for phase in recipe.phases), key=lambda each: each.kept),
+        memory=tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4)),
+        activations=max(activations, key=lambda needed: needed.kept),
         notes=tuple(_notes(manifest, pieces_per_second, flops_per_second, useful_share)),
     )
 
 
-def _duration(
-    phase: Phase, schedule: PhaseSchedule, sequences_per_second: float | None
-) -> tuple[float | None, float | None]:
-    """Steps and seconds of a phase, as far as sequences a second are known."""
+def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
+    """How long a phase is; what is not given follows from the speed, as far as that is known."""
     if schedule.steps is None:
-        return (
-            None if sequences_per_second is None else schedule.length * sequences_per_second / phase.batch
-        ), schedule.length
-    return schedule.steps, (
-        None if sequences_per_second is None else schedule.steps * phase.batch / sequences_per_second
-    )
+        return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
+    return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
 
 
 def _notes(
     manifest: Manifest | None, pieces_per_second: float | None, flops_per_second: float | None, useful_share: float
-) -> list[str]:
-    notes = []
+) -> Iterator[str]:
     if manifest is None:
-        notes.append(
-            f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
-        )
+        yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
     if pieces_per_second is not None:
-        notes.append(f"hours from {pieces_per_second:,.0f} real pieces a second on all ranks, as given")
+        yield f"hours from {pieces_per_second:,.0f} real pieces a second on all ranks, as given"
     elif flops_per_second is not None:
         rate = f"{flops_per_second / 1e12:,.3g}" if flops_per_second < 1e15 else f"{flops_per_second / 1e12:,.0f}"
-        notes.append(f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * useful_share:.0f}% of it useful")
+        yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * useful_share:.0f}% of it useful"
     else:
-        notes.append("hours: give the throughput, --pieces-per-second")
-    notes.append("memory is an estimate: fragments, buffers and the kernels' own memory come on top")
-    return notes
+        yield "hours: give the throughput, --pieces-per-second"
+    yield "memory is an estimate: fragments, buffers and the kernels' own memory come on top"
 
 
-# Memory. Per parameter, in bytes, with 16-bit weights (in fp32: 4 instead of 2, and no gradients but those in fp32):
-#   weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
-#   gradients   2 + 4  those of a micro-batch, and the fp32 ones that they are added to; both divided by ZeRO 2 and 3,
-#                      the first in buckets of `reduce_bucket_size`. In bf16, ZeRO 1 adds each as soon as it is there
-#   optimizer   12     fp32 weights and two fp32 averages; divided by ZeRO 1, 2 and 3
-# In fp32 without ZeRO the weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without
-# ZeRO the engine takes ZeRO 1, since DeepSpeed would add the gradients up in 16 bits.
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one of the values is not known."""
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

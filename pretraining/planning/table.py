@@ -2,64 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
-from pretraining.planning.plan import Plan
+from pretraining.planning.plan import Plan, known_sum
+
+UNKNOWN = "?"
 
 
 def render_plan(plan: Plan) -> RenderableType:
-    """The plan as a person reads it."""
-    return Group(_model_line(plan), "", _phase_table(plan), "", _memory_table(plan), "", *_note_lines(plan))
+    """Lays out a plan: the model, the phases, the memory, and what was assumed."""
+    notes = [Padding(f"- {note}", (0, 0)) for note in plan.notes]
+    return Group(_model_line(plan), "", _phase_table(plan), "", _memory_table(plan), "", *notes)
 
 
 def _model_line(plan: Plan) -> str:
-    s, s_ranks = plan.shape, "" if plan.ranks == 1 else "s"
+    shape, s = plan.shape, "" if plan.ranks == 1 else "s"
     return (
-        f"{plan.parameters / 1e6:,.1f}M parameters: {s.layers} layers of {s.hidden}, {s.heads} heads, "
-        f"vocabulary {s.vocabulary:,}; {plan.dtype} on {plan.ranks} rank{s_ranks}, ZeRO {plan.recipe.parallel.zero}, "
-        f"{plan.recipe.optimizer.name}"
+        f"{shape.num_parameters() / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
+        f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {plan.dtype} on {plan.ranks} rank{s}, "
+        f"ZeRO {plan.recipe.parallel.zero}, {plan.recipe.optimizer.name}"
     )
 
 
 def _phase_table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("phase", "length", "batch = micro x accumulated x ranks", "steps", "learning rate", "pieces"):
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
-    for name in ("a sequence", "epochs", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in plan.phases:
-        phase = each.phase
+    sizes = "batch = micro x accumulated x ranks"
+    table = _table("phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time")
+    for planned in plan.phases:
+        phase = planned.phase
         table.add_row(
             phase.name,
             str(phase.length),
-            f"{phase.batch:,} = {phase.micro_batch} x {each.accumulation} x {plan.ranks}",
-            _number(each.steps),
-            _rates(each.schedule),
-            _number(each.pieces),
-            f"{each.text.pieces:.1f}",
-            "?" if each.epochs is None else f"{each.epochs:,.2f}",
-            "?" if each.seconds is None else duration(each.seconds),
+            f"{phase.batch:,} = {phase.micro_batch} x {planned.accumulation} x {plan.ranks}",
+            _number(planned.steps),
+            _rates(planned.schedule),
+            _number(planned.pieces),
+            f"{planned.statistics.pieces:.1f}",
+            UNKNOWN if planned.epochs is None else f"{planned.epochs:,.2f}",
+            _duration(planned.seconds),
         )
     if len(plan.phases) > 1:
-        steps, pieces = [each.steps for each in plan.phases], [each.pieces for each in plan.phases]
-        time = "?" if plan.seconds is None else duration(plan.seconds)
-        table.add_row("in all", "", "", _number(_sum(steps)), "", _number(_sum(pieces)), "", "", time)
+        steps = _number(known_sum(planned.steps for planned in plan.phases))
+        pieces = _number(known_sum(planned.pieces for planned in plan.phases))
+        table.add_row("in all", "", "", steps, "", pieces, "", "", _duration(plan.seconds))
     return table
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+def _memory_table(plan: Plan) -> Table:
+    title = "memory of a rank, GB, an estimate"
+    table = _table(title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed")
+    for memory in plan.memory:
+        name = f"ZeRO {memory.zero}" + (" (this recipe)" if memory.zero == plan.recipe.parallel.zero else "")
+        kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
+        amounts = (memory.weights, memory.gradients, memory.optimizer, memory.host, kept, recomputed)
+        table.add_row(name, *map(_gigabytes, amounts))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    """An empty table without lines: names to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _rates(schedule: PhaseSchedule) -> str:
-    """First, highest and last rate of a phase."""
+    """The first, the highest and the last learning rate of a phase."""
     by_clock = schedule.schedule.by_clock
     places = [place * schedule.length / 1000 for place in range(1001)]
     top = schedule.schedule.warmup - schedule.begin
@@ -70,32 +83,18 @@ def _rates(schedule: PhaseSchedule) -> str:
 
 
 def _number(value: float | None) -> str:
-    """With a thousand separator, or in millions and billions."""
+    """A number with a thousand separator, or in millions and billions."""
     if value is None:
-        return "?"
+        return UNKNOWN
     for unit, name in ((1e9, "B"), (1e6, "M")):
         if value >= 10 * unit:
             return f"{value / unit:,.1f} {name}"
     return f"{value:,.0f}"
 
 
-def _memory_table(plan: Plan) -> Table:
-    title = "memory of a rank, GB, an estimate"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (title, "weights", "gradients", "optimizer", "on the host", "+ activations"):
-        table.add_column(name, justify="left" if name == title else "right", no_wrap=True)
-    table.add_column("recomputed", justify="right", no_wrap=True)
-    kept, recomputed = plan.activations.kept, plan.activations.checkpointed
-    for each in plan.memory:
-        name = f"ZeRO {each.zero}" + (" (this recipe)" if each.zero == plan.recipe.parallel.zero else "")
-        amounts = (each.weights, each.gradients, each.optimizer, each.host)
-        table.add_row(name, *map(_gigabytes, (*amounts, each.total + kept, each.total + recomputed)))
-    return table
+def _duration(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else duration(seconds)
 
 
 def _gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
-
-
-def _note_lines(plan: Plan) -> list[RenderableType]:
-    return [Padding(f"- {note}", (0, 0)) for note in plan.notes]

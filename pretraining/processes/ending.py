@@ -162,7 +162,7 @@ def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
             write_json(run / ENDED, content)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     """Ends the work in good order, once: launchers send their signals again and again."""
     _ignore_signals()
     raise KeyboardInterrupt(number)

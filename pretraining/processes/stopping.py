@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import IntEnum
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Control:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, *_: object) -> None:
         self._signalled = True
 
     def decide(self, wrong: bool, saving: float) -> Decision:

@@ -1,73 +1,33 @@
-"""How records look on the console: a line in files and pipes, a panel that changes in place in a terminal."""
+"""What records share on the console: lines in files and pipes, and panels that change in place in a terminal."""
 
 from __future__ import annotations
 
-from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from data_prep.common.progress import duration
-from pretraining.reporting.records import EvaluationRecord, StepRecord
 
 
-def step_line(record: StepRecord, total: int) -> str:
-    """One line, for files and pipes: at most 140 columns for the numbers that runs have. `total` is 0 by the clock."""
-    parts = [
-        f"{record.step:>{len(str(total))}}/{total}" if total else f"{record.step:>6}",
-        f"loss {record.loss:.4f}",
-        f"masked {record.masked:.4f} {record.masked_accuracy:5.1%}",
-        f"next {record.next_sentence:.4f} {record.next_sentence_accuracy:5.1%}",
-        f"rate {record.learning_rate:.2e}",
-        *_optional(record),
-        f"{number(record.pieces_per_second)} pieces/s",
-        *([] if record.utilisation is None else [f"use {record.utilisation:.0%}"]),
-        f"wait {record.waiting:.0%}",
-        *([] if record.seconds_left is None else [f"{duration(record.seconds_left)} left"]),
-    ]
-    return "  ".join(parts)
+def left(seconds: float | None) -> list[str]:
+    """How long a run will still take; nothing where that is not known."""
+    return [] if seconds is None else [f"{duration(seconds)} left"]
 
 
-def evaluation_line(record: EvaluationRecord) -> str:
-    return (
-        f"validation {record.step}: masked {record.masked:.4f} {record.masked_accuracy:.1%}"
-        f"  perplexity {record.perplexity:.2f}  next {record.next_sentence:.4f} {record.next_sentence_accuracy:.1%}"
-    )
+def progress(title: str, done: int, total: int, seconds_left: float | None, width: int) -> Table:
+    """How far a run is, in one line with a bar; without a bar where the total is 0, since the clock decides."""
+    table, time_left = Table.grid(padding=(0, 1)), "".join(left(seconds_left))
+    if not total:
+        table.add_row(f"{title} {done:,} ", time_left)
+        return table
+    title = f"{title} {done:,} of {total:,}"
+    bar = ProgressBar(total, done, width=max(10, min(40, width - len(title) - len(time_left) - 10)))
+    table.add_row(title, bar, f"{done / total:.0%}", time_left)
+    return table
 
 
-def _optional(record: StepRecord) -> list[str]:
-    """Gradient norm and loss scale, where there are any."""
-    norm = [] if record.gradient_norm is None else [f"norm {record.gradient_norm:.2f}"]
-    return norm + ([] if record.loss_scale is None else [f"scale {record.loss_scale:g}"])
-
-
-def _panel(record: StepRecord, total: int, phases: int, width: int) -> Group:
-    """Three lines that change in place, for terminals of 80 columns and more."""
-    head = Table.grid(padding=(0, 1))
-    left = "" if record.seconds_left is None else f"{duration(record.seconds_left)} left"
-    phase = f"phase {record.phase} of {phases}  " if phases > 1 else ""
-    if total:
-        title = f"{phase}step {record.step:,} of {total:,}"
-        bar = ProgressBar(total, record.step, width=max(10, min(40, width - len(title) - len(left) - 10)))
-        head.add_row(title, bar, f"{record.step / total:.0%}", left)
-    else:
-        head.add_row(f"{phase}step {record.step:,} ", left)
-    losses = (
-        f"  loss {record.loss:.4f}   masked {record.masked:.4f} ({record.masked_accuracy:.1%} right)"
-        f"   next {record.next_sentence:.4f} ({record.next_sentence_accuracy:.1%} right)"
-    )
-    speed = [
-        f"rate {record.learning_rate:.2e}",
-        *_optional(record),
-        f"{number(record.pieces_per_second)} pieces/s",
-        *([] if record.utilisation is None else [f"use {record.utilisation:.0%}"]),
-        f"wait {record.waiting:.0%}",
-        f"{record.memory / 1e9:.1f} GB",
-    ]
-    return Group(head, _cropped(losses), _cropped("  " + "  ".join(speed)))
-
-
-def _cropped(line: str) -> Text:
+def cropped(line: str) -> Text:
+    """A line of a panel, cut off where the terminal ends."""
     return Text(line, no_wrap=True, overflow="ellipsis")
 
 

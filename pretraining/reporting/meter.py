@@ -1,49 +1,46 @@
-"""What a run tells about itself: figures for each logged step, as lines of JSON, in TensorBoard and on the console.
-
-Nothing here waits for the GPU in a step that is not logged: `Meter.add` adds up on the device, and `Meter.flush`
-brings the sums of all steps since the last one, over all ranks, in one small all-reduce.
-"""
+"""What training does, measured without waiting for the GPU: the device adds up, and logged steps read the sums."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pretraining.reporting.hardware import peak_memory, synchronize
-from pretraining.reporting.records import StepRecord
 
-PACE = 0.3  # of the newest interval in the pace that the time left is reckoned with
+NEWEST_SHARE = 0.3
+"""How much the newest interval counts in the pace that the time left is reckoned with; older ones fade away."""
 
 
 class Stopwatch:
-    """The time of the work alone: what happens inside `pause` is not counted."""
+    """Measures the time of the work alone: what happens inside `pause` is not counted."""
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device, self._clock = device, clock
         self._start, self._paused = clock(), 0.0
 
     def lap(self) -> float:
-        """Seconds since the last lap, without pauses."""
+        """Begins a new lap and returns the seconds of the one that ends."""
         now = self._clock()
         seconds, self._start, self._paused = now - self._start - self._paused, now, 0.0
         return max(seconds, 1e-9)
 
     def elapsed(self) -> float:
-        """Seconds since the last lap so far."""
+        """The seconds of the lap so far."""
         return self._clock() - self._start - self._paused
 
     def start_earlier(self, seconds: float) -> None:
-        """As if the lap had begun so long ago."""
+        """Counts so many seconds more into the lap, which a run had of it before it was stopped."""
         self._start -= seconds
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """For evaluation and saving. What the GPU still has to do when it begins is counted."""
+        """Stops for evaluation and saving. What the GPU still has to do when it begins is counted."""
         synchronize(self._device)
         start = self._clock()
         try:
@@ -53,51 +50,86 @@ class Stopwatch:
             self._paused += self._clock() - start
 
 
+@dataclass(frozen=True)
+class Speed:
+    """How fast all ranks trained in the steps between two logged ones, and what it took."""
+
+    pieces_per_second: float
+    """Real pieces, without padding."""
+    padded_per_second: float
+    """Pieces that a trainer with padding would count."""
+    utilisation: float | None
+    """Useful model FLOPs, as a share of what the matrix products of all ranks could do."""
+    waiting: float
+    """Share of the time for which ranks waited for data."""
+    memory: int
+    """Bytes: the peak of the rank that needed most."""
+    seconds: float
+    """What an optimizer step took, without evaluation and saving."""
+    seconds_left: float | None
+    """How long the rest of the run will take; None where that is not known."""
+
+
 class Meter:
-    """Adds up what the steps between two logged ones did, on this rank and then over all."""
+    """Adds up what the steps between two logged ones did, on this rank and then over all.
 
-    ON_DEVICE = 4  # the fields of `Losses`: masked loss, next loss, masked right, next right
-    ON_HOST = 6  # predictions, sequences, pieces, padded pieces, FLOPs, seconds waited
+    What training adds up, it names itself: `sums` are what its model gives for a batch, `counts` what they are divided
+    by. The meter itself counts pieces, with and without padding, and FLOPs.
+    """
 
-    def __init__(self, device: torch.device, ceiling: float | None = None, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        sums: Sequence[str],
+        counts: Sequence[str],
+        ceiling: float | None = None,
+        watch: Stopwatch | None = None,
+    ) -> None:
         """`ceiling` is this rank's `matrix_rate`; all ranks give one or none does."""
         self._device, self._ceiling = device, ceiling
         self.watch = watch or Stopwatch(device)
-        self._sums = torch.zeros(self.ON_DEVICE, dtype=torch.float64, device=device)
-        self._counts = [0.0] * self.ON_HOST
-        self._steps = 0
-        self._earlier = 0.0  # seconds that a restored interval had
+        self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
         self._pace: float | None = None  # seconds for a FLOP of all ranks together
+        self._earlier = 0.0  # seconds that a restored interval had
+        self.learning_rate = 0.0
+        """The learning rate of the last step."""
+        self._clear()
 
-    def add(
-        self, sums: Sequence[torch.Tensor], *, predictions: int, sequences: int, pieces: int, padded: int, flops: float
-    ) -> None:
-        """A micro-batch of this rank: its sums as the model gives them (`Losses`), left where they are."""
-        self._sums += torch.stack([each.detach().double() for each in sums])
-        for index, count in enumerate((predictions, sequences, pieces, padded, flops)):
-            self._counts[index] += count
+    def _clear(self) -> None:
+        self._sums = torch.zeros(len(self._sum_names), dtype=torch.float64, device=self._device)
+        self._counts = dict.fromkeys(self._count_names, 0.0)
+        self.steps = 0
+        """Optimizer steps since the interval began."""
 
-    @property
-    def steps(self) -> int:
-        """Since the last flush."""
-        return self._steps
+    def add(self, sums: Sequence[torch.Tensor], **counts: float) -> None:
+        """Adds a micro-batch of this rank: its sums as the model gives them, left where they are, and its counts."""
+        self._sums += torch.stack([value.detach().double() for value in sums])
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def step(self, learning_rate: float, waited: float = 0.0) -> None:
+        """Counts an optimizer step at this learning rate, for whose data this rank waited so many seconds."""
+        self.learning_rate = learning_rate
+        self.steps += 1
+        self._counts["waited"] += waited
 
     def state(self) -> dict[str, Any]:
-        """What it has added up since the last flush, for a checkpoint; numbers that JSON keeps exactly."""
+        """What the interval has so far, for a checkpoint; numbers that JSON keeps exactly."""
         return {
             "sums": self._sums.tolist(),
-            "counts": list(self._counts),
-            "steps": self._steps,
+            "counts": list(self._counts.values()),
+            "steps": self.steps,
             "seconds": self.watch.elapsed(),
         }
 
     def restore(self, states: Sequence[dict[str, Any]], rank: int, ranks: int) -> None:
         """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
-        own, first = [states[rank]] if len(states) == ranks else [], rank == 0 and len(states) != ranks
-        for state in states if first else own:
+        same_ranks = len(states) == ranks
+        for state in [states[rank]] if same_ranks else states if rank == 0 else []:
             self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
-            self._counts = [a + b for a, b in zip(self._counts, state["counts"], strict=True)]
-        self._steps, self._earlier = states[0]["steps"], states[0]["seconds"]
+            for name, count in zip(self._count_names, state["counts"], strict=True):
+                self._counts[name] += count
+        self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
 
     def begin(self) -> None:
         """Time counts from now, and from what a checkpoint had of it."""
@@ -105,67 +137,43 @@ class Meter:
         self.watch.start_earlier(self._earlier)
         self._earlier = 0.0
 
-    def step(self, waited: float = 0.0) -> None:
-        """An optimizer step is done; this rank waited so many seconds for its data."""
-        self._steps += 1
-        self._counts[-1] += waited
-
     def flush(
-        self,
-        *,
-        step: int,
-        phase: int,
-        learning_rate: float,
-        gradient_norm: float | torch.Tensor | None = None,
-        loss_scale: float | None = None,
-        flops_left: float | None = None,
-    ) -> StepRecord:
-        """The record of all steps since the last flush. All ranks call it at the same step, once steps were added.
+        self, flops_left: float | None = None, seconds_left: float | None = None
+    ) -> tuple[dict[str, float], Speed]:
+        """Returns the totals of the interval by their names, and its speed, and begins the next.
 
-        `flops_left` is all that this run still has to do, for the time left.
+        All ranks call it at the same step, once steps were added. `flops_left` is all that this run still has to do;
+        `seconds_left` is given instead where the clock decides.
         """
         totals, memory, ranks = self._reduce()
         seconds = self.watch.lap()  # after the reduction, which waits for the GPU
-        masked, next_sentence, masked_right, next_right, predictions, sequences = totals[:6]
-        pieces, padded, flops, waited, ceiling = totals[6:]
+        flops, ceiling = totals["flops"], totals.pop("ceiling")
         if flops:
             pace = seconds / flops
-            self._pace = pace if self._pace is None else PACE * pace + (1 - PACE) * self._pace
-        record = StepRecord(
-            step=step,
-            phase=phase,
-            loss=_ratio(masked, predictions) + _ratio(next_sentence, sequences),
-            masked=_ratio(masked, predictions),
-            next_sentence=_ratio(next_sentence, sequences),
-            masked_accuracy=_ratio(masked_right, predictions),
-            next_sentence_accuracy=_ratio(next_right, sequences),
-            learning_rate=learning_rate,
-            gradient_norm=None if gradient_norm is None else float(gradient_norm),
-            loss_scale=loss_scale,
-            pieces_per_second=pieces / seconds,
-            padded_per_second=padded / seconds,
+            self._pace = pace if self._pace is None else NEWEST_SHARE * pace + (1 - NEWEST_SHARE) * self._pace
+        if flops_left is not None and self._pace is not None:
+            seconds_left = flops_left * self._pace
+        speed = Speed(
+            pieces_per_second=totals["pieces"] / seconds,
+            padded_per_second=totals["padded"] / seconds,
             utilisation=flops / seconds / ceiling if ceiling else None,
-            waiting=min(1.0, waited / (seconds * ranks)),
+            waiting=min(1.0, totals["waited"] / (seconds * ranks)),
             memory=memory,
-            seconds=seconds / max(self._steps, 1),
-            seconds_left=None if flops_left is None or self._pace is None else flops_left * self._pace,
+            seconds=seconds / max(self.steps, 1),
+            seconds_left=seconds_left,
         )
-        self._sums.zero_()
-        self._counts, self._steps = [0.0] * self.ON_HOST, 0
-        return record
+        self._clear()
+        return totals, speed
 
-    def _reduce(self) -> tuple[list[float], int, int]:
-        """Sums over ranks, the largest memory of a rank, and how many ranks there are."""
+    def _reduce(self) -> tuple[dict[str, float], int, int]:
+        """Totals over ranks, the largest memory of a rank, and how many ranks there are, in one small all-reduce."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         memory = torch.zeros(ranks, dtype=torch.float64)  # a place for each rank: their sum is all, not a sum
         memory[dist.get_rank() if ranks > 1 else 0] = peak_memory(self._device)
-        counts = torch.tensor([*self._counts, self._ceiling or 0.0], dtype=torch.float64)
+        counts = torch.tensor([*self._counts.values(), self._ceiling or 0.0], dtype=torch.float64)
         vector = torch.cat([self._sums, torch.cat([counts, memory]).to(self._device)])
         if ranks > 1:
             dist.all_reduce(vector)
-        totals: list[float] = vector.tolist()
-        return totals[:-ranks], int(max(totals[-ranks:])), ranks
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+        values: list[float] = vector.tolist()
+        names = (*self._sum_names, *self._count_names, "ceiling")
+        return dict(zip(names, values[:-ranks], strict=True)), int(max(values[-ranks:])), ranks

@@ -2,102 +2,112 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
-import numpy as np
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from pretraining.reporting.console import _panel, evaluation_line, step_line
-from pretraining.reporting.records import EvaluationRecord, StepRecord
+from pretraining.reporting.event_file import EventFile
 
 METRICS = "metrics.jsonl"
-
-
 TENSORBOARD = "tensorboard"
 
 
+@dataclass(frozen=True)
+class Record:
+    """What a run tells of itself after a step: figures for files, and lines for people.
+
+    Each kind of training derives records of its own, whose fields are the figures.
+    """
+
+    kind: ClassVar[str]
+    """What the record is called in lines of JSON."""
+    group: ClassVar[str]
+    """What TensorBoard shows its figures under, as GROUP/NAME."""
+    step: int
+    """Optimizer steps that the run has done."""
+
+    def figures(self) -> dict[str, float | None]:
+        """All that files keep of the record; None is not known, or does not exist."""
+        return dict(vars(self))
+
+    def line(self) -> str:
+        """The record as one line of the console."""
+        raise NotImplementedError
+
+    def panel(self, width: int) -> RenderableType | None:
+        """What a terminal of this width shows until the next record; None for a line that stays."""
+        return None
+
+
 class RunLog:
-    """Where the records of a run go. On ranks other than 0 nowhere: make it there with `active=False`."""
+    """Writes the records of a run. On ranks other than 0 it writes nothing: make it there with `active=False`."""
 
     def __init__(
-        self,
-        folder: Path,
-        console: Console,
-        *,
-        total_steps: int,
-        phases: int = 1,
-        tensorboard: bool = True,
-        first_step: int = 0,
-        active: bool = True,
+        self, folder: Path, console: Console, *, tensorboard: bool = True, first_step: int = 0, active: bool = True
     ) -> None:
-        """`total_steps` is 0 where the clock decides. `first_step` is the first that will be logged from now on: what
-        the files say of it and later steps was written before a stop, and is cut away."""
-        self._path, self._console = folder / METRICS, console
-        self._total, self._phases, self._first, self._active = total_steps, phases, first_step, active
+        """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
+        written before a stop, and is cut away."""
+        self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
+        self._first, self._active = first_step, active
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
-        self._writer: Any = None
+        self._events: EventFile | None = None
         self._live: Live | None = None
+        self._opened = ExitStack()
 
     def __enter__(self) -> RunLog:
         if not self._active:
             return self
         cut_metrics(self._path, self._first)
-        with _as_user_error(self._path):
-            self._file = self._path.open("ab")
-        if self.tensorboard:
-            self._writer = self._open_tensorboard()
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            with _as_user_error("the console"):
-                self._live.start()
+        with ExitStack() as opened:
+            with _as_user_error(self._path):
+                self._file = self._path.open("ab")
+            opened.callback(_as_user_error(self._path)(self._file.close))
+            if self.tensorboard:
+                with _as_user_error(self._events_folder):
+                    self._events = EventFile(self._events_folder, self._first)
+                opened.callback(_as_user_error("the log")(self._events.close))
+            if self._console.is_terminal:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                with _as_user_error("the console"):
+                    self._live.start()
+                opened.callback(_as_user_error("the log")(self._live.stop))
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes all; a fault in that is told unless there is an error already."""
         try:
-            for close in (self._live and self._live.stop, self._writer and self._writer.close):
-                if close:
-                    with _as_user_error("the log"):
-                        close()
-            if self._file:
-                with _as_user_error(self._path):
-                    self._file.close()
+            self._opened.close()
         except UserError:
             if kind is None:
                 raise
 
-    def step(self, record: StepRecord) -> None:
-        """A logged step."""
+    def write(self, record: Record) -> None:
+        """Writes a record to all places at once, so that whoever looks sees it."""
         if not self._active:
             return
-        self._write("step", asdict(record))
-        self._add_scalars("train", record.step, asdict(record))
-        if self._live is not None:
+        figures = record.figures()
+        self._write_line({"kind": record.kind, **{name: _plain(value) for name, value in figures.items()}})
+        if self._events is not None:
+            with _as_user_error(self._events_folder):
+                self._events.scalars(record.group, record.step, figures)
+        panel = None if self._live is None else record.panel(self._console.width)
+        if self._live is not None and panel is not None:
             with _as_user_error("the console"):
-                self._live.update(_panel(record, self._total, self._phases, self._console.width), refresh=True)
+                self._live.update(panel, refresh=True)
         else:
-            self._print(step_line(record, self._total))
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Scores on held-out examples."""
-        if not self._active:
-            return
-        figures = {**asdict(record), "perplexity": record.perplexity}
-        self._write("evaluation", figures)
-        self._add_scalars("validation", record.step, figures)
-        self._print(evaluation_line(record))
+            self.say(record.line())
 
     def sync(self) -> None:
         """Puts what was written on the disk: a checkpoint that follows must not be ahead of it after a power cut."""
@@ -105,54 +115,29 @@ class RunLog:
             with _as_user_error(self._path):
                 os.fsync(self._file.fileno())
 
-    def histograms(self, name: str, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Distributions, in TensorBoard alone."""
-        if self._writer is None:
-            return
-        with _as_user_error(self._path.parent / TENSORBOARD):
-            for part, numbers in values.items():
-                self._writer.add_histogram(f"{name}/{part}", np.asarray(numbers), step)
-            self._writer.flush()
+    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
+        """Adds distributions, which TensorBoard alone shows."""
+        if self._events is not None:
+            with _as_user_error(self._events_folder):
+                self._events.histograms(group, step, samples)
 
     def say(self, text: str) -> None:
-        """A line for the reader alone."""
+        """Prints a line that is for the reader alone and in no file."""
         if self._active:
-            self._print(text)
+            with _as_user_error("the console"):
+                self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+                self._console.file.flush()
 
-    def _print(self, text: str) -> None:
-        with _as_user_error("the console"):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
-            self._console.file.flush()
-
-    def _write(self, kind: str, figures: dict[str, Any]) -> None:
+    def _write_line(self, content: Mapping[str, Any]) -> None:
         assert self._file is not None, "open the log first"
-        line = json.dumps({"kind": kind, **{name: _plain(value) for name, value in figures.items()}})
         with _as_user_error(self._path):
-            self._file.write(line.encode() + b"\n")
+            self._file.write(json.dumps(content).encode() + b"\n")
             self._file.flush()
-
-    def _open_tensorboard(self) -> Any:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise UserError("TensorBoard is not installed\npip install tensorboard, or switch its logging off")
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = self._path.parent / TENSORBOARD
-        with _as_user_error(folder):
-            return SummaryWriter(str(folder), purge_step=self._first)
-
-    def _add_scalars(self, group: str, step: int, figures: dict[str, Any]) -> None:
-        if self._writer is None:
-            return
-        with _as_user_error(self._path.parent / TENSORBOARD):
-            for name, value in figures.items():
-                if name != "step" and value is not None:
-                    self._writer.add_scalar(f"{group}/{name}", value, step)
-            self._writer.flush()
 
 
 @contextmanager
 def _as_user_error(what: object) -> Iterator[None]:
-    """A full disk or a closed pipe is told as what it is. (rich ends the program where a pipe is closed.)"""
+    """Tells a full disk or a closed pipe as what it is. (rich ends the program where a pipe is closed.)"""
     try:
         yield
     except (OSError, SystemExit) as error:
@@ -160,8 +145,8 @@ def _as_user_error(what: object) -> Iterator[None]:
         raise UserError(f"{what}: cannot be written: {reason}\nthe run can be continued from its checkpoint") from error
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+def _plain(value: float | None) -> float | None:
+    """The value as JSON can have it, which knows no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

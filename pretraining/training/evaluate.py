@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.engine.engine import Engine
-from pretraining.reporting.records import EvaluationRecord
+from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, mean_losses
 
 
 @torch.no_grad()
@@ -37,14 +37,11 @@ def evaluate(
         sums += found * counts
     engine.deepspeed.train()
     dist.all_reduce(sums)
-    masked, next_sentence, masked_right, next_right, predictions, sequences = sums.tolist()
+    totals = dict(zip((*SUMS, *COUNTS), sums.tolist(), strict=True))
     return EvaluationRecord(
         step=step,
         phase=phase,
-        masked=masked / max(predictions, 1),
-        next_sentence=next_sentence / max(sequences, 1),
-        masked_accuracy=masked_right / max(predictions, 1),
-        next_sentence_accuracy=next_right / max(sequences, 1),
-        examples=int(sequences),
+        **mean_losses(totals),
+        examples=int(totals["sequences"]),
         seconds=time.perf_counter() - begin,
     )

@@ -15,11 +15,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError
 from data_prep.common.files import read_json, write_json
+from pretraining.engine.step import StepResult
+from pretraining.model.batch import StepBatches
 from pretraining.processes.group import SharedError
 
 SKIPPED = "skipped.json"
@@ -68,27 +69,26 @@ class Guard:
     def __init__(self, rank: int, spike: float, scaled: bool):
         """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
         self._rank, self._spike, self._scaled = rank, spike, scaled
-        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
+        self._kept: list[tuple[int, int, StepResult, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
-        """the last that were logged in this phase"""
+        """the latest losses that were logged in this phase"""
 
-    def add(
-        self, step: int, batch: int, losses: list[Tensor], norm: Tensor | float | None, examples: list[Array]
-    ) -> None:
-        """What a step of this rank gave: the loss and the examples of each micro-batch."""
-        self._kept.append((step, batch, losses, norm, examples))
+    def add(self, step: int, batch: int, result: StepResult, batches: StepBatches) -> None:
+        """Keeps what a step of this rank gave, and the examples of its micro-batches."""
+        self._kept.append((step, batch, result, [micro.examples for micro in batches.micro]))
 
     def look(self) -> Finding | None:
-        """The first thing wrong since the last look."""
+        """Finds the first thing wrong since the last look."""
         kept, self._kept = self._kept, []
-        for step, batch, losses, norm, examples in kept:
-            for loss, its_own in zip(losses, examples, strict=True):
+        for step, batch, result, examples in kept:
+            for loss, own in zip(result.losses, examples, strict=True):
                 if not bool(torch.isfinite(loss)):
-                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(its_own)}"
+                    text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(own)}"
                     return Finding(step, batch, text)
+            norm = result.gradient_norm
             if norm is not None and not self._scaled and not math.isfinite(norm):
                 text = f"the norm of the gradient is {float(norm)} at step {step}; rank {self._rank} had "
-                return Finding(step, batch, text + named([row for each in examples for row in each]), True)
+                return Finding(step, batch, text + named([row for rows in examples for row in rows]), True)
         return None
 
     def leaps(self, loss: float) -> bool:
@@ -101,7 +101,7 @@ class Guard:
 
 def first_of(findings: Iterable[Finding | None]) -> Finding:
     """What is to be told of all that ranks found: the first step, and there a loss before a gradient."""
-    return min((each for each in findings if each is not None), key=lambda each: (each.step, each.gradient))
+    return min((found for found in findings if found is not None), key=lambda found: (found.step, found.gradient))
 
 
 def named(examples: Sequence[Any] | Array) -> str:
@@ -113,7 +113,7 @@ def named(examples: Sequence[Any] | Array) -> str:
 def read_skips(run: Path) -> list[Skip]:
     """The batches of a run that are left out."""
     try:
-        return [Skip(**each) for each in read_json(run / SKIPPED)]
+        return [Skip(**skip) for skip in read_json(run / SKIPPED)]
     except FileNotFoundError:
         return []
     except TypeError as error:
@@ -121,14 +121,4 @@ def read_skips(run: Path) -> list[Skip]:
 
 
 def write_skips(run: Path, skips: Sequence[Skip]) -> None:
-    write_json(run / SKIPPED, [asdict(each) for each in skips])
-
-
-def batch_number(step: int, phase: int, skips: Sequence[Skip]) -> int:
-    """Which batch of the phase's order its step of this number takes."""
-    left_out = {skip.first + index for skip in skips if skip.phase == phase for index in range(skip.count)}
-    number = step
-    for each in sorted(left_out):
-        if number >= each:
-            number += 1
-    return number
+    write_json(run / SKIPPED, [asdict(skip) for skip in skips])

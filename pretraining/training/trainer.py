@@ -3,253 +3,181 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from rich.console import Console
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from data_prep.common.progress import duration
-from data_prep.shards import Manifest
-from pretraining.checkpoint.reading import Progress
+from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.checkpoint.writing import Saver
-from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import Phase, Recipe, micro_batches
-from pretraining.data.batches import Loader
-from pretraining.data.dataset import Dataset, num_held_out
-from pretraining.data.order import Order, fold
-from pretraining.data.statistics import measure_text, summarise_data
 from pretraining.engine.engine import CollapseError, Engine
-from pretraining.engine.lamb import Lamb
+from pretraining.engine.step import Seeds, StepResult, train_step
+from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import StepBatches
-from pretraining.model.shape import Shape
+from pretraining.model.bert import pretraining_loss
+from pretraining.planning.remaining import RemainingWork
 from pretraining.processes.group import gather
-from pretraining.processes.stopping import Control, Decision, StoppedError
+from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import EvaluationRecord
+from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
-from pretraining.training.clock import Clock
 from pretraining.training.evaluate import evaluate
-from pretraining.training.guards import DivergedError, Guard, Skip, batch_number, first_of
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained, on what, and where it goes."""
-
-    recipe: Recipe
-    data: Path
-    manifest: Manifest
-    run: Path
-    stop_after: str | None = None
-    """name of a phase"""
-
-    @property
-    def shape(self) -> Shape:
-        return self.recipe.model.shape(self.manifest.vocabulary_size)
+from pretraining.training.guards import DivergedError, Guard, Skip, first_of
+from pretraining.training.phases import TrainingPhase
+from pretraining.training.profiling import step_profile
+from pretraining.training.request import Context, Request
+from pretraining.training.state import RunRecord, RunState
 
 
 class Trainer:
-    """One rank's part of a run."""
+    """One rank's part of a run, from where it stands to its end."""
 
-    def __init__(
-        self,
-        job: Job,
-        engine: Engine,
-        progress: Progress,
-        console: Console,
-        skips: Sequence[Skip],
-        control: Control,
-        mark: Callable[[], None],
-    ):
-        """`mark` is what to call as training advances."""
-        self.job, self.engine, self.progress = job, engine, progress
-        self.skips, self.control, self.mark = list(skips), control, mark
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.schedules = build_schedules(job.recipe)
-        names = [phase.name for phase in job.recipe.phases]
-        self.stop = len(names) if job.stop_after is None else names.index(job.stop_after) + 1
-        """the first phase that is not to be trained now"""
-        self.clock = Clock(0.0, engine.device)
-        """of the phase"""
-        self.learning_rate = 0.0
-        """of the last step"""
+    def __init__(self, request: Request, context: Context, engine: Engine, state: RunState, skips: Sequence[Skip]):
+        recipe, world = request.recipe, context.world
+        self.request, self.context, self.engine, self.state = request, context, engine, state
+        self.skips = list(skips)
         self.scores: EvaluationRecord | None = None
-        """the latest of the validation"""
-        ceiling = job.recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
-        self.meter = Meter(engine.device, ceiling)
+        """the latest evaluation"""
+        self.remaining = RemainingWork(recipe, request.manifest)
+        ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
+        self.meter = Meter(engine.device, SUMS, COUNTS, ceiling)
         self.log = RunLog(
-            job.run,
-            console,
-            total_steps=sum(schedule.steps or 0 for schedule in self.schedules),
-            phases=len(self.schedules),
-            tensorboard=job.recipe.logging.tensorboard,
-            first_step=progress.step + 1 if progress.step else 0,
-            active=self.rank == 0,
+            request.out,
+            context.console,
+            tensorboard=recipe.logging.tensorboard,
+            first_step=state.step + 1 if state.step else 0,
+            active=world.rank == 0,
         )
-        self.saver = Saver(job.run, job.recipe.checkpoints, self.log.say)
-        self.guard = Guard(self.rank, job.recipe.guards.spike, scaled=engine.loss_scale is not None)
-        self.saved = self.batch
-        """the next batch at the last checkpoint"""
+        self.saver = Saver(request.out, recipe.checkpoints, self.log.say)
+        self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
+        profiles = request.profile > 0 and world.rank == 0
+        self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
+        self.batch_saved = 0
+        """number of the batch that follows the last checkpoint, in the order of its phase"""
 
-    def restore(self, record: dict[str, Any]) -> None:
-        """Takes up what a checkpoint's record says, besides where the run stands."""
-        self.meter.restore(record["meters"], self.rank, self.ranks)
-        self.guard.losses.extend(record["logged_losses"])
-        if scores := dict(record["metrics"]):
-            del scores["perplexity"]
-            self.scores = EvaluationRecord(**scores)
+    def restore(self, record: CheckpointRecord) -> None:
+        """Takes up what a checkpoint says of meters and guards; where the run stands, it knows already."""
+        run = RunRecord.of(record)
+        self.meter.restore(record.rank_states, self.context.world.rank, self.context.world.size)
+        self.guard.losses.extend(run.logged_losses)
+        self.scores = run.scores
 
     def close(self) -> None:
-        """Lets go of all, so that another can take over."""
+        """Lets go of all, so that another trainer can take over."""
         self.saver.close()
         self.engine.close()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all phases of the recipe are trained."""
+        return self.state.phase >= len(self.request.recipe.phases)
+
     def train(self) -> None:
-        """Runs the phases that are left."""
-        begin = time.monotonic()
-        with self.log:
-            if self.progress.phase >= self.stop:
+        """Trains the phases that are left."""
+        begin, request = time.monotonic(), self.request
+        with self.log, self.profile or nullcontext():
+            if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
-                for number in range(self.progress.phase, self.stop):
-                    self.run_phase(number)
+                while self.state.phase < request.num_phases:
+                    self.train_phase()
                 self.saver.finish()
             finally:
                 self.say_what_saving_took(time.monotonic() - begin)
-            if not self.finished:
-                self.log.say(f"stopped after phase {self.job.stop_after}; to go on, leave out --stop-after")
+            if not self.is_done:
+                self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
-    def say_what_saving_took(self, seconds: float) -> None:
-        """Of the seconds of this run."""
-        if waited := self.saver.stalled:
-            share = f"{waited / seconds:.1%}"
-            self.log.say(f"training waited {duration(waited)} of {duration(seconds)} for saving: {share}")
-
-    @property
-    def finished(self) -> bool:
-        return self.progress.phase >= len(self.schedules)
-
-    def run_phase(self, number: int) -> None:
-        """One phase, from where it stands to its end."""
-        phase, schedule = self.job.recipe.phases[number], self.schedules[number]
-        accumulation = micro_batches(phase, self.ranks, number)
-        dataset = self.dataset(phase)
-        order = Order(int(fold(self.job.recipe.seed, number)[0]), dataset.shard_rows)
-        self.announce(number, accumulation)
-        self.begin_positions(number)
+    def train_phase(self) -> None:
+        """Trains one phase from where it stands to its end."""
+        phase = TrainingPhase(self.request, self.state, self.skips, self.context.world, self.engine.device)
+        self.log.say(phase.announcement(self.state))
+        if phase.validation is None:
+            self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
+        if not self.state.phase_step:
+            phase.copy_positions(self.engine)
+        self.batch_saved = phase.batch_number(self.state.phase_step)
         self.meter.begin()
-        with Loader(
-            dataset,
-            order,
-            global_batch=phase.batch,
-            rank=self.rank,
-            ranks=self.ranks,
-            accumulation=accumulation,
-            start=self.progress.phase_step,
-            stop=schedule.steps,
-            number=lambda step: batch_number(step, number, self.skips),
-        ) as loader:
-            self.clock = Clock(self.progress.phase_seconds, self.engine.device)
-            self.saved = self.batch
-            for batches in loader:
-                if schedule.finished(self.progress.phase_step, self.clock.seconds):
+        with phase.batches(self.state) as steps:
+            for batches in steps:
+                if phase.is_over(self.state):
                     break
-                self.train_step(batches, phase, schedule.learning_rate(self.progress.phase_step, self.clock.seconds))
-                self.between_steps(last=self.progress.phase_step == schedule.steps)
-        self.finish_phase(number)
+                self.train_step(phase, batches)
+                self.after_step(phase, last=phase.is_last_step(self.state))
+        self.finish_phase(phase)
 
-    def announce(self, number: int, accumulation: int) -> None:
-        """What the phase will do."""
-        phase, schedule = self.job.recipe.phases[number], self.schedules[number]
-        amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
-        started = f", {self.progress.phase_step:,} of them done" if self.progress.phase_step else ""
-        self.log.say(
-            f"phase {phase.name} ({number + 1} of {len(self.schedules)}): {amount}{started}; a step: {phase.batch:,} "
-            f"sequences of length {phase.length}, {accumulation} x {phase.micro_batch} a rank"
-        )
-        if not num_held_out(self.job.manifest, phase.length):
-            self.log.say(f"no examples of length {phase.length} are held out: no validation")
+    def train_step(self, phase: TrainingPhase, batches: StepBatches) -> None:
+        """Makes one optimizer step, and notes what it gave."""
+        state, world = self.state, self.context.world
+        learning_rate = phase.learning_rate(state)
+        number = phase.batch_number(state.phase_step)
+        seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
+        try:
+            result = train_step(
+                self.engine, batches, learning_rate, seeds, pretraining_loss, mark=self.context.watch.mark
+            )
+        except CollapseError:
+            reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
+            raise self.diverged(reason, self.batch_saved, number + 1) from None
+        state.advance()
+        self.guard.add(state.step, number, result, batches)
+        self.measure(phase, batches, result, learning_rate)
+        if self.profile is not None:
+            self.profile.step()
 
-    def begin_positions(self, number: int) -> None:
-        """Gives positions that no phase before has trained the embeddings of those that are."""
-        phase, before = self.job.recipe.phases[number], self.job.recipe.phases[:number]
-        known = max((each.length for each in before), default=phase.length)
-        if phase.new_positions == "copied" and known < phase.length and not self.progress.phase_step:
-            self.engine.change_weight("embeddings.position.weight", lambda weight: repeated(weight, known))
-
-    def train_step(self, batches: StepBatches, phase: Phase, learning_rate: float) -> None:
-        """One optimizer step. Losses are divided by the global batch's counts: exact for any ranks and micro-batch."""
-        step = self.progress.step
-        self.engine.model.draw = int(fold(self.job.recipe.seed, step)[0])
-        torch.manual_seed(int(fold(self.job.recipe.seed, step, self.rank)[0]) >> 1)  # for dropout without our kernels
-        found = []
-        for index, batch in enumerate(batches.micro):
-            self.mark()
-            losses = self.engine.forward(batch.to(self.engine.device))
-            loss = losses.masked / max(batches.predictions, 1) + losses.next_sentence / batches.sequences
-            found.append(loss.detach())
-            self.engine.backward(loss, last=index == len(batches.micro) - 1)
+    def measure(self, phase: TrainingPhase, batches: StepBatches, result: StepResult, learning_rate: float) -> None:
+        """Adds a step to what the next line of the log will say."""
+        for batch, losses in zip(batches.micro, result.outputs, strict=True):
             self.meter.add(
                 losses,
                 predictions=len(batch.labels),
                 sequences=len(batch.lengths),
                 pieces=sum(batch.lengths),
-                padded=len(batch.lengths) * phase.length,
-                flops=self.job.shape.flops(batch.lengths, len(batch.labels)),
+                padded=len(batch.lengths) * phase.settings.length,
+                flops=self.engine.model.shape.flops(batch.lengths, len(batch.labels)),
             )
-        try:
-            self.engine.step(learning_rate)
-        except CollapseError:
-            reason = f"gradients overflow up to step {step + 1} with the smallest scale of the loss"
-            raise self.diverged(reason, self.saved, self.batch + 1) from None
-        self.mark()
-        self.meter.step(batches.waited)
-        self.guard.add(
-            step + 1, self.batch, found, self.engine.gradient_norm, [each.examples for each in batches.micro]
-        )
-        self.learning_rate = learning_rate
-        self.progress.step += 1
-        self.progress.phase_step += 1
+        self.meter.step(learning_rate, batches.waited)
 
-    @property
-    def batch(self) -> int:
-        """The number of the next batch in the order of the phase."""
-        return batch_number(self.progress.phase_step, self.progress.phase, self.skips)
-
-    def between_steps(self, last: bool) -> None:
+    def after_step(self, phase: TrainingPhase, last: bool) -> None:
         """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does."""
-        recipe, step = self.job.recipe, self.progress.step
+        recipe, step = self.request.recipe, self.state.step
         saves = is_due(step, recipe.checkpoints.every) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
         decision = self.decide(looks=logs or saves or self.engine.device.type == "cpu")
         stops = decision != Decision.GO_ON
-        self.clock.step()
-        if logs or saves or stops or not self.clock.agreed:
-            self.clock.agree()
+        phase.clock.step()
+        if logs or saves or stops or not phase.clock.agreed:
+            phase.clock.agree()
         if logs:
-            self.log_step()
+            self.log_step(phase)
         if stops:
-            self.save()
+            self.save(phase)
             self.saver.finish()  # whoever stops us may not wait for an evaluation
         if evaluates:
-            self.evaluate()
-            self.clock.agree()  # that took time, and no step did
+            self.evaluate(phase)
+            phase.clock.agree()  # that took time, and no step did
         if saves or (stops and evaluates):
-            self.save()
-        self.saver.look()
+            self.save(phase)
+        self.saver.report()
         if stops:
             self.stop_here(decision)
 
+    def finish_phase(self, phase: TrainingPhase) -> None:
+        """Scores and saves the end of a phase, where the next begins."""
+        self.decide(looks=True)
+        if self.meter.steps:
+            self.log_step(phase)
+        now = (self.state.step, phase.number + 1)
+        if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
+            self.evaluate(phase)
+        self.state.begin_phase(phase.number + 1)
+        self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
+        self.write_checkpoint()
+
     def decide(self, looks: bool) -> Decision:
-        """What all ranks do now; raises where one of them has found something wrong."""
+        """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
         finding = self.guard.look() if looks else None
-        decision = self.control.decide(wrong=finding is not None, saving=self.saver.longest)
+        decision = self.context.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
             first = first_of(gather(finding))
             raise self.diverged(first.text, first.batch, first.batch + 1)
@@ -260,116 +188,77 @@ class Trainer:
         self.saver.finish()
         what = "a signal" if decision == Decision.SIGNAL else "the time limit"
         raise StoppedError(
-            f"stopped by {what} after step {self.progress.step:,}, and saved; the same command continues from there"
+            f"stopped by {what} after step {self.state.step:,}, and saved; the same command continues from there"
         )
 
     def diverged(self, reason: str, begin: int, end: int) -> DivergedError:
-        """What went wrong in these batches of the phase; those before the last checkpoint are done."""
-        begin = max(begin, self.saved)
-        return DivergedError(Skip(self.progress.phase, begin, max(1, end - begin), reason))
+        """Says what went wrong in these batches of the phase; those before the last checkpoint are done."""
+        begin = max(begin, self.batch_saved)
+        return DivergedError(Skip(self.state.phase, begin, max(1, end - begin), reason))
 
-    def log_step(self) -> None:
-        """Writes what happened since the last time."""
-        steps = self.meter.steps
-        record = self.meter.flush(
-            step=self.progress.step,
-            phase=self.progress.phase + 1,
-            learning_rate=self.learning_rate,
-            gradient_norm=self.engine.gradient_norm,
-            loss_scale=self.engine.loss_scale,
-            flops_left=self.flops_left(),
+    def log_step(self, phase: TrainingPhase) -> None:
+        """Writes what happened since the last line of the log."""
+        state, steps = self.state, self.meter.steps
+        totals, speed = self.meter.flush(
+            self.remaining.flops(state.phase, state.phase_step),
+            self.remaining.seconds(state.phase, phase.clock.seconds),
         )
-        if self.job.recipe.hours is not None:
-            record = replace(record, seconds_left=self.seconds_left())
+        norm = self.engine.gradient_norm
+        record = StepRecord.of(
+            totals,
+            speed=speed,
+            step=state.step,
+            phase=state.phase + 1,
+            learning_rate=self.meter.learning_rate,
+            gradient_norm=None if norm is None else float(norm),
+            loss_scale=self.engine.loss_scale,
+            total_steps=self.remaining.total_steps,
+            phases=len(self.request.recipe.phases),
+        )
         if self.guard.leaps(record.loss):
-            first = batch_number(max(0, self.progress.phase_step - steps), self.progress.phase, self.skips)
-            raise self.diverged(f"the loss leapt to {record.loss:.2f} in the steps to {record.step}", first, self.batch)
-        self.log.step(record)
-        if isinstance(self.engine.optimizer, Lamb) and self.log.tensorboard:
-            self.log.histograms("trust_ratio", record.step, by_layer(self.engine.optimizer.trust_ratios()))
+            first = phase.batch_number(max(0, state.phase_step - steps))
+            reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
+            raise self.diverged(reason, first, phase.batch_number(state.phase_step))
+        self.log.write(record)
+        if self.log.tensorboard:
+            for name, values in self.engine.optimizer.histograms().items():
+                self.log.histograms(name, record.step, values)
 
-    def evaluate(self) -> None:
+    def evaluate(self, phase: TrainingPhase) -> None:
         """Scores the model on the held-out examples of the phase's length, if there are any."""
-        phase = self.job.recipe.phases[self.progress.phase]
-        if num_held_out(self.job.manifest, phase.length):
+        if phase.validation is not None:
             with self.meter.watch.pause():
                 self.scores = evaluate(
                     self.engine,
-                    self.dataset(phase, validation=True),
-                    micro_batch=phase.micro_batch,
-                    limit=self.job.recipe.evaluation.examples or None,
-                    step=self.progress.step,
-                    phase=self.progress.phase + 1,
-                    mark=self.mark,
+                    phase.validation,
+                    micro_batch=phase.settings.micro_batch,
+                    limit=self.request.recipe.evaluation.examples or None,
+                    step=self.state.step,
+                    phase=phase.number + 1,
+                    mark=self.context.watch.mark,
                 )
-            self.log.evaluation(self.scores)
+            self.log.write(self.scores)
 
-    def save(self) -> None:
-        """A checkpoint of where the run stands, written while training goes on."""
-        self.progress.phase_seconds, self.saved = self.clock.seconds, self.batch
-        meter = self.meter.state()
+    def save(self, phase: TrainingPhase) -> None:
+        """Saves where the run stands within a phase."""
+        self.state.phase_seconds = phase.clock.seconds
+        self.batch_saved = phase.batch_number(self.state.phase_step)
+        self.write_checkpoint()
+
+    def write_checkpoint(self) -> None:
+        """Copies the state, and writes it while training goes on."""
+        request, meter = self.request, self.meter.state()
+        data = DataSummary.of(request.manifest)
+        record = RunRecord(self.state, request.recipe.as_dict(), data, self.scores, list(self.guard.losses))
         with self.meter.watch.pause():
             self.log.sync()
-            self.saver.save(self.engine, self.progress, self.record(), meter)
+            self.saver.save(self.engine, self.state.step, record.as_json(), meter)
 
-    def finish_phase(self, number: int) -> None:
-        """Scores and saves its end, which is the beginning of the next."""
-        self.decide(looks=True)
-        if self.meter.steps:
-            self.log_step()
-        now = (self.progress.step, number + 1)
-        if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
-            self.evaluate()
-        self.progress.phase, self.progress.phase_step = number + 1, 0
-        self.clock = Clock(0.0, self.engine.device)
-        self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
-        self.save()
-
-    def record(self) -> dict[str, Any]:
-        """What a checkpoint says of the run, besides where it stands."""
-        scores = {} if self.scores is None else {**asdict(self.scores), "perplexity": self.scores.perplexity}
-        return {
-            "shape": asdict(self.job.shape),
-            "recipe": self.job.recipe.as_dict(),
-            "data": summarise_data(self.job.manifest),
-            "step": self.progress.step,
-            "metrics": scores,
-            "logged_losses": list(self.guard.losses),
-        }
-
-    def dataset(self, phase: Phase, validation: bool = False) -> Dataset:
-        """The examples of the phase's length."""
-        return Dataset(self.job.data, self.job.manifest, phase.length, validation, self.rank, self.ranks)
-
-    def seconds_left(self) -> float:
-        """Of all phases, where the clock decides."""
-        return max(0.0, sum(each.length for each in self.schedules[self.progress.phase :]) - self.clock.seconds)
-
-    def flops_left(self) -> float | None:
-        """Of all phases, for the time left; None where the clock decides."""
-        total = 0.0
-        for number in range(self.progress.phase, len(self.schedules)):
-            phase, steps = self.job.recipe.phases[number], self.schedules[number].steps
-            if steps is None:
-                return None
-            done = self.progress.phase_step if number == self.progress.phase else 0
-            total += (steps - done) * phase.batch * measure_text(self.job.shape, phase.length, self.job.manifest).flops
-        return total
-
-
-def repeated(positions: torch.Tensor, known: int) -> torch.Tensor:
-    """The first so many rows over and over, without row 0, where [CLS] stands alone."""
-    rows = torch.arange(len(positions))
-    return positions[torch.where(rows < known, rows, 1 + (rows - 1) % (known - 1))]
-
-
-def by_layer(values: dict[str, float]) -> dict[str, list[float]]:
-    """Values of parameters, by the layer of each."""
-    layers: dict[str, list[float]] = {}
-    for name, value in values.items():
-        parts = name.split(".")
-        layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
-    return layers
+    def say_what_saving_took(self, seconds: float) -> None:
+        """Tells the share of these seconds in which training waited for saving."""
+        if waited := self.saver.stalled:
+            share = f"{waited / seconds:.1%}"
+            self.log.say(f"training waited {duration(waited)} of {duration(seconds)} for saving: {share}")
 
 
 def is_due(step: int, every: int) -> bool:

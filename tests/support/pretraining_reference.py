@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
 from pretraining.data.batches import collate
 from pretraining.data.dataset import Rows
 from pretraining.huggingface.weights import to_transformers
-from pretraining.model.batch import Batch
+from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
-__all__ = ["SMALL", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
+__all__ = ["SMALL", "gradient", "gradients", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
 
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
 
-def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> Batch:
+def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: int = 0) -> PretrainingBatch:
     """Sequences of these lengths. No piece is 0: transformers gives no gradient to that one's embedding."""
     draw = np.random.default_rng(seed)
     predicted = [np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False)) for n in lengths]
@@ -39,6 +40,17 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
             labels=draw.integers(0, vocabulary, num_predictions),
         )
     )
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter that has one."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def gradients(model: Module) -> dict[str, Tensor]:
+    """The gradients of all parameters of a model, by name."""
+    return {name: gradient(parameter) for name, parameter in model.named_parameters()}
 
 
 def their_config(shape: Shape, **more: Any) -> BertConfig:
@@ -66,7 +78,7 @@ def their_model(model: Bert) -> BertForPreTraining:
     return theirs
 
 
-def mean_loss(model: Bert, batch: Batch) -> Tensor:
+def mean_loss(model: Bert, batch: PretrainingBatch) -> Tensor:
     """As transformers means it: mean over predictions plus mean over sequences."""
     losses = model(batch)
     mean: Tensor = losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths)

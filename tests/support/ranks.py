@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,35 +13,18 @@ from pretraining.processes.ending import Code, Ending, exit_now
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import World, find_world
 
-RUN = "CLOZE_TEST_RUN"
-"""variable that names the folder of the run, for ranks whose end is recorded"""
 
-
-def run_folder() -> Path | None:
-    return Path(os.environ[RUN]) if RUN in os.environ else None
-
-
-def take_part(work: Callable[[World], None], patience: float = 300.0) -> None:
+def take_part(work: Callable[[World], None], patience: float = 300.0, run: Path | None = None) -> None:
     """One rank's life, as an entry leads it: it meets the others, works, and ends as its work ends."""
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
         connect(world, choose_device("cpu", world), timeout=60, patience=patience)
-        if run := run_folder():
+        if run is not None:
             ending.record_in(run)
         work(world)
         disconnect()
     if ending.code:
         exit_now(ending.code)
-
-
-def program(work: Callable[[World], None]) -> Callable[[], None]:
-    """Makes of a rank's work a function that `spawn` can start."""
-
-    @functools.wraps(work)
-    def run() -> None:
-        take_part(work)
-
-    return run
 
 
 def expect_end(done: Sequence[Done], code: Code, message: str) -> None:

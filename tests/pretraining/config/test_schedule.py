@@ -103,8 +103,8 @@ def test_the_budget_goes_by_the_clock() -> None:
     assert schedule.learning_rate(10**9, elapsed=0.06 * day) == pytest.approx(1e-3)
     assert schedule.learning_rate(0, elapsed=0.53 * day) == pytest.approx(0.5e-3)
     assert schedule.learning_rate(0, elapsed=day) == schedule.learning_rate(0, elapsed=2 * day) == 0.0
-    assert not schedule.finished(10**9, elapsed=day - 1)
-    assert schedule.finished(0, elapsed=day)
+    assert not schedule.is_over(10**9, elapsed=day - 1)
+    assert schedule.is_over(0, elapsed=day)
 
 
 def recipe(**changes: Any) -> Recipe:

@@ -1,37 +1,29 @@
-"""What the model gets to see: the right examples, dealt evenly, the same for any number of ranks; and no damage."""
+"""What the model gets to see: the right examples, dealt evenly, the same for any number of ranks."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import pyarrow as pa
 import pytest
 import torch
-from conftest import write_wiki
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.shards import make_shards
 
-from data_prep import shard
-from data_prep.common.arrays import smallest_type
-from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord
-from data_prep.shards import Lists, Manifest, ShardSet, example_batch, example_schema, read_shard, write_batches
+from data_prep.common.errors import DamageError
+from data_prep.shards import Manifest, ShardSet, read_shard
 from pretraining.data.batches import Loader, collate, deal, step_batches, validation_batches
-from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
-from pretraining.data.order import Examples, Order
-from pretraining.model.batch import Batch, StepBatches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import BatchOrder, Examples, Order
+from pretraining.model.batch import Batch, PretrainingBatch, StepBatches
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
@@ -39,13 +31,8 @@ LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, mi
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards as the real command writes them, many and small."""
-    base = tmp_path_factory.mktemp("batches")
-    wiki = write_wiki(base / "wiki", documents=3000)
-    arguments = ["--docs", str(wiki), "--out", str(base / "out"), "--lengths", "32", "64", "--duplicates", "2"]
-    sizes = ["--vocab-size", "300", "--shard-size", "64KB", "--validation", "0.05", "--workers", "1"]
-    assert shard.main([*arguments, *sizes]) == 0
-    return base / "out"
+    """Shards, many and small."""
+    return make_shards(tmp_path_factory.mktemp("batches") / "shards", documents=3000)
 
 
 @pytest.fixture(scope="module")
@@ -58,30 +45,18 @@ def dataset(folder: Path, manifest: Manifest) -> Dataset:
     return Dataset(folder, manifest, 32)
 
 
-@pytest.fixture
-def copied(folder: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
-    return Path(shutil.copytree(folder, tmp_path / "copy"))
-
-
-def order_of(dataset: Dataset, seed: int = 5) -> Order:
-    return Order(seed, dataset.shard_rows)
+def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:
+    return BatchOrder(Order(5, dataset.shard_rows), batch_size)
 
 
 def keys(batches: Iterable[Batch]) -> list[tuple[int, int]]:
     """Shard and row of each example."""
-    return [tuple(each) for batch in batches for each in batch.examples.tolist()]
+    return [(shard, row) for batch in batches for shard, row in batch.examples.tolist()]
 
 
-def steps_of(dataset: Dataset, order: Order, step: int, ranks: int, accumulation: int) -> list[StepBatches]:
+def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumulation: int) -> list[StepBatches]:
     """What each rank does in a step."""
-    return [step_batches(dataset, order, step, GLOBAL_BATCH, rank, ranks, accumulation) for rank in range(ranks)]
-
-
-def all_examples(dataset: Dataset) -> Examples:
-    """Of all duplicates, in the order of the files."""
-    parts = [(d, s, r) for d, rows in enumerate(dataset.shard_rows) for s, n in enumerate(rows) for r in range(n)]
-    return Examples(*np.array(parts).T)
+    return [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
 
 
 def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: int) -> list[str]:
@@ -95,7 +70,7 @@ def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: i
     return found
 
 
-def content(batch: Batch, index: int) -> str:
+def content(batch: PretrainingBatch, index: int) -> str:
     """An example of a batch in words."""
     begin, end = batch.starts[index : index + 2].tolist()
     predicted = (batch.chosen >= begin) & (batch.chosen < end)
@@ -110,17 +85,11 @@ def content_of_row(row: dict[str, Any]) -> str:
     return repr([list(row["pieces"]), segments, positions, labels, int(row["random_next"])])
 
 
-def test_the_corpus_has_shards_enough(dataset: Dataset) -> None:
-    assert len(dataset.records) > OPEN_SHARDS
-    assert len(dataset.shard_rows) == 2
-    assert len(set(map(sum, dataset.shard_rows))) == 2
-
-
 @pytest.mark.parametrize("length", [32, 64])
 def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path, manifest: Manifest) -> None:
     dataset = Dataset(folder, manifest, length)
     rows = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
-    examples = order_of(dataset).examples(sum(dataset.shard_rows[0]) - 150, 300)
+    examples = Order(5, dataset.shard_rows).examples(sum(dataset.shard_rows[0]) - 150, 300)
     batch = collate(dataset.read(examples))
     for index, (number, row) in enumerate(batch.examples.tolist()):
         assert content(batch, index) == content_of_row(rows[number][row])
@@ -134,31 +103,10 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
     assert (batch.chosen.diff() > 0).all()
 
 
-@pytest.mark.parametrize("vocabulary_size", [30522, 70000])
-def test_larger_vocabularies_have_wider_types(vocabulary_size: int, copied: Path) -> None:
-    """And ids that fill them."""
-    small = Manifest.read(copied)
-    expected = collate(Dataset(copied, small, 32).read(Examples(*np.array([[0] * 3, [0] * 3, [5, 0, 2]]))))
-    more = vocabulary_size - small.vocabulary_size
-    content = {**small.content, "vocabulary": {**small.content["vocabulary"], "size": vocabulary_size}}
-    schema = example_schema(32, vocabulary_size, content["corpus"]["documents"])
-
-    def widen(flat: dict[str, Any]) -> None:
-        for name in ("pieces", "labels"):
-            flat[name] = (flat[name].astype(np.int64) + more).astype(smallest_type(vocabulary_size - 1))
-
-    manifest = rewrite(copied, small, 0, widen, schema)
-    content["sets"] = manifest.content["sets"]
-    batch = collate(Dataset(copied, Manifest(content), 32).read(Examples(*np.array([[0] * 3, [0] * 3, [5, 0, 2]]))))
-    assert torch.equal(batch.pieces, expected.pieces + more)
-    assert torch.equal(batch.labels, expected.labels + more)
-    assert torch.equal(batch.chosen, expected.chosen)
-
-
 def test_examples_are_those_that_the_order_names(dataset: Dataset) -> None:
     order = order_of(dataset)
     [step] = steps_of(dataset, order, 3, 1, 1)
-    named = order.examples(3 * GLOBAL_BATCH, GLOBAL_BATCH)
+    named = order.examples(3)
     first = np.cumsum([0, *(len(rows) for rows in dataset.shard_rows)])
     expected = zip((first[named.duplicate] + named.shard).tolist(), named.row.tolist(), strict=True)
     assert sorted(keys(step.micro)) == sorted(expected)
@@ -191,7 +139,6 @@ def test_every_rank_knows_the_totals(ranks: int, accumulation: int, dataset: Dat
     assert all(len(part.micro) == accumulation for part in parts)
     assert {part.sequences for part in parts} == {sum(len(batch.lengths) for batch in batches)} == {GLOBAL_BATCH}
     assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in batches)}
-    assert {part.pieces for part in parts} == {sum(len(batch.pieces) for batch in batches)}
 
 
 @settings(max_examples=80, deadline=None)
@@ -229,226 +176,20 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
         assert sums.max() / sums.min() < 1.02
 
 
-def test_batches_are_on_the_device_that_is_asked_for(dataset: Dataset) -> None:
-    [step] = steps_of(dataset, order_of(dataset), 0, 1, 1)
-    [batch] = step.micro
-    assert batch.to("cpu") is batch
-    moved = batch.to("meta")
-    assert all(getattr(moved, each.name).is_meta for each in fields(Batch) if each.type == "Tensor")
-    assert moved.lengths == batch.lengths
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_batches_arrive_whole_on_a_gpu(dataset: Dataset) -> None:
-    order = order_of(dataset)
-    for step in range(20):  # the pinned memory of one is used again for the next
-        [batch] = step_batches(dataset, order, step, GLOBAL_BATCH, 0, 1, 1).micro
-        moved = batch.to("cuda")
-        assert moved.pieces.is_cuda
-        for each in fields(Batch):
-            if each.type == "Tensor":
-                assert torch.equal(getattr(moved, each.name).cpu(), getattr(batch, each.name))
-
-
-# What is opened, and when
-
-
-def test_nothing_is_opened_before_it_is_needed(copied: Path) -> None:
-    manifest = Manifest.read(copied)
-    shutil.rmtree(copied / "length-32")
-    dataset = Dataset(copied, manifest, 32)
-    order = order_of(dataset)
-    with pytest.raises(DamageError, match=r"shard-\d+\.arrow: missing"):
-        dataset.read(order.examples(0, 1))
-
-
-def test_few_shards_are_open_at_a_time(dataset: Dataset) -> None:
-    def mapped() -> int:
-        return sum("shard-" in each.path for each in psutil.Process().memory_maps())
-
-    before = mapped()
-    dataset.read(all_examples(dataset))
-    assert mapped() - before <= OPEN_SHARDS
-
-
-def test_a_length_that_is_not_there_is_refused(folder: Path, manifest: Manifest) -> None:
-    with pytest.raises(UserError, match=r"no training examples of length 128 \(lengths there: 32, 64\).*--lengths 128"):
-        Dataset(folder, manifest, 128)
-
-
-def test_no_validation_examples_are_refused(folder: Path, manifest: Manifest) -> None:
-    content = copy.deepcopy(manifest.content)
-    for each in content["sets"]:
-        if each["validation"]:
-            each["shards"] = [{**record, "rows": 0} for record in each["shards"]]
-    assert num_held_out(Manifest(content), 32) == 0
-    with pytest.raises(UserError, match=r"no examples held out .* of length 32 .*make shards with --validation"):
-        Dataset(folder, Manifest(content), 32, validation=True)
-    assert num_held_out(manifest, 32) == Dataset(folder, manifest, 32, validation=True).num_examples > 0
-    assert num_held_out(manifest, 128) == 0
-
-
-# Damage
-
-
-def flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: pa.Schema | None = None) -> Manifest:
-    """Writes a shard anew with changed columns, and the manifest that fits its bytes."""
-    dataset = Dataset(folder, manifest, 32)
-    record = dataset.records[number]
-    batch = read_shard(folder / record.path)
-    masked = batch["masked"]
-    flat = {
-        "pieces": np.array(batch["pieces"].values),
-        "ends": np.array(batch["pieces"].offsets)[1:],
-        "positions": np.array(masked.values.field("position")),
-        "labels": np.array(masked.values.field("piece")),
-        "masked_ends": np.array(masked.offsets)[1:],
-        "boundaries": np.array(batch["boundary"]),
-        "random_next": np.array(batch["random_next"]),
-        "documents": np.array(batch["document"]),
-    }
-    change(flat)
-    pieces, labels = Lists(flat["pieces"], flat["ends"]), Lists(flat["labels"], flat["masked_ends"])
-    others = [flat[name] for name in ("boundaries", "random_next", "documents")]
-    changed = example_batch(schema or batch.schema, pieces, flat["positions"], labels, *others)
-    new = write_batches(folder, record.path, changed.schema, [changed])
-    content = copy.deepcopy(manifest.content)
-    for each in content["sets"]:
-        each["shards"] = [new.as_json() if old["path"] == new.path else old for old in each["shards"]]
-    return Manifest(content)
-
-
-def test_a_changed_shard_is_refused_on_first_use(copied: Path) -> None:
-    dataset = Dataset(copied, Manifest.read(copied), 32)
-    flip_byte(copied / dataset.records[1].path)
-    dataset.read(Examples(*np.array([[0], [0], [0]])))
-    with pytest.raises(DamageError, match=r"duplicate-0/shard-00001\.arrow: its SHA-256 .*; copy it again"):
-        dataset.read(Examples(*np.array([[0], [1], [0]])))
-
-
-def test_the_ranks_share_the_checking(copied: Path) -> None:
-    manifest = Manifest.read(copied)
-    for number in range(4):
-        flip_byte(copied / Dataset(copied, manifest, 32).records[number].path)
-    for rank in range(4):
-        dataset, refused = Dataset(copied, manifest, 32, rank=rank, ranks=4), []
-        for number in range(4):
-            try:
-                dataset._shard(number)
-            except DamageError:
-                refused.append(number)
-        assert refused == [rank]
-
-
-def test_a_shard_is_checked_once(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked, check = Counter[str](), FileRecord.check
-
-    def count(record: FileRecord, folder: Path) -> None:
-        checked[record.path] += 1
-        check(record, folder)
-
-    monkeypatch.setattr(FileRecord, "check", count)
-    for _ in range(2):
-        dataset.read(all_examples(dataset))
-    assert set(checked.values()) == {1}
-    assert len(checked) == len(dataset.records)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_shard_that_was_cut_off_is_refused_by_every_rank(rank: int, copied: Path) -> None:
-    dataset = Dataset(copied, Manifest.read(copied), 32, rank=rank, ranks=2)
-    path = copied / dataset.records[0].path
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DamageError, match=r"shard-00000\.arrow: [\d,]+ bytes, its record says"):
-        dataset.read(Examples(*np.array([[0], [0], [0]])))
-
-
-def test_a_file_that_is_no_arrow_file_is_refused_by_every_rank(copied: Path) -> None:
-    dataset = Dataset(copied, Manifest.read(copied), 32, rank=1, ranks=2)
-    path = copied / dataset.records[0].path
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(DamageError, match=r"shard-00000\.arrow: not a whole Arrow file"):
-        dataset.read(Examples(*np.array([[0], [0], [0]])))
-
-
-def set_piece(flat: dict[str, Any], name: str, row_ends: str, row: int, value: int) -> None:
-    """Changes the last of a row's values."""
-    flat[name][flat[row_ends][row] - 1] = value
-
-
-DAMAGES = {
-    "a piece beyond the vocabulary": lambda flat: set_piece(flat, "pieces", "ends", 17, 255),
-    "a masked piece beyond the vocabulary": lambda flat: set_piece(flat, "labels", "masked_ends", 17, 255),
-    "a masked position beyond its end": lambda flat: set_piece(flat, "positions", "masked_ends", 17, 32),
-    "a boundary beyond its end": lambda flat: flat["boundaries"].__setitem__(17, 33),
-    "no possible length": lambda flat: flat["ends"].__setitem__(17, 10),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGES)
-def test_values_that_could_crash_a_kernel_are_named(what: str, copied: Path) -> None:
-    """They can have the right checksum: whoever wrote them may have been wrong."""
-    assert Manifest.read(copied).vocabulary_size < 255
-    manifest = rewrite(copied, Manifest.read(copied), 2, DAMAGES[what])
-    dataset = Dataset(copied, manifest, 32)
-    rows = np.array([3, 4, 16, 17, 19])
-    with pytest.raises(DamageError, match=rf"duplicate-0/shard-00002\.arrow: example 17 has {what}"):
-        dataset.read(Examples(np.zeros(5, np.int64), np.full(5, 2), rows))
-    dataset.read(Examples(np.zeros(2, np.int64), np.full(2, 2), rows[:2]))
-
-
-def test_columns_other_than_promised_are_refused(copied: Path) -> None:
-    manifest = Manifest.read(copied)
-    record = Dataset(copied, manifest, 32).records[0]
-    other = pa.record_batch({"text": ["a", "b"]})
-    new = write_batches(copied, record.path, other.schema, [other])
-    content = copy.deepcopy(manifest.content)
-    content["sets"][0]["shards"][0] = {**new.as_json(), "rows": record.rows}
-    with pytest.raises(DamageError, match=r"shard-00000\.arrow: 2 rows of \['text'\]; its manifest promises"):
-        Dataset(copied, Manifest(content), 32).read(Examples(*np.array([[0], [0], [0]])))
-
-
-def test_a_shard_read_as_a_slice_gives_its_own_rows(folder: Path, manifest: Manifest, monkeypatch: Any) -> None:
-    """Arrow's columns may begin in the middle of their buffers."""
-    dataset = Dataset(folder, manifest, 32)
-    whole = collate(dataset.read(Examples(*np.array([[0] * 5, [0] * 5, [3, 4, 9, 11, 12]]))))
-    rows = dataset.records[0].rows
-    monkeypatch.setattr("pretraining.data.dataset.read_shard", lambda path: pa_tail(path, 3))
-    record = FileRecord(dataset.records[0].path, dataset.records[0].size, rows - 3, dataset.records[0].sha256)
-    sliced = Dataset(folder, manifest, 32)
-    sliced.records[0] = record
-    part = collate(sliced.read(Examples(*np.array([[0] * 5, [0] * 5, [0, 1, 6, 8, 9]]))))
-    assert [content(part, index) for index in range(5)] == [content(whole, index) for index in range(5)]
-
-
-def pa_tail(path: Path, start: int) -> pa.RecordBatch:
-    return read_shard(path).slice(start)
-
-
-# The loader
-
-
-class SlowOrder(Order):
+class SlowOrder(BatchOrder):
     """Takes its time, counts its steps, and fails at a step."""
 
     def __init__(self, dataset: Dataset, seconds: float = 0.0, fails_at: int = 1 << 60) -> None:
-        super().__init__(5, dataset.shard_rows)
+        super().__init__(Order(5, dataset.shard_rows), GLOBAL_BATCH)
         self.seconds, self.fails_at = seconds, fails_at
         self.prepared = 0
 
-    def examples(self, start: int, count: int) -> Examples:
+    def examples(self, step: int) -> Examples:
         time.sleep(self.seconds)
-        if start // count >= self.fails_at:
+        if step >= self.fails_at:
             raise DamageError("shard-00003.arrow: missing")
         self.prepared += 1
-        return super().examples(start, count)
+        return super().examples(step)
 
 
 def wait_until(condition: Any) -> None:
@@ -464,16 +205,16 @@ def loader_threads() -> list[threading.Thread]:
 
 def test_a_loader_gives_the_steps_in_their_order_and_ends(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
     order = order_of(dataset)
-    with Loader(dataset, order, global_batch=GLOBAL_BATCH, rank=1, ranks=2, accumulation=3, start=4, stop=9) as loader:
+    with Loader(dataset, order, rank=1, ranks=2, accumulation=3, start=4, stop=9) as loader:
         found = [keys(step.micro) for step in loader]
     other = Dataset(folder, manifest, 32)
-    assert found == [keys(step_batches(other, order, step, GLOBAL_BATCH, 1, 2, 3).micro) for step in range(4, 9)]
+    assert found == [keys(step_batches(other, order, step, 1, 2, 3).micro) for step in range(4, 9)]
     assert not loader_threads()
 
 
 def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
     order = SlowOrder(dataset)
-    with Loader(dataset, order, global_batch=GLOBAL_BATCH, depth=3) as loader:
+    with Loader(dataset, order, depth=3) as loader:
         wait_until(lambda: order.prepared == 4)  # three are ready and one is held
         time.sleep(0.1)
         assert order.prepared == 4
@@ -483,12 +224,12 @@ def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
 
 
 def test_waiting_is_measured(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, seconds=0.3), global_batch=GLOBAL_BATCH) as loader:
+    with Loader(dataset, SlowOrder(dataset, seconds=0.3)) as loader:
         assert 0.4 < sum(step.waited for step in islice(loader, 3)) < 20
 
 
 def test_an_error_comes_where_its_step_would_have_come(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, fails_at=2), global_batch=GLOBAL_BATCH) as loader:
+    with Loader(dataset, SlowOrder(dataset, fails_at=2)) as loader:
         assert len(list(islice(loader, 2))) == 2
         for _ in range(2):  # and again for who asks again
             with pytest.raises(DamageError, match=r"shard-00003\.arrow: missing"):
@@ -499,7 +240,7 @@ def test_an_error_comes_where_its_step_would_have_come(dataset: Dataset) -> None
 @pytest.mark.parametrize("full", [False, True])
 def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
     order = SlowOrder(dataset, seconds=0.0 if full else 0.2)
-    loader = Loader(dataset, order, global_batch=GLOBAL_BATCH, depth=1)
+    loader = Loader(dataset, order, depth=1)
     if full:
         wait_until(lambda: order.prepared == 2)
     begin = time.monotonic()
@@ -511,17 +252,14 @@ def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
 
 
 def test_an_error_of_the_trainer_closes_the_loader(dataset: Dataset) -> None:
-    with pytest.raises(ZeroDivisionError), Loader(dataset, order_of(dataset), global_batch=GLOBAL_BATCH) as loader:
+    with pytest.raises(ZeroDivisionError), Loader(dataset, order_of(dataset)) as loader:
         assert next(loader).sequences / 0
     assert not loader_threads()
 
 
 def test_what_does_not_divide_is_a_mistake_of_ours(dataset: Dataset) -> None:
     with pytest.raises(AssertionError):
-        Loader(dataset, order_of(dataset), global_batch=10, ranks=4)
-
-
-# Validation
+        Loader(dataset, order_of(dataset, batch_size=10), ranks=4)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

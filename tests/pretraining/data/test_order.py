@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import count, islice, pairwise
 
 import numpy as np
@@ -14,7 +15,8 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretraining.data.order import Order, fold, permute
+from data_prep.common.hashing import hash_key
+from pretraining.data.order import BatchOrder, Examples, Order, permute
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -52,7 +54,7 @@ def slow_permute(index: int, size: int, key: int) -> int:
             return index
 
 
-def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
+def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, int, int]]:
     """Example after example, epoch after epoch."""
     for epoch in count():
         duplicate = epoch % len(shard_rows)
@@ -63,7 +65,7 @@ def slow_examples(seed: int, shard_rows: tuple[tuple[int, ...], ...]):
                 yield duplicate, shard, slow_permute(index, rows[shard], slow_fold(seed, epoch, 1, shard))
 
 
-def triples(examples) -> list[tuple[int, ...]]:
+def triples(examples: Examples) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in examples), strict=True))
 
 
@@ -73,7 +75,7 @@ def whole_epoch(order: Order, epoch: int) -> list[tuple[int, ...]]:
 
 def test_every_small_set_is_permuted() -> None:
     for size in range(1, 400):
-        permuted = permute(np.arange(size), size, fold(size, 5))
+        permuted = permute(np.arange(size), size, hash_key(size, 5))
         assert np.array_equal(np.sort(permuted), np.arange(size))
 
 
@@ -82,7 +84,7 @@ def test_every_small_set_is_permuted() -> None:
 def test_indices_of_large_sets_stay_apart_and_inside(size: int, seed: int, start: float) -> None:
     first = int(start * max(0, size - 2000))
     indices = np.arange(first, min(first + 2000, size))
-    permuted = permute(indices, size, fold(seed))
+    permuted = permute(indices, size, hash_key(seed))
     assert len(np.unique(permuted)) == len(indices)
     assert permuted.min() >= 0
     assert permuted.max() < size
@@ -92,7 +94,7 @@ def test_indices_of_large_sets_stay_apart_and_inside(size: int, seed: int, start
 @given(sizes=st.lists(st.integers(1, 1 << 40), min_size=1, max_size=20), seed=seeds)
 def test_sets_of_many_sizes_at_once_are_as_one_by_one(sizes: list[int], seed: int) -> None:
     indices = np.array([seed % size for size in sizes])
-    permuted = permute(indices, np.array(sizes), fold(seed, np.arange(len(sizes))))
+    permuted = permute(indices, np.array(sizes), hash_key(seed, np.arange(len(sizes))))
     expected = [
         slow_permute(int(index), size, slow_fold(seed, number))
         for number, (index, size) in enumerate(zip(indices, sizes, strict=True))
@@ -102,7 +104,7 @@ def test_sets_of_many_sizes_at_once_are_as_one_by_one(sizes: list[int], seed: in
 
 def test_all_permutations_of_four_are_about_as_frequent() -> None:
     """For neighbouring keys too: the square deviations are those of 24 boxes, with 23 degrees of freedom."""
-    found = Counter(tuple(permute(np.arange(4), 4, fold(seed, epoch))) for seed in range(80) for epoch in range(60))
+    found = Counter(tuple(permute(np.arange(4), 4, hash_key(seed, epoch))) for seed in range(80) for epoch in range(60))
     expected = 80 * 60 / 24
     deviation = sum((found[each] - expected) ** 2 / expected for each in found)
     assert len(found) == 24
@@ -111,7 +113,7 @@ def test_all_permutations_of_four_are_about_as_frequent() -> None:
 
 def test_neighbouring_keys_have_nothing_in_common() -> None:
     """Two random permutations agree in one place on average, and neighbours stay so once."""
-    size, keys = 1000, [fold(seed, epoch) for seed in range(10) for epoch in range(10)]
+    size, keys = 1000, [hash_key(seed, epoch) for seed in range(10) for epoch in range(10)]
     permuted = np.stack([permute(np.arange(size), size, key) for key in keys])
     agreements = (permuted[1:] == permuted[:-1]).sum()
     assert 60 < agreements < 140  # 99 expected
@@ -207,3 +209,10 @@ def test_ranks_need_no_torch_to_know_the_order() -> None:
 def test_an_order_of_nothing_is_a_mistake_of_ours(rows: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(AssertionError):
         Order(0, rows)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_steps_take_the_batches_that_are_not_left_out(left_out: set[int]) -> None:
+    order = BatchOrder(Order(0, ((5,),)), 1, left_out)
+    wanted = islice((number for number in count() if number not in left_out), 60)
+    assert [order.number(step) for step in range(60)] == list(wanted)

@@ -1,4 +1,4 @@
-"""Weights and folders of transformers: out, in, and every kind of damage."""
+"""Folders of transformers: read from every kind of file, written whole or not at all, every kind of damage named."""
 
 from __future__ import annotations
 
@@ -17,75 +17,13 @@ import torch
 from conftest import ROOT
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    BertForSequenceClassification,
-    BertModel,
-)
+from support.transformers_models import PIECES, SHAPE, our_weights, same, their_model, with_old_names
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertConfig
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import read_folder, write_folder
-from pretraining.huggingface.weights import LISTED, _padded, from_transformers, list_weights, to_transformers
-from pretraining.model.batch import Batch
-from pretraining.model.bert import Bert
-from pretraining.model.shape import Shape
-
-SHAPE = Shape(layers=2, hidden=32, heads=2, intermediate=48, vocabulary=99, positions=40)
-LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
-PIECES = (*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *(f"word{number}" for number in range(42)))
-
-
-def fill(parameters: Iterator[Tensor], seed: int = 0) -> None:
-    """Weights so large that every one of them matters to the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-
-
-def our_weights(seed: int = 0) -> dict[str, Tensor]:
-    model = Bert(SHAPE)
-    fill(model.parameters(), seed)
-    state = model.state_dict()
-    for name in ("embeddings.word.weight", "masked_head.bias"):
-        state[name][SHAPE.vocabulary :] = 0
-    return state
-
-
-def their_config(**settings: Any) -> BertConfig:
-    return BertConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=40,
-        **settings,
-    )
-
-
-def their_model(kind: Any = BertForPreTraining, **settings: Any) -> Any:
-    model = kind(their_config(**settings))
-    fill(model.parameters())
-    return model.eval()
-
-
-def their_weights(kind: Any = BertForPreTraining) -> dict[str, Tensor]:
-    """As they would be saved: without the copy of the decoder."""
-    state = {name: weight.detach().clone() for name, weight in their_model(kind).state_dict().items()}
-    return {name: weight for name, weight in state.items() if not name.startswith("cls.predictions.decoder.")}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+from pretraining.huggingface.weights import to_transformers
 
 
 @pytest.fixture
@@ -125,138 +63,8 @@ def messages() -> Iterator[list[str]]:
     logger.removeHandler(listener)
 
 
-# ---- names and sizes
-
-
-def test_the_list_is_that_of_our_model() -> None:
-    sizes = {weight.ours: _padded(weight, SHAPE) for weight in list_weights(SHAPE)}
-    assert sizes == {name: tuple(weight.shape) for name, weight in Bert(SHAPE).state_dict().items()}
-
-
-def test_we_write_the_weights_that_transformers_writes(folder: Path) -> None:
-    theirs = load_file(folder / "model.safetensors")
-    ours = to_transformers(our_weights(), SHAPE)
-    assert {name: weight.shape for name, weight in ours.items()} == {name: each.shape for name, each in theirs.items()}
-
-
-def test_there_and_back_keeps_every_bit() -> None:
-    state = our_weights()
-    back, missing = from_transformers(to_transformers(state, SHAPE), SHAPE)
-    assert same(back, state)
-    assert missing == ()
-
-
-def test_query_key_and_value_are_taken_in_this_order() -> None:
-    state = our_weights()
-    theirs = to_transformers(state, SHAPE)
-    for name, rows in (("query", slice(0, 32)), ("key", slice(32, 64)), ("value", slice(64, 96))):
-        for end in ("weight", "bias"):
-            found = theirs[f"bert.encoder.layer.1.attention.self.{name}.{end}"]
-            assert torch.equal(found, state[f"layers.1.attention.qkv.{end}"][rows])
-
-
-def test_what_is_made_shares_no_memory_with_the_model() -> None:
-    state = our_weights()
-    theirs = to_transformers(state, SHAPE)
-    state["next_head.weight"].zero_()
-    assert theirs["cls.seq_relationship.weight"].abs().sum() > 0
-
-
-# ---- in
-
-
-@torch.no_grad()
-def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
-    shape, state, missing = read_folder(folder)
-    assert shape == SHAPE
-    assert missing == ()
-    model = Bert(shape)
-    model.load_state_dict(state)
-    model.eval()
-    lengths = [40, 7, 23]
-    pieces = torch.randint(0, 99, (3, 40), generator=torch.Generator().manual_seed(1))
-    segments = (torch.arange(40) >= torch.tensor([[20], [3], [11]])).long()
-    real = torch.arange(40) < torch.tensor(lengths)[:, None]
-    theirs = BertForPreTraining.from_pretrained(folder).eval()(
-        input_ids=pieces, token_type_ids=segments, attention_mask=real.long()
-    )
-    batch = Batch(
-        pieces=pieces[real],
-        segments=segments[real],
-        positions=torch.arange(40).expand(3, 40)[real],
-        starts=torch.tensor([0, 40, 47, 70], dtype=torch.int32),
-        chosen=torch.arange(70),
-        labels=torch.zeros(70, dtype=torch.int64),
-        random_next=torch.zeros(3, dtype=torch.int64),
-        lengths=tuple(lengths),
-        examples=torch.zeros(3, 2, dtype=torch.int64).numpy(),
-    )
-    masked, next_sentence = model.heads(model.encode(batch), batch)
-    torch.testing.assert_close(masked, theirs.prediction_logits[real], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(next_sentence, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
-
-
-def old(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names as they were in 2018, with the buffer and the copy that checkpoints of that time have."""
-    state = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
-        for name, weight in state.items()
-    }
-    state["bert.embeddings.position_ids"] = torch.arange(40)[None]
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
-    return state
-
-
-def with_copy_alone(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    state["cls.predictions.decoder.bias"] = state.pop("cls.predictions.bias")
-    return state
-
-
-def without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("bert."): weight for name, weight in state.items()}
-
-
-def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.bfloat16() for name, weight in state.items()}
-
-
-@pytest.mark.parametrize("change", [old, without_prefix, with_copy_alone, lambda state: without_prefix(old(state))])
-def test_old_names_are_understood(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    state = their_weights()
-    assert same(from_transformers(change(dict(state)), SHAPE)[0], from_transformers(state, SHAPE)[0])
-
-
-def test_half_precision_becomes_single() -> None:
-    state, _ = from_transformers(in_half(their_weights()), SHAPE)
-    assert {weight.dtype for weight in state.values()} == {torch.float32}
-
-
-POOLER = ["pooler.weight", "pooler.bias"]
-MASKED_HEAD = [
-    *("masked_head.transform.weight", "masked_head.transform.bias"),
-    *("masked_head.norm.weight", "masked_head.norm.bias", "masked_head.bias"),
-]
-NEXT_HEAD = ["next_head.weight", "next_head.bias"]
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (lambda: their_model(BertModel), MASKED_HEAD + NEXT_HEAD),
-        (lambda: BertModel(their_config(), add_pooling_layer=False), POOLER + MASKED_HEAD + NEXT_HEAD),
-        (lambda: their_model(BertForMaskedLM), POOLER + NEXT_HEAD),
-    ],
-    ids=["encoder", "encoder without pooler", "masked language model"],
-)
-def test_heads_that_are_missing_are_named(model: Callable[[], Any], expected: list[str], tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
-    _, state, missing = read_folder(tmp_path)
-    assert list(missing) == expected
-    assert state.keys() == Bert(SHAPE).state_dict().keys() - set(missing)
-
-
 def write_bin(folder: Path) -> None:
-    torch.save(old(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
+    torch.save(with_old_names(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
@@ -292,101 +100,6 @@ def test_weights_are_read_from_every_kind_of_file(write: Callable[[Path], None],
     _, expected, _ = read_folder(folder)
     write(folder)
     assert same(read_folder(folder)[1], expected)
-
-
-# ---- strict
-
-
-def rename(old_name: str, new_name: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(state: dict[str, Tensor]) -> None:
-        state[new_name] = state.pop(old_name)
-
-    return change
-
-
-def add(name: str, weight: Tensor) -> Callable[[dict[str, Tensor]], None]:
-    return lambda state: state.update({name: weight})
-
-
-def remove(name: str) -> Callable[[dict[str, Tensor]], None]:
-    return lambda state: state.__delitem__(name)
-
-
-DENSE = "bert.encoder.layer.1.output.dense.weight"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (add("classifier.weight", torch.zeros(3, 32)), r"classifier.weight \(3, 32\) has no place"),
-        (add("bert.encoder.layer.2.output.dense.bias", torch.zeros(32)), r"layer\.2\.output\.dense\.bias .* 2 layers"),
-        (rename(DENSE, DENSE + "s"), rf"(?s){DENSE}s .*no place.*{DENSE} is missing"),
-        (add(DENSE, torch.zeros(48, 32)), rf"{DENSE} is \(48, 32\); by the config it should be \(32, 48\)"),
-        (remove(DENSE), f"{DENSE} is missing"),
-        (remove("bert.encoder.layer.0.attention.self.key.bias"), r"self\.key\.bias is missing$"),
-        (remove("cls.predictions.transform.dense.bias"), r"cls\.predictions\.transform\.dense\.bias is missing$"),
-        (remove("bert.pooler.dense.weight"), r"bert\.pooler\.dense\.weight is missing$"),
-        (add("bert.embeddings.LayerNorm.gamma", torch.ones(32)), "are the same weight"),
-        (add("cls.predictions.decoder.weight", torch.ones(99, 32)), "decoder of its own"),
-        (add("cls.predictions.decoder.weight", torch.ones(104, 32)), r"\(104, 32\) differs .*\(99, 32\)"),
-        (add("cls.predictions.bias", torch.zeros(99, dtype=torch.int8)), "torch.int8"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(change: Callable[[dict[str, Tensor]], None], message: str) -> None:
-    state = their_weights()
-    change(state)
-    with pytest.raises(UserError, match=message):
-        from_transformers(state, SHAPE, "folder")
-
-
-def test_weights_of_a_finished_task_are_refused(tmp_path: Path) -> None:
-    their_model(BertForSequenceClassification).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"classifier\.weight \(2, 32\) has no place"):
-        read_folder(tmp_path)
-
-
-def test_another_model_names_its_first_weights_only() -> None:
-    with pytest.raises(UserError) as caught:
-        from_transformers({f"decoder.{number}": torch.zeros(3) for number in range(1000)}, SHAPE, "folder")
-    assert len(str(caught.value).splitlines()) == LISTED + 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
-        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"is_decoder": True, "hidden_act": "relu"}, r"(?s)hidden_act.*is_decoder"),
-        ({"quantization_config": {"bits": 8}}, "quantization_config"),
-        ({"hidden_size": "32"}, "hidden_size is '32'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_attention_heads": 5}, "hidden_size 32 cannot be divided among 5"),
-        ({"layer_norm_eps": None}, "layer_norm_eps is None"),
-        ({"vocab_size": 98}, r"word_embeddings\.weight is \(99, 32\); by the config it should be \(98, 32\)"),
-        ({"max_position_embeddings": 64}, r"position_embeddings\.weight is \(40, 32\)"),
-    ],
-)
-def test_configs_of_other_models_are_refused(settings: dict[str, Any], message: str, folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | settings))
-    with pytest.raises(UserError, match=message):
-        read_folder(folder)
-
-
-def test_a_config_without_what_is_usual_means_the_usual(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    sizes = {name: value for name, value in config.items() if name.endswith(("size", "num_hidden_layers", "heads"))}
-    (folder / "config.json").write_text(json.dumps(sizes | {"max_position_embeddings": 40}))
-    assert read_folder(folder)[0] == SHAPE
-    del sizes["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(sizes))
-    with pytest.raises(UserError, match="hidden_size is None"):
-        read_folder(folder)
-
-
-# ---- damage
 
 
 def cut(path: Path) -> None:
@@ -457,9 +170,6 @@ def test_damage_is_named(change: Callable[[Path], Any], message: str, folder: Pa
     with pytest.raises(UserError, match=message):
         read_folder(folder)
     assert not (folder / "mark").exists()
-
-
-# ---- out
 
 
 @pytest.mark.parametrize("kind", [AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM])

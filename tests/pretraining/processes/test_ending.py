@@ -6,15 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.processes import spawn
-from support.ranks import RUN, expect_end, program, run_folder
+from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
@@ -25,14 +25,7 @@ from pretraining.processes.launchers import World
 from pretraining.processes.stopping import StoppedError
 from pretraining.processes.watchdog import Watch
 
-
-@pytest.fixture(autouse=True)
-def kept_signals() -> Iterator[None]:
-    """An ending takes signals for itself."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("kept_signals")
 
 
 def end_with(error: Exception | int | None, run: Path | None = None, rank: int = 0) -> int:
@@ -113,7 +106,7 @@ def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[st
 def test_a_disk_hides_no_error(
     disk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(path: Path, content: object) -> None:
+    def write(path: Path, _: object) -> None:
         if disk == "refuses":
             raise UserError(f"{path}: cannot be written")
         threading.Event().wait()
@@ -124,10 +117,9 @@ def test_a_disk_hides_no_error(
     assert capsys.readouterr().err == "error: no room\n"
 
 
-@program
-def fail_where_no_group_can_be_left(world: World) -> None:
+def fail_where_no_group_can_be_left(run: Path, world: World) -> None:
     dist.destroy_process_group = lambda: time.sleep(3600)  # type: ignore[assignment, misc]  # as NCCL's may
-    with Watch(world, every=0.2, run=run_folder()):
+    with Watch(world, every=0.2, run=run):
         dist.all_reduce(torch.ones(1))
         if world.rank == 1:
             raise UserError("no room")
@@ -135,7 +127,7 @@ def fail_where_no_group_can_be_left(world: World) -> None:
 
 
 def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> None:
-    done = spawn(2, fail_where_no_group_can_be_left, environment={RUN: str(tmp_path)}, timeout=30)
+    done = spawn(2, take_part, partial(fail_where_no_group_can_be_left, tmp_path), timeout=30)
     expect_end(done, Code.CURE, "error: rank 1: no room\n")
     ended = read_json(tmp_path / ENDED)
     assert (ended["code"], ended["reason"], ended["rank"]) == (2, "no room", 1)

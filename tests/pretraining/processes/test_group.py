@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import LAUNCHERS, ROOT, free_port, spawn
-from support.ranks import expect_end, program, take_part
+from support.processes import ROOT, free_port, run_launcher, spawn
+from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from pretraining.processes import group
@@ -96,16 +93,14 @@ def test_ranks_that_agree_go_on() -> None:
     assert not any(each.result[3] for each in done)
 
 
-@program
 def disagree(world: World) -> None:
     agree({"seed": world.rank == 1}, "recipe")
 
 
 def test_ranks_that_disagree_all_end_with_one_message() -> None:
-    expect_end(spawn(3, disagree), Code.CURE, "error: recipe: rank 1 differs from rank 0\n")
+    expect_end(spawn(3, take_part, disagree), Code.CURE, "error: recipe: rank 1 differs from rank 0\n")
 
 
-@program
 def miss_shards_on_rank_1(world: World) -> None:
     with shared_errors():
         if world.rank == 1:
@@ -115,35 +110,32 @@ def miss_shards_on_rank_1(world: World) -> None:
 
 
 def test_an_error_at_the_start_on_one_rank_is_every_rank_s() -> None:
-    done = spawn(2, miss_shards_on_rank_1)
+    done = spawn(2, take_part, miss_shards_on_rank_1)
     expect_end(done, Code.CURE, "error: rank 1: no shards in data/\n")
     assert "went on" not in done[0].output
 
 
-@program
-def miss_shards(world: World) -> None:
+def miss_shards(_: World) -> None:
     with shared_errors():
         raise UserError("no shards in data/")
 
 
 def test_the_same_error_on_all_ranks_is_told_once_without_their_numbers() -> None:
-    expect_end(spawn(2, miss_shards), Code.CURE, "error: no shards in data/\n")
+    expect_end(spawn(2, take_part, miss_shards), Code.CURE, "error: no shards in data/\n")
 
 
-@program
 def make_a_mistake_on_rank_1(world: World) -> None:
     with shared_errors():
         assert world.rank == 0, "a mistake"
 
 
 def test_a_mistake_of_ours_at_the_start_leaves_no_rank_behind() -> None:
-    first, second = spawn(2, make_a_mistake_on_rank_1)
+    first, second = spawn(2, take_part, make_a_mistake_on_rank_1)
     assert (first.code, second.code) == (2, 1)
     assert "AssertionError: a mistake" in first.errors
     assert "AssertionError: a mistake" in second.errors
 
 
-@program
 def lose_rank_1(world: World) -> None:
     if world.rank == 1:
         os._exit(9)
@@ -151,7 +143,7 @@ def lose_rank_1(world: World) -> None:
 
 
 def test_a_rank_that_is_gone_at_the_start_is_told() -> None:
-    done = spawn(2, lose_rank_1, timeout=60)
+    done = spawn(2, take_part, lose_rank_1, timeout=60)
     assert [rank.code for rank in done] == [76, 9]
     assert "error: another rank has ended, or cannot be reached any more" in done[0].errors
     assert "Traceback" not in done[0].errors
@@ -160,22 +152,13 @@ def test_a_rank_that_is_gone_at_the_start_is_told() -> None:
 IN_USE = "is in use by another program or run\nchoose a free one: MASTER_PORT=<port>"
 
 
-@program
-def meet(world: World) -> None:
+def meet(_: World) -> None:
     pass
 
 
 def meet_with_little_time_to_answer() -> None:
     group.ANSWER_SECONDS = 3.0
-    meet()
-
-
-def meet_within_4_seconds() -> None:
-    take_part(lambda world: None, patience=4.0)
-
-
-def meet_within_a_second() -> None:
-    take_part(lambda world: None, patience=1.0)
+    take_part(meet)
 
 
 def test_a_port_that_a_silent_program_holds() -> None:
@@ -192,24 +175,24 @@ def test_a_port_that_another_run_holds() -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     store.set("cloze/ranks", "2")
     store.add("cloze/joined/1", 1)
-    expect_end(spawn(2, meet, port=port, timeout=60), Code.CURE, IN_USE)
+    expect_end(spawn(2, take_part, meet, port=port, timeout=60), Code.CURE, IN_USE)
 
 
 def test_ranks_that_never_come_are_named() -> None:
     more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    done = spawn(2, meet_within_4_seconds, environment=more, timeout=60)
+    done = spawn(2, take_part, meet, 4.0, environment=more, timeout=60)
     expect_end(done, Code.CURE, "error: ranks 2, 3 of 4 did not come in 4 s\n")
 
 
 def test_rank_1_speaks_where_rank_0_is_not_there() -> None:
     more = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    [done] = spawn(1, meet_within_a_second, environment=more, timeout=60)
+    [done] = spawn(1, take_part, meet, 1.0, environment=more, timeout=60)
     assert done.code == 2
     assert done.errors.startswith("error: rank 1 did not reach rank 0 at 127.0.0.1:")
     assert done.errors.count("\n") == 2, "of our own words alone"
 
 
-def test_one_process_has_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_has_a_group_too() -> None:
     """DeepSpeed wants one; and nothing of it stays behind."""
     before = dict(os.environ)
     connect(World(), torch.device("cpu"))
@@ -233,22 +216,8 @@ def test_one_process_has_a_group_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mpirun --allow-run-as-root --oversubscribe -n 2 {python}", "mpirun"),
     ],
 )
-def test_real_launchers(command: str, launcher: str) -> None:
-    bin_folder = Path(sys.executable).parent
-    words = command.format(python=sys.executable).split()
-    program = shutil.which(words[0], path=f"{bin_folder}:{os.environ['PATH']}")
-    if program is None:
-        pytest.skip(f"no {words[0]} here")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    start = time.monotonic()
-    done = subprocess.run(
-        [program, *words[1:], str(ROOT / "tests" / "support" / "ranks.py")],
-        env={**clean, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+def test_real_launchers(command: str, launcher: str, tmp_path: Path) -> None:
+    words = [*command.format(python=sys.executable).split(), str(ROOT / "tests" / "support" / "ranks.py")]
+    done = run_launcher(words, {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, tmp_path, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} of 2 by {launcher}" for rank in range(2)]
-    assert time.monotonic() - start < 60

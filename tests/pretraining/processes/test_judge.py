@@ -42,8 +42,8 @@ def default_judge() -> Judge:
 
 
 def test_ranks_that_never_beat_are_missed() -> None:
-    verdicts = hear(default_judge(), 70, works, lambda second: Beat(), lambda second: Beat())
-    [first] = {each for each in verdicts if each}
+    verdicts = hear(default_judge(), 70, works, lambda _: Beat(), lambda _: Beat())
+    [first] = {verdict for verdict in verdicts if verdict}
     assert first.startswith("ranks 1, 2 have ended")
     assert verdicts.index(first) in range(58, 62)
 
@@ -80,7 +80,7 @@ def test_an_operation_that_timed_out_is_no_death() -> None:
 
 def test_the_ranks_with_the_fewest_marks_hang() -> None:
     verdicts = hear(default_judge(), 1900, lambda second: Beat(second + 1, marks=2), hangs, hangs)
-    [verdict] = {each for each in verdicts if each}
+    [verdict] = {verdict for verdict in verdicts if verdict}
     assert verdict.startswith("ranks 1, 2 have not moved for 30 min: they hang, and the others wait for them\n")
     assert verdicts.index(verdict) in range(1799, 1803)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import Done, _done, _start, _wait, free_port, spawn
-from support.ranks import RUN, expect_end, program, run_folder
+from support.processes import Done, spawn, start
+from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
@@ -25,26 +23,19 @@ from pretraining.processes.watchdog import Watch
 
 WHY = "its own output or its machine's log says why\n"
 RANK_0_GONE = "error: rank 0 has ended, or its machine is gone\n"
-CHOSEN = "CLOZE_TEST_RANK"
-"""variable that names the rank to which something happens"""
 
 
 def reduce() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def chosen() -> int:
-    return int(os.environ[CHOSEN])
-
-
 # Ranks that fail, and that end as they should
 
 
-@program
-def fail_while_others_reduce(world: World) -> None:
+def fail_while_others_reduce(chosen: int, world: World) -> None:
     with Watch(world, every=0.2):
         reduce()
-        if world.rank == chosen():
+        if world.rank == chosen:
             time.sleep(0.5)
             raise UserError("NaN at step 3")
         reduce()
@@ -53,12 +44,11 @@ def fail_while_others_reduce(world: World) -> None:
 
 @pytest.mark.parametrize(("failing", "message"), [(0, "error: NaN at step 3\n"), (1, "error: rank 1: NaN at step 3\n")])
 def test_a_rank_in_an_all_reduce_does_not_wait_for_one_that_failed(failing: int, message: str) -> None:
-    done = spawn(3, fail_while_others_reduce, environment={CHOSEN: str(failing)}, timeout=30)
+    done = spawn(3, take_part, partial(fail_while_others_reduce, failing), timeout=30)
     expect_end(done, Code.CURE, message)
     assert "went on" not in done[0].output
 
 
-@program
 def fail_together(world: World) -> None:
     with Watch(world, every=0.2):
         reduce()
@@ -66,10 +56,9 @@ def fail_together(world: World) -> None:
 
 
 def test_the_same_error_on_all_ranks_during_the_work_is_told_once() -> None:
-    expect_end(spawn(2, fail_together, timeout=30), Code.CURE, "NaN at step 3\n")
+    expect_end(spawn(2, take_part, fail_together, timeout=30), Code.CURE, "NaN at step 3\n")
 
 
-@program
 def leave_as_rank_0(world: World) -> None:
     with Watch(world, every=0.2, silence=8.0):
         if world.rank == 0:
@@ -79,27 +68,25 @@ def leave_as_rank_0(world: World) -> None:
 
 
 def test_the_others_end_when_rank_0_is_gone() -> None:
-    done = spawn(2, leave_as_rank_0, timeout=30)
+    done = spawn(2, take_part, leave_as_rank_0, timeout=30)
     assert [rank.code for rank in done] == [9, 76]
     assert RANK_0_GONE in done[1].errors
 
 
-@program
-def die_before_an_all_reduce(world: World) -> None:
-    with Watch(world, every=0.5 if chosen() else 0.2, silence=60.0 if chosen() else 200.0):
+def die_before_an_all_reduce(chosen: int, world: World) -> None:
+    with Watch(world, every=0.5 if chosen else 0.2, silence=60.0 if chosen else 200.0):
         reduce()
-        if world.rank == chosen():
+        if world.rank == chosen:
             os.kill(os.getpid(), signal.SIGKILL)
         reduce()
 
 
 def test_rank_0_is_gone_for_those_in_an_all_reduce() -> None:
-    done = spawn(3, die_before_an_all_reduce, environment={CHOSEN: "0"}, timeout=30)
+    done = spawn(3, take_part, partial(die_before_an_all_reduce, 0), timeout=30)
     assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
     assert [rank.errors for rank in done] == ["", RANK_0_GONE, ""]
 
 
-@program
 def leave_one_after_another(world: World) -> None:
     with Watch(world, every=0.01):
         time.sleep(0.5 * world.rank)
@@ -107,7 +94,7 @@ def leave_one_after_another(world: World) -> None:
 
 
 def test_a_regular_end_is_regular() -> None:
-    done = spawn(2, leave_one_after_another, timeout=30)
+    done = spawn(2, take_part, leave_one_after_another, timeout=30)
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
 
 
@@ -115,10 +102,9 @@ def test_a_regular_end_is_regular() -> None:
 
 
 def test_a_killed_rank_is_named_by_those_in_an_all_reduce() -> None:
-    expect_gone(1, spawn(3, die_before_an_all_reduce, environment={CHOSEN: "1"}, timeout=30))
+    expect_gone(1, spawn(3, take_part, partial(die_before_an_all_reduce, 1), timeout=30))
 
 
-@program
 def die_while_others_pause(world: World) -> None:
     with Watch(world, every=0.3, silence=3.0) as watch:
         reduce()
@@ -129,7 +115,7 @@ def die_while_others_pause(world: World) -> None:
 
 
 def test_a_killed_rank_is_missed_by_those_that_do_not_wait_for_it() -> None:
-    expect_gone(1, spawn(3, die_while_others_pause, timeout=30))
+    expect_gone(1, spawn(3, take_part, die_while_others_pause, timeout=30))
 
 
 def expect_gone(gone: int, done: list[Done]) -> None:
@@ -139,7 +125,6 @@ def expect_gone(gone: int, done: list[Done]) -> None:
     assert [rank.errors for rank in done] == [message] + [""] * (len(done) - 1)
 
 
-@program
 def gather_after_a_death(world: World) -> None:
     with Watch(world, every=0.3):
         reduce()
@@ -149,27 +134,13 @@ def gather_after_a_death(world: World) -> None:
 
 
 def test_a_killed_rank_is_named_by_those_that_gather() -> None:
-    expect_gone(1, spawn(3, gather_after_a_death, timeout=30))
+    expect_gone(1, spawn(3, take_part, gather_after_a_death, timeout=30))
 
 
-@contextmanager
-def begun(
-    ranks: int, what: Callable[[], object], environment: dict[str, str], folder: Path
-) -> Iterator[tuple[list[subprocess.Popen[bytes]], Callable[[int], Done]]]:
-    """The processes of ranks, and what became of one. All have ended afterwards."""
-    port = free_port()
-    processes = [_start(rank, ranks, what, folder, environment, port) for rank in range(ranks)]
-    try:
-        yield processes, lambda rank: _done(processes[rank], rank, folder)
-    finally:
-        _wait(processes, time.monotonic())
-
-
-@program
-def stop_before_an_all_reduce(world: World) -> None:
+def stop_before_an_all_reduce(chosen: int, world: World) -> None:
     with Watch(world, every=0.3, silence=3.0):
         reduce()
-        if world.rank == chosen():
+        if world.rank == chosen:
             os.kill(os.getpid(), signal.SIGSTOP)
         reduce()
         time.sleep(60)
@@ -179,21 +150,17 @@ def stop_before_an_all_reduce(world: World) -> None:
     ("stopped", "speaker", "message"),
     [(1, 0, f"error: rank 1 has ended, or cannot be reached any more\n{WHY}"), (0, 1, RANK_0_GONE)],
 )
-def test_a_stopped_rank_is_missed_and_ends_when_it_goes_on(
-    stopped: int, speaker: int, message: str, tmp_path: Path
-) -> None:
-    with begun(3, stop_before_an_all_reduce, {CHOSEN: str(stopped)}, tmp_path) as (processes, done):
-        others = [process for rank, process in enumerate(processes) if rank != stopped]
-        assert not _wait(others, time.monotonic() + 30)
-        assert processes[stopped].poll() is None
-        assert (done(speaker).code, done(speaker).errors) == (76, message)
-        assert (done(2).code, done(2).errors) == (76, "")
-        processes[stopped].send_signal(signal.SIGCONT)
-        assert not _wait([processes[stopped]], time.monotonic() + 20)
-        assert done(stopped).code == 76
+def test_a_stopped_rank_is_missed_and_ends_when_it_goes_on(stopped: int, speaker: int, message: str) -> None:
+    run = start(3, take_part, partial(stop_before_an_all_reduce, stopped))
+    others = [rank for rank in range(3) if rank != stopped]
+    done = run.wait(30, *others)
+    assert done[stopped].code is None
+    assert [done[rank].code for rank in others] == [76, 76]
+    assert [done[rank].errors for rank in (speaker, 2)] == [message, ""]
+    run.signal(signal.SIGCONT, stopped)
+    assert run.wait(20)[stopped].code == 76
 
 
-@program
 def die_as_rank_0(world: World) -> None:
     with Watch(world, every=0.3, silence=3.0):
         reduce()
@@ -206,7 +173,7 @@ def test_the_others_end_when_rank_0_is_killed_but_not_its_store() -> None:
     """torchrun holds the store then."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     held = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    done = spawn(3, die_as_rank_0, environment=held, port=store.port, timeout=30)
+    done = spawn(3, take_part, die_as_rank_0, environment=held, port=store.port, timeout=30)
     assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
     assert [rank.errors for rank in done] == ["", RANK_0_GONE, ""]
 
@@ -218,9 +185,8 @@ def read_a_dead_disk() -> None:
     time.sleep(60)
 
 
-@program
-def hang_as_rank_2(world: World) -> None:
-    with Watch(world, every=0.2, hang=2.0, run=run_folder()) as watch:
+def hang_as_rank_2(run: Path | None, world: World) -> None:
+    with Watch(world, every=0.2, hang=2.0, run=run) as watch:
         for step in range(3):
             if world.rank == 2 and step == 1:
                 read_a_dead_disk()
@@ -232,11 +198,11 @@ HANGS = "error: rank 2 has not moved for 2 s: it hangs, and the others wait for 
 
 
 def test_a_rank_for_which_the_others_wait_is_named() -> None:
-    expect_end(spawn(3, hang_as_rank_2, timeout=30), Code.RANK_LOST, HANGS)
+    expect_end(spawn(3, take_part, partial(hang_as_rank_2, None), timeout=30), Code.RANK_LOST, HANGS)
 
 
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
-    done = spawn(3, hang_as_rank_2, environment={RUN: str(tmp_path)}, timeout=30)
+    done = spawn(3, take_part, partial(hang_as_rank_2, tmp_path), timeout=30)
     expect_end(done, Code.RANK_LOST, HANGS)
     assert done[0].errors.endswith(f"the stacks of the ranks that still run are in {tmp_path / STACKS}\n")
     stacks = {path.name: path.read_text() for path in (tmp_path / STACKS).iterdir()}
@@ -248,7 +214,6 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     assert f"error: {ended['reason']}".startswith(HANGS)
 
 
-@program
 def pause_longer_than_a_hang(world: World) -> None:
     with Watch(world, every=0.1, hang=1.0) as watch:
         watch.mark()
@@ -262,5 +227,5 @@ def pause_longer_than_a_hang(world: World) -> None:
 
 def test_long_work_within_a_pause_hangs_not() -> None:
     """Not even for the others, which wait at the end."""
-    done = spawn(2, pause_longer_than_a_hang, timeout=30)
+    done = spawn(2, take_part, pause_longer_than_a_hang, timeout=30)
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2

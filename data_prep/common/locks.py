@@ -1,0 +1,46 @@
+"""Keeps a second run out of a folder in which one is at work, so that two runs never write the same files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep.common.errors import UserError
+
+
+@contextmanager
+def locked(path: Path, place: str, refusal: str, unknown: str = "another process") -> Iterator[bool]:
+    """Holds the lock file at `path`, whose folder it makes, and names this process in it.
+
+    Raises UserError where the file cannot be written or another process holds it. `place` is what the user calls the
+    folder; `refusal` tells the user what is wrong and what helps, with {owner} for the process that holds the lock, or
+    for `unknown` where the file names none. Yields whether the file system has locks at all: some network file systems
+    are mounted without, and a run goes on there unprotected.
+
+    The lock is one of POSIX: it belongs to this process alone, so it ends with the process however that ends, even
+    where a child of the process lives on. A second lock of the same process is not refused.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            protected = True
+        except (BlockingIOError, PermissionError):  # POSIX lets a file system answer with either
+            file.seek(0)
+            raise UserError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
+        except OSError:
+            protected = False
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except OSError as error:
+            raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+        yield protected

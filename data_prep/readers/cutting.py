@@ -1,0 +1,175 @@
+"""Cuts files, compressed or not, into spans for workers and spans into records."""
+
+from __future__ import annotations
+
+import bz2
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import BLOCK
+from data_prep.readers.reader import COMPRESSED, Span
+
+CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
+LARGEST_DOCUMENT = 1 << 30  # bytes
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
+# Blocks with their offsets and the offset, as far as it is known, at which the span ends; an empty block is the last.
+Blocks = Iterator[tuple[bytes, int, int]]
+
+
+def whole(path: Path, span_bytes: int) -> list[Span]:
+    """Makes one span of a file that has to be read from its beginning, none of an empty one."""
+    size = path.stat().st_size
+    return [Span(str(path), 0, size)] if size else []
+
+
+def ranges(path: Path, span_bytes: int) -> list[Span]:
+    """Divides a file that can be read from anywhere; a compressed one stays whole."""
+    if path.suffix in COMPRESSED:
+        return whole(path, span_bytes)
+    size = path.stat().st_size
+    return [Span(str(path), at, min(at + span_bytes, size)) for at in range(0, size, span_bytes)]
+
+
+def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
+    """Divides a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
+    if path.suffix != ".bz2":
+        return ranges(path, span_bytes)
+    size, step = path.stat().st_size, max(1, span_bytes // 4)
+    return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
+
+
+def decompressed(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded."""
+    try:
+        with pa.input_stream(str(path), compression="detect" if path.suffix in COMPRESSED else None) as stream:
+            while block := stream.read(BLOCK):
+                yield block
+    except (OSError, pa.ArrowInvalid) as error:
+        if path.suffix in COMPRESSED and not isinstance(error, (FileNotFoundError, PermissionError)):
+            raise UserError(f"{path}: truncated or damaged {path.suffix}: {error}") from error
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def read_head(path: Path, size: int = 1 << 14) -> bytes:
+    """Reads the first bytes of the content of a file, by which its format is known."""
+    head = b""
+    for block in decompressed(path):
+        head += block
+        if len(head) >= size:
+            break
+    return head.removeprefix(BYTE_ORDER_MARK)[:size]
+
+
+def records(span: Span, opening: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
+
+    A record begins where `opening` matches with its end, and goes on to the next such place or the end of the file.
+    Nothing that follows a match may undo it.
+    The beginning of a file begins a record too, whatever it is, so that all of a file is in some record.
+    """
+    buffer, base, searched = bytearray(), 0, 0
+    first = 0 if span.path.endswith(COMPRESSED) else span.start
+    start: int | None = None  # where the record that is being read begins in the buffer
+    for block, offset, limit in _blocks(span):
+        if not buffer:
+            base = offset
+            if block and not span.start and offset == 0 < limit:
+                start = len(BYTE_ORDER_MARK) if block.startswith(BYTE_ORDER_MARK) else 0
+        buffer += block
+        for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)):
+            at = match.end()
+            if base + at < first or (start is not None and at <= start):
+                continue
+            if start is not None:
+                yield base + start, bytes(buffer[start:at])
+            start = at
+            if base + at >= limit:
+                return
+        if start is None and base + len(buffer) - CONTEXT >= limit:
+            return  # no record begins in the span
+        drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
+        del buffer[:drop]
+        base, searched, start = base + drop, len(buffer), None if start is None else 0
+        if searched > LARGEST_DOCUMENT:
+            raise UserError(f"{span.at(base)}: a record of more than {LARGEST_DOCUMENT >> 20} MB; cut it up")
+    if start is not None:
+        yield base, bytes(buffer)
+
+
+def _blocks(span: Span) -> Blocks:
+    """Yields a span and what follows it, since its last record may end beyond it."""
+    path = Path(span.path)
+    if path.suffix == ".bz2":
+        yield from _bz2_blocks(path, span)
+    elif path.suffix in COMPRESSED:
+        at = 0
+        for block in decompressed(path):
+            yield block, at, sys.maxsize
+            at += len(block)
+        yield b"", at, sys.maxsize
+    else:
+        yield from _plain_blocks(path, span)
+
+
+def _plain_blocks(path: Path, span: Span) -> Blocks:
+    """Reads a file that is not compressed, from a little before the span, where an opening may begin."""
+    try:
+        with path.open("rb") as file:
+            at = max(0, span.start - CONTEXT)
+            file.seek(at)
+            while block := file.read(BLOCK):
+                yield block, at, span.end
+                at += len(block)
+            yield b"", at, span.end
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _bz2_blocks(path: Path, span: Span) -> Blocks:
+    """Reads the bz2 streams that begin in the span, then those after it; offsets count from the first of them."""
+    stream: int | None = None
+    try:
+        with path.open("rb") as file:
+            stream = _next_bz2_stream(file, span)
+            if stream is None:
+                return
+            file.seek(stream)
+            at, limit, data, decompressor = 0, 0, b"", bz2.BZ2Decompressor()
+            while not decompressor.eof:
+                if not data and decompressor.needs_input and not (data := file.read(1 << 16)):
+                    raise OSError("it does not end")
+                block = decompressor.decompress(data, BLOCK)
+                data = b""
+                if stream < span.end:
+                    limit = at + len(block)
+                if block:
+                    yield block, at, limit
+                    at += len(block)
+                if decompressor.eof and (data := decompressor.unused_data or file.read(1 << 16)):
+                    stream, decompressor = file.tell() - len(data), bz2.BZ2Decompressor()
+            yield b"", at, limit
+    except OSError as error:
+        if error.errno is not None:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{path}: truncated or damaged .bz2: the stream at byte {stream or 0:,}: {error}") from error
+
+
+def _next_bz2_stream(file: BinaryIO, span: Span) -> int | None:
+    """Finds where the first bz2 stream of the span begins; the first stream of a file begins where the file does."""
+    if not span.start:
+        return 0
+    file.seek(span.start)
+    tail, at = b"", span.start
+    while at - len(tail) < span.end and (block := file.read(BLOCK)):
+        if match := BZ2_STREAM.search(tail + block):
+            found = at - len(tail) + match.start()
+            return found if found < span.end else None
+        tail, at = (tail + block)[-9:], at + len(block)
+    return None

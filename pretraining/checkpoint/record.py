@@ -1,0 +1,157 @@
+"""What a checkpoint says of itself, and where checkpoints lie.
+
+    RUN/checkpoints/step-00001000/
+      checkpoint.json                        the record: sizes, step, checksums of the files beside it and of itself,
+                                             and what the caller adds; written last
+      weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
+      exp_avg-00000-of-00002.safetensors     and of the optimizer's two averages
+      exp_avg_sq-00000-of-00002.safetensors
+
+Each tensor in a file is a stretch of a parameter, called NAME:START. So a checkpoint belongs to no number of ranks and
+no ZeRO stage: whoever reads it takes the stretches that its own flat tensors need. Nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord, json_bytes, read_json, write_json
+from pretraining.config.settings import Dtype
+from pretraining.model.shape import Shape
+
+FOLDER = "checkpoints"
+RECORD = "checkpoint.json"
+TOKENIZER = "tokenizer"
+"""The folder of a run that holds the vocabulary."""
+DAMAGED = "DAMAGED"
+"""A file in a checkpoint that was found damaged, with the reason."""
+CHECKSUM = "sha256"
+"""The key in checkpoint.json of the checksum of all other keys."""
+NAME = re.compile(r"step-(\d{8,})")
+WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+KINDS = (WEIGHT, *MOMENTS)
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """How the work was shared when a checkpoint was made; whoever continues may share it otherwise."""
+
+    ranks: int
+    zero: int
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """What a checkpoint says besides its tensors: the core that every reader needs, and a section of its caller's."""
+
+    shape: Shape
+    step: int
+    """optimizer steps done"""
+    optimizer_steps: float
+    """steps that moved the weights, which in fp16 may be fewer"""
+    loss_scaler: dict[str, Any] | None
+    made_by: MadeBy
+    caller: dict[str, Any]
+    """the section of whoever trains, who alone reads it"""
+    files: tuple[FileRecord, ...] = ()
+    rank_states: tuple[dict[str, Any], ...] = ()
+    """what each rank adds to the caller's section"""
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> CheckpointRecord:
+        """Reads the record of today's or of an earlier version."""
+        content = content if "caller" in content else _of_first_version(content)
+        return cls(
+            **{
+                **content,
+                "shape": Shape(**content["shape"]),
+                "made_by": MadeBy(**content["made_by"]),
+                "files": tuple(FileRecord(**file) for file in content["files"]),
+                "rank_states": tuple(content["rank_states"]),
+            }
+        )
+
+
+def _of_first_version(content: dict[str, Any]) -> dict[str, Any]:
+    """The first version had the caller's keys beside the core's, and dotted names under `made_by`."""
+    core = ("shape", "step", "optimizer_steps", "loss_scaler", "files")
+    made_by = content["made_by"]
+    return {
+        **{name: content[name] for name in core},
+        "made_by": {name.rpartition(".")[2]: value for name, value in made_by.items()},
+        "rank_states": content["meters"],
+        "caller": {name: content[name] for name in ("progress", "recipe", "data", "metrics", "logged_losses")},
+    }
+
+
+def read_record(checkpoint: Path) -> CheckpointRecord:
+    """Reads checkpoint.json, which must be as it was written."""
+    path = checkpoint / RECORD
+    try:
+        content: Any = read_json(path)
+    except FileNotFoundError:
+        raise DamageError(f"{path}: missing") from None
+    if not isinstance(content, dict) or not {"step", "files"} <= content.keys():
+        raise DamageError(f"{path}: not the record of a checkpoint")
+    if content.pop(CHECKSUM, None) != _checksum(content):
+        raise DamageError(f"{path}: its SHA-256 is not the one in it: it changed after it was written")
+    try:
+        return CheckpointRecord.of_json(content)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: written by another version of this program: {error}") from error
+
+
+def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
+    """Writes checkpoint.json with its checksum in it."""
+    content = asdict(record)
+    write_json(checkpoint / RECORD, {**content, CHECKSUM: _checksum(content)})
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json_bytes(content)).hexdigest()
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step-{step:08}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's name says; -1 if it is no such name."""
+    found = NAME.fullmatch(checkpoint.name)
+    return int(found[1]) if found else -1
+
+
+def all_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest last; each was complete when it got its name, but may be damaged since."""
+    return sorted((path for path in (run / FOLDER).glob("step-*") if step_of(path) >= 0), key=step_of)
+
+
+def finished_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run that are complete and were not found damaged, the newest last."""
+    return [path for path in all_checkpoints(run) if is_finished(path)]
+
+
+def is_finished(checkpoint: Path) -> bool:
+    """Whether a checkpoint is complete and was not found damaged."""
+    return (checkpoint / RECORD).exists() and not (checkpoint / DAMAGED).exists()
+
+
+def find_checkpoint(run: Path, name: str | None = None) -> Path:
+    """Finds a checkpoint of a run by its name, by default the newest; a checkpoint's own folder is taken as it is."""
+    if not run.is_dir():
+        raise UserError(f"{run}: no such folder")
+    if (run / RECORD).exists():
+        return run
+    there = {path.name: path for path in finished_checkpoints(run)}
+    if not there:
+        raise UserError(f"{run}: has no finished checkpoint")
+    if name is not None and name not in there:
+        raise UserError(f"{run}: no checkpoint {name}; there are {', '.join(there)}")
+    return there[name or list(there)[-1]]

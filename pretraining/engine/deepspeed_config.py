@@ -1,0 +1,88 @@
+"""What DeepSpeed is told: its configuration, made of the sections of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
+
+NEVER = 1 << 40
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The sections of a recipe that an engine is set up from, whatever is trained with it."""
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    precision: Precision = field(default_factory=Precision)
+    parallel: Parallel = field(default_factory=Parallel)
+    compute: Compute = field(default_factory=Compute)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    """DeepSpeed's own settings, for what the sections have no name for"""
+
+    @property
+    def clip(self) -> float:
+        """The largest norm of the gradient; 0 where it is not clipped."""
+        return 0.0 if self.optimizer.normalize else self.optimizer.clip
+
+    def zero_stage(self, dtype: torch.dtype) -> int:
+        """The ZeRO stage that DeepSpeed runs: 1 where 0 would add up gradients in 16 bits, which computes the same."""
+        return 1 if self.parallel.zero == 0 and dtype != torch.float32 else self.parallel.zero
+
+
+def deepspeed_config(settings: EngineSettings, dtype: torch.dtype, device: torch.device, ranks: int) -> dict[str, Any]:
+    """Makes DeepSpeed's configuration. Its batch sizes are for its own books: train_step says where a step ends."""
+    stage = settings.zero_stage(dtype)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": ranks,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.clip if stage else 0.0,  # without ZeRO, Engine.step clips
+        "steps_per_print": NEVER,
+        "zero_optimization": _zero_config(settings.parallel, stage, device),
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",  # gradients meet in it too, so that the number of ranks does not matter
+        **_precision_config(settings.precision, dtype),
+    }
+    return _merged(config, settings.deepspeed)
+
+
+def _zero_config(parallel: Parallel, stage: int, device: torch.device) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if device.type == "cpu":
+        zero["overlap_comm"] = False
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = False
+    if parallel.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if parallel.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return zero
+
+
+def _precision_config(precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
+    if dtype == torch.bfloat16:
+        return {"bf16": {"enabled": True, "immediate_grad_update": True}}
+    if dtype == torch.float16:
+        scale = {
+            "initial_scale_power": precision.loss_scale_power,
+            "loss_scale_window": precision.loss_scale_window,
+            "min_loss_scale": precision.loss_scale_min,
+        }
+        return {"fp16": {"enabled": True, **scale}}
+    return {}
+
+
+def _merged(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the recipe's own settings of DeepSpeed to a configuration, table by table."""
+    result = dict(config)
+    for name, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = _merged(result[name], value) if both else value
+    return result

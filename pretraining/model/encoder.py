@@ -1,0 +1,180 @@
+"""BERT's encoder, on sequences laid one after another without padding.
+
+n pieces, s sequences, H hidden. Linear layers and norms see the n real pieces and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pretraining.model.attention import Layout, attend
+from pretraining.model.batch import Batch
+from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
+from pretraining.model.shape import Shape
+
+AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
+INITIAL_RANGE = 0.02
+SITES = 4
+"""How many places of a layer drop something, at most: their masks must differ."""
+
+
+class Linear(nn.Module):
+    """A product with a weight. The bias is left to the operation that follows, which adds it in passing."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class AddAndNorm(nn.Module):
+    """The end of a block: dropout, residual connection and layer norm."""
+
+    def __init__(self, hidden: int, epsilon: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor, bias: Tensor, residual: Tensor, dropout: Dropout) -> Tensor:
+        return add_and_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
+
+
+class Table(nn.Module):
+    """A weight whose rows are looked up by their numbers."""
+
+    def __init__(self, rows: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+
+class Embeddings(nn.Module):
+    """The sum of what a piece, its position and its segment are, normalised."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.word = Table(shape.padded_vocabulary, shape.hidden)
+        self.position = Table(shape.positions, shape.hidden)
+        self.segment = Table(shape.segments, shape.hidden)
+        self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
+        ids = (batch.pieces, batch.positions, batch.segments)
+        total = embed(self.word.weight, self.position.weight, self.segment.weight, ids)
+        return drop(self.norm(total), dropout)
+
+
+class Attention(nn.Module):
+    """Mixes every piece with the other pieces of its sequence."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = Linear(shape.hidden, 3 * shape.hidden)
+        self.output = Linear(shape.hidden, shape.hidden)
+        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, x: Tensor, layout: Layout, attention_dropout: Dropout, dropout: Dropout) -> Tensor:
+        context = attend(self.qkv(x), self.qkv.bias, layout, self.heads, attention_dropout)
+        return self.norm(self.output(context), self.output.bias, x, dropout)
+
+
+class FeedForward(nn.Module):
+    """Transforms every piece by itself, through a wider layer."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.inner = Linear(shape.hidden, shape.intermediate)
+        self.output = Linear(shape.intermediate, shape.hidden)
+        self.norm = AddAndNorm(shape.hidden, shape.epsilon)
+
+    def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
+        inner = gelu(self.inner(x), self.inner.bias)
+        return self.norm(self.output(inner), self.output.bias, x, dropout)
+
+
+class Layer(nn.Module):
+    """One layer of the encoder: attention, then feed-forward."""
+
+    def __init__(self, shape: Shape, index: int):
+        super().__init__()
+        self.sites = SITES * (index + 1)
+        self.attention = Attention(shape)
+        self.feed_forward = FeedForward(shape)
+
+    def forward(self, x: Tensor, layout: Layout, attention_dropout: Dropout, dropout: Dropout) -> Tensor:
+        x = self.attention(x, layout, attention_dropout.at(self.sites), dropout.at(self.sites + 1))
+        return self.feed_forward(x, dropout.at(self.sites + 2))
+
+
+class Encoder(nn.Module):
+    """BERT's encoder without heads: embeddings and layers. A model with heads derives from it."""
+
+    def __init__(self, shape: Shape, recompute: bool = False):
+        """`recompute`: the backward pass computes each layer once more instead of keeping what it needs."""
+        super().__init__()
+        self.shape = shape
+        self.recompute = recompute
+        self.dropout_seed = 0
+        """Decides what dropout drops; every step of training sets another one."""
+        self.embeddings = Embeddings(shape)
+        self.layers = nn.ModuleList(Layer(shape, index) for index in range(shape.layers))
+
+    def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
+        """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "norm" in name:
+                nn.init.ones_(parameter)
+            else:
+                cut = 2 * INITIAL_RANGE
+                nn.init.trunc_normal_(parameter, std=INITIAL_RANGE, a=-cut, b=cut, generator=generator)
+        with torch.no_grad():
+            self.embeddings.word.weight[self.shape.vocabulary :] = 0
+        return self
+
+    def compile_layers(self) -> None:
+        """Lets torch.compile translate the layers when they first run."""
+        for layer in self.layers:
+            layer.compile()
+
+    @staticmethod
+    def fused_parts(name: str) -> int:
+        """How many parameters of the paper lie one after another in the parameter of this name: three in `qkv`."""
+        return 3 if ".qkv." in name else 1
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Computes the last hidden states, (n, H)."""
+        layout = Layout(batch.starts, batch.lengths)
+        dropout, attention_dropout = self._dropouts(batch)
+        x = self.embeddings(batch, dropout)
+        for layer in self.layers:
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, layout, attention_dropout, dropout, use_reentrant=False)
+            else:
+                x = layer(x, layout, attention_dropout, dropout)
+        return x
+
+    def first_states(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Picks the hidden states of [CLS], (s, H), which stand for their sequences."""
+        return hidden[batch.starts[:-1].long()]
+
+    def _dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
+        """What is dropped of hidden states, and what of the probabilities of attention."""
+        shape = self.shape
+        hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)
+        keys = torch.empty(0, dtype=torch.int32)
+        if (hidden or attention) and batch.pieces.device.type == "cpu":
+            keys = row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
+        return Dropout(hidden, keys), Dropout(attention, keys)

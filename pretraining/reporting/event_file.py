@@ -1,0 +1,62 @@
+"""TensorBoard's files, written by the thread that has the figures, which can tell that the disk is full.
+
+TensorBoard's own writer leaves the writing to a thread of its own, which prints a traceback then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.common.errors import UserError
+
+POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
+LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
+BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
+"""What TensorBoard divides a histogram at: finer near 0."""
+NUMBERS = itertools.count()
+"""They are in the names of this process's files, since two may be opened in the same second."""
+
+
+class EventFile:
+    """A file of figures that TensorBoard shows. Those of `first_step` and later in older files beside it are hidden."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        if util.find_spec("tensorboard") is None:
+            raise UserError("TensorBoard is not installed\npip install tensorboard, or switch its logging off")
+        self._kinds: Any = import_module("torch.utils.tensorboard.writer")
+        record_writer: Any = import_module("tensorboard.summary.writer.record_writer")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(NUMBERS)}"
+        self._records = record_writer.RecordWriter((folder / name).open("wb"))
+        self._add(file_version="brain.Event:2")
+        self._add(step=first_step, session_log=self._kinds.SessionLog(status=self._kinds.SessionLog.START))
+        self._records.flush()
+
+    def scalars(self, group: str, step: int, figures: Mapping[str, float | None]) -> None:
+        """Adds the figures that are known, each as GROUP/NAME."""
+        for name, value in figures.items():
+            if name != "step" and value is not None:
+                self._add(step=step, summary=self._kinds.scalar(f"{group}/{name}", value))
+        self._records.flush()
+
+    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
+        """Adds the distribution of each sample as GROUP/NAME."""
+        for name, values in samples.items():
+            self._add(step=step, summary=self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS))
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _add(self, **content: Any) -> None:
+        self._records.write(self._kinds.Event(wall_time=time.time(), **content).SerializeToString())

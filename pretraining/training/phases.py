@@ -1,0 +1,96 @@
+"""A phase of a run in training: its examples in their order, its learning rate, its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from data_prep.common.hashing import hash_key
+from data_prep.common.progress import duration
+from pretraining.config.schedule import build_schedules
+from pretraining.config.settings import micro_batches
+from pretraining.data.batches import Loader
+from pretraining.data.dataset import Dataset, num_held_out
+from pretraining.data.order import BatchOrder, Order
+from pretraining.engine.engine import Engine
+from pretraining.processes.launchers import World
+from pretraining.training.clock import Clock
+from pretraining.training.guards import Skip
+from pretraining.training.request import Request
+from pretraining.training.state import RunState
+
+
+class TrainingPhase:
+    """One phase, made once when it begins or goes on."""
+
+    def __init__(
+        self, request: Request, state: RunState, skips: Sequence[Skip], world: World, device: torch.device
+    ) -> None:
+        self.number, self.settings = state.phase, request.recipe.phases[state.phase]
+        self.clock = Clock(state.phase_seconds, device)
+        self.accumulation = micro_batches(self.settings, world.size, self.number)
+        self._request, self._world = request, world
+        self._schedule = build_schedules(request.recipe)[self.number]
+        self._dataset = self._open(validation=False)
+        examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
+        left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
+        self._order = BatchOrder(examples, self.settings.batch, left_out)
+        held_out = num_held_out(request.manifest, self.settings.length)
+        self.validation = self._open(validation=True) if held_out else None
+
+    def _open(self, validation: bool) -> Dataset:
+        request, world = self._request, self._world
+        return Dataset(request.data, request.manifest, self.settings.length, validation, world.rank, world.size)
+
+    def batches(self, state: RunState) -> Loader:
+        """This rank's batches from where the run stands to the end of the phase; to be closed."""
+        return Loader(
+            self._dataset,
+            self._order,
+            rank=self._world.rank,
+            ranks=self._world.size,
+            accumulation=self.accumulation,
+            start=state.phase_step,
+            stop=self._schedule.steps,
+        )
+
+    def batch_number(self, step: int) -> int:
+        """Which batch of the phase's order its step of this number takes."""
+        return self._order.number(step)
+
+    def learning_rate(self, state: RunState) -> float:
+        """The learning rate of the step that comes."""
+        return self._schedule.learning_rate(state.phase_step, self.clock.seconds)
+
+    def is_over(self, state: RunState) -> bool:
+        """Whether all steps are done, or the time is used up where the clock decides."""
+        return self._schedule.is_over(state.phase_step, self.clock.seconds)
+
+    def is_last_step(self, state: RunState) -> bool:
+        """Whether the step that was just done is known to be the last; by the clock none is."""
+        return state.phase_step == self._schedule.steps
+
+    def announcement(self, state: RunState) -> str:
+        """One line on what the phase will do."""
+        phase, schedule = self.settings, self._schedule
+        amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
+        done = f", {state.phase_step:,} of them done" if state.phase_step else ""
+        count = len(self._request.recipe.phases)
+        return (
+            f"phase {phase.name} ({self.number + 1} of {count}): {amount}{done}; a step: {phase.batch:,} "
+            f"sequences of length {phase.length}, {self.accumulation} x {phase.micro_batch} a rank"
+        )
+
+    def copy_positions(self, engine: Engine) -> None:
+        """Gives positions that no phase before has trained the embeddings of trained ones, where the recipe says so."""
+        phase, before = self.settings, self._request.recipe.phases[: self.number]
+        trained = max((earlier.length for earlier in before), default=phase.length)
+        if phase.new_positions == "copied" and trained < phase.length:
+            engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, trained))
+
+
+def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:
+    """Repeats the first rows over and over, without row 0, where [CLS] stands alone."""
+    rows = torch.arange(len(positions))
+    return positions[torch.where(rows < trained, rows, 1 + (rows - 1) % (trained - 1))]

@@ -1,0 +1,33 @@
+"""What a run will be, worked out without training: what `train.py --check` prints."""
+
+from __future__ import annotations
+
+import torch
+from rich.console import RenderableType
+
+from data_prep.shards import Manifest
+from pretraining.config.settings import Recipe
+from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
+from pretraining.planning.plan import build_plan
+from pretraining.planning.table import render_plan
+from pretraining.reporting.hardware import matrix_rate
+
+
+def preview(recipe: Recipe, manifest: Manifest | None, ranks: int, pieces_per_second: float | None) -> RenderableType:
+    """Plans a run; its hours follow from a given throughput, or from this machine's matrix rate if it will run here."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
+    if dtype == "auto":
+        dtype = name_dtype(choose_dtype(dtype, device))
+    will_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
+    if will_run_here and measured is None and pieces_per_second is None:
+        measured = matrix_rate(device, DTYPES[dtype])
+    plan = build_plan(
+        recipe,
+        ranks=ranks,
+        dtype=dtype,
+        manifest=manifest,
+        pieces_per_second=pieces_per_second,
+        flops_per_second=measured,
+    )
+    return render_plan(plan)

@@ -1,0 +1,63 @@
+"""What a training command asks for, and all that a trainer is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+
+from data_prep.shards import Manifest
+from pretraining.config.settings import Recipe
+from pretraining.model.shape import Shape
+from pretraining.processes.launchers import World
+from pretraining.processes.stopping import Control
+from pretraining.processes.watchdog import Watch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command asks for: what to train, on what, from where on, and where it goes."""
+
+    recipe: Recipe
+    data: Path
+    manifest: Manifest
+    out: Path
+    """folder of the run"""
+    init: Path | None = None
+    """a run, a checkpoint or a transformers folder whose weights a new run begins with"""
+    resume: Literal["auto", "never"] = "auto"
+    stop_after: str | None = None
+    """name of the phase that is the last for now"""
+    time_limit: float | None = None
+    """seconds from the start of the process"""
+    profile: int = 0
+    """steps of which a profile is written"""
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes of the model: those of the recipe, and the vocabulary of the data."""
+        return self.recipe.model.shape(self.manifest.vocabulary_size)
+
+    @property
+    def num_phases(self) -> int:
+        """How many phases are to be trained now, counted from the first of the recipe."""
+        names = [phase.name for phase in self.recipe.phases]
+        return len(names) if self.stop_after is None else names.index(self.stop_after) + 1
+
+
+@dataclass(frozen=True)
+class Context:
+    """The surroundings of a trainer: the other ranks, the device, and who listens to it."""
+
+    world: World
+    device: torch.device
+    console: Console
+    control: Control
+    watch: Watch
+
+    def warn(self, message: str) -> None:
+        """Prints a warning where errors go."""
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", markup=False)

@@ -1,0 +1,110 @@
+"""A whole run: the ranks meet, train to the end whatever goes wrong on the way, and export the model."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from data_prep.common.errors import UserError
+from data_prep.common.locks import locked
+from pretraining.processes.ending import Ending
+from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
+from pretraining.processes.stopping import Control
+from pretraining.processes.watchdog import Watch
+from pretraining.training.exporting import export
+from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
+from pretraining.training.request import Context, Request
+from pretraining.training.resume import StartingPoint, find_starting_point, make_trainer
+from pretraining.training.trainer import Trainer
+
+EXPORT = "export"
+"""The folder of a run that its model is exported into."""
+BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
+
+
+def run(read_request: Callable[[], Request], ending: Ending, console: Console) -> None:
+    """Trains what is left of a run, and exports it. A fault in reading the request is raised when all ranks hear it."""
+    world, request, failure, device = ending.world, None, None, torch.device("cpu")
+    try:
+        request = read_request()
+        device = choose_device(request.recipe.parallel.device, world)
+    except UserError as error:
+        failure = error
+    connect(world, device)
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(Control(request.time_limit if request else None))
+        with shared_errors():
+            if failure is not None:
+                raise failure
+            assert request is not None
+            watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
+            require_one_request(request)
+            if world.rank == 0:
+                stack.enter_context(locked(request.out / "lock", f"--out {request.out}", BUSY))
+            ending.record_in(request.out)
+            context = Context(world, device, console, control, watch)
+            start = find_starting_point(request, context)
+        with watch:
+            trainer = train_through(request, context, start)
+            if world.rank == 0 and trainer.is_done:
+                with watch.pause():
+                    finish(request.out, console)
+    disconnect()  # not after an error, when it may wait for ever for ranks that are gone
+
+
+def require_one_request(request: Request) -> None:
+    """Raises an error on every rank unless all were started with the same command on the same data."""
+    agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
+    agree([str(request.init), request.stop_after], "--init and --stop-after")
+
+
+def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
+    """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
+    while True:
+        trainer = make_trainer(request, context, start)
+        wrong = what_goes_wrong(trainer)
+        if wrong is None:
+            return trainer
+        with context.watch.pause():
+            leave_out(wrong, request, context, trainer)
+            trainer.close()
+            del trainer, start
+            gc.collect()
+            start = find_starting_point(replace(request, resume="auto"), context)  # the checkpoints are this run's own
+
+
+def what_goes_wrong(trainer: Trainer) -> Skip | None:
+    """Trains; returns what to leave out, if it comes to that. (An exception would keep the whole trainer alive.)"""
+    try:
+        trainer.train()
+    except DivergedError as error:
+        return error.skip
+    return None
+
+
+def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer) -> None:
+    """Notes batches to leave out, for this process and those that come after; an error if there were enough of them."""
+    allowed, before = request.recipe.guards.rollbacks, len(trainer.skips)
+    if before >= allowed:
+        raise SharedError(
+            f"{wrong.reason}\n{before} times before, the run has gone back to a checkpoint for such a reason "
+            f"(guards.rollbacks = {allowed}); {CURE}"
+        )
+    if context.world.rank == 0:
+        write_skips(request.out, [*trainer.skips, wrong])
+        context.warn(f"{wrong.reason}; the run goes back to its last checkpoint and leaves that out")
+    trainer.saver.finish()
+
+
+def finish(out: Path, console: Console) -> None:
+    """Exports the trained model, and says what it is good for."""
+    folder = out / EXPORT
+    console.print(str(export(out, folder)), markup=False, soft_wrap=True)
+    call = f'transformers.AutoModelForMaskedLM.from_pretrained("{folder}")'
+    console.print(f"load it: {call}", markup=False, soft_wrap=True)

@@ -1,0 +1,81 @@
+"""Where a run stands, and what its checkpoints say of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.huggingface.model_card import DataSummary
+from pretraining.reporting.records import EvaluationRecord
+
+
+@dataclass
+class RunState:
+    """Where a run stands: all that moves while it trains, besides the engine."""
+
+    phase: int = 0
+    """number of the phase, counted from 0"""
+    phase_step: int = 0
+    """steps done of this phase"""
+    phase_seconds: float = 0.0
+    """seconds trained in this phase"""
+    step: int = 0
+    """steps done in all phases"""
+
+    def advance(self) -> None:
+        """Counts one more step."""
+        self.step += 1
+        self.phase_step += 1
+
+    def begin_phase(self, number: int) -> None:
+        """Stands at the beginning of a phase."""
+        self.phase, self.phase_step, self.phase_seconds = number, 0, 0.0
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The section of a checkpoint's record that belongs to pre-training."""
+
+    state: RunState
+    recipe: dict[str, Any]
+    """all settings, as `Recipe.as_dict` gives them"""
+    data: DataSummary
+    scores: EvaluationRecord | None
+    """the latest evaluation"""
+    logged_losses: list[float]
+    """the latest losses of this phase, against which a leap is measured"""
+
+    def as_json(self) -> dict[str, Any]:
+        """The section as checkpoint.json has it."""
+        return {
+            "progress": asdict(self.state),
+            "recipe": self.recipe,
+            "data": asdict(self.data),
+            "metrics": {} if self.scores is None else self.scores.figures(),
+            "logged_losses": self.logged_losses,
+        }
+
+    @classmethod
+    def of(cls, record: CheckpointRecord) -> RunRecord:
+        """Reads the section, also with the names that earlier versions had."""
+        section = record.caller
+        recipe = {**section["recipe"], "phases": [_renamed(phase) for phase in section["recipe"]["phases"]]}
+        scores = _renamed(section["metrics"])
+        scores.pop("perplexity", None)
+        return cls(
+            state=RunState(**section["progress"]),
+            recipe=recipe,
+            data=DataSummary(**section["data"]),
+            scores=EvaluationRecord(**scores) if scores else None,
+            logged_losses=section["logged_losses"],
+        )
+
+
+RENAMED = {"rate": "learning_rate", "next": "next_sentence", "next_accuracy": "next_sentence_accuracy"}
+"""Keys of earlier versions, and what they are called today."""
+
+
+def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {RENAMED.get(name, name): value for name, value in table.items()}

@@ -1,0 +1,112 @@
+"""What a recipe may say: the recipes of the house, the settings and the arithmetic of a step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.common.errors import UserError
+from pretraining.config.overrides import load_recipe
+from pretraining.config.settings import Phase, Recipe, Section, micro_batches
+
+RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
+RANKS = {  # what their comments promise
+    "demo": (1, 2),
+    "bert_mini": (1, 2),
+    "bert_base_adam": (1, 2, 4, 8),
+    "bert_large_adam": (1, 2, 4, 8),
+    "bert_base_lamb": (1, 8, 16, 64, 256, 1024),
+    "bert_large_lamb": (1, 8, 16, 64, 256, 1024),
+    "bert_large_budget": (1, 8),
+}
+
+
+def test_the_recipes_are_those_that_are_tested() -> None:
+    assert {path.stem for path in RECIPES} == RANKS.keys()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
+    for ranks in RANKS[path.stem]:
+        recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
+        for phase in recipe.phases:
+            assert micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_comments_its_numbers_and_names_itself(path: Path) -> None:
+    text = path.read_text()
+    assert path.name in text or path.stem == "demo"
+    for number, line in enumerate(text.splitlines(), 1):
+        assert len(line) <= 120, f"line {number}"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path, ["--deepspeed.zero_optimization.reduce_bucket_size", "1000"])
+    kept = tmp_path / "kept.toml"
+    kept.write_text(recipe.as_toml())
+    assert load_recipe(kept) == recipe
+    assert Recipe.model_validate(recipe.as_dict()) == recipe
+
+
+def test_numbers_of_the_paper() -> None:
+    recipe = load_recipe(ROOT / "pretraining/recipes/bert_large_adam.toml")
+    assert recipe.phase_steps() == (900_000, 100_000)
+    assert [phase.length for phase in recipe.phases] == [128, 512]
+    assert {phase.batch for phase in recipe.phases} == {256}
+    assert (recipe.phases[0].learning_rate, recipe.phases[0].warmup_steps) == (1e-4, 10_000)
+    assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
+
+
+def test_numbers_of_nvidia() -> None:
+    recipe = load_recipe(ROOT / "pretraining/recipes/bert_large_lamb.toml")
+    numbers = [
+        (each.length, each.batch, each.steps, each.learning_rate, each.warmup, each.power) for each in recipe.phases
+    ]
+    assert numbers == [(128, 65536, 7038, 6e-3, 0.2843, 0.5), (512, 32768, 1563, 4e-3, 0.128, 0.5)]
+    assert (recipe.optimizer.name, recipe.optimizer.clip) == ("lamb", 1.0)
+
+
+def test_every_setting_is_documented() -> None:
+    kinds = [field.annotation for field in Recipe.model_fields.values()]
+    sections: list[type[Section]] = [Recipe, Phase]
+    sections += [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+    for section in sections:
+        for name, field in section.model_fields.items():
+            assert field.description, f"{section.__name__}.{name}"
+
+
+@given(st.integers(1, 2000), st.integers(1, 200), st.integers(1, 65))
+def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch: int, ranks: int) -> None:
+    phase = Phase(name="p", length=128, batch=batch, micro_batch=micro_batch)
+    together = micro_batch * ranks
+    if batch % together == 0:
+        assert micro_batches(phase, ranks) == batch // together
+        return
+    with pytest.raises(UserError) as caught:
+        micro_batches(phase, ranks, number=1)
+    named = re.search(r"take batch = (\d+)(?:, or micro_batch = (\d+))?$", str(caught.value))
+    assert named
+    other = int(named[1])
+    assert micro_batches(phase.model_copy(update={"batch": other}), ranks) * together == other
+    assert abs(other - batch) == min(abs(each - batch) for each in range(together, batch + 2 * together, together))
+    if named[2] is None:
+        assert batch % ranks
+    else:
+        smaller = int(named[2])
+        assert smaller <= micro_batch
+        assert micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
+
+
+def test_sizes_by_numbers() -> None:
+    recipe = Recipe.model_validate({"model": {"size": "base", "layers": 6, "positions": 128}})
+    shape = recipe.model.shape(30522)
+    assert (shape.layers, shape.hidden, shape.heads, shape.intermediate, shape.positions) == (6, 768, 12, 3072, 128)
+    shape = Recipe.model_validate({"model": {"layers": 2, "hidden": 96, "heads": 3}}).model.shape(100)
+    assert (shape.heads, shape.intermediate, shape.vocabulary) == (3, 384, 100)

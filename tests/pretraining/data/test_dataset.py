@@ -1,0 +1,257 @@
+"""Shards of examples are mapped where they are needed, and no damage in them gets through."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from support.shards import make_shards
+
+from data_prep.common.arrays import smallest_type
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord
+from data_prep.shards import Lists, Manifest, example_batch, example_schema, read_shard, write_batches
+from pretraining.data.dataset import OPEN_SHARDS, Dataset, Rows, num_held_out
+from pretraining.data.order import Examples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards, many and small."""
+    return make_shards(tmp_path_factory.mktemp("batches") / "shards", documents=3000)
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> Manifest:
+    return Manifest.read(folder)
+
+
+@pytest.fixture
+def dataset(folder: Path, manifest: Manifest) -> Dataset:
+    return Dataset(folder, manifest, 32)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def examples(rows: Sequence[int], shard: int = 0) -> Examples:
+    """Rows of a shard of the first duplicate."""
+    row = np.array(rows)
+    return Examples(np.zeros_like(row), np.full_like(row, shard), row)
+
+
+def all_examples(dataset: Dataset) -> Examples:
+    """Of all duplicates, in the order of the files."""
+    parts = [(d, s, r) for d, rows in enumerate(dataset.shard_rows) for s, n in enumerate(rows) for r in range(n)]
+    return Examples(*np.array(parts).T)
+
+
+def test_the_corpus_has_shards_enough(dataset: Dataset) -> None:
+    assert len(dataset.records) > OPEN_SHARDS
+    assert len(dataset.shard_rows) == 2
+    assert len(set(map(sum, dataset.shard_rows))) == 2
+
+
+def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: pa.Schema | None = None) -> Manifest:
+    """Writes a shard anew with changed columns, and the manifest that fits its bytes."""
+    dataset = Dataset(folder, manifest, 32)
+    record = dataset.records[number]
+    batch = read_shard(folder / record.path)
+    masked = batch["masked"]
+    flat = {
+        "pieces": np.array(batch["pieces"].values),
+        "ends": np.array(batch["pieces"].offsets)[1:],
+        "positions": np.array(masked.values.field("position")),
+        "labels": np.array(masked.values.field("piece")),
+        "masked_ends": np.array(masked.offsets)[1:],
+        "boundaries": np.array(batch["boundary"]),
+        "random_next": np.array(batch["random_next"]),
+        "documents": np.array(batch["document"]),
+    }
+    change(flat)
+    pieces, labels = Lists(flat["pieces"], flat["ends"]), Lists(flat["labels"], flat["masked_ends"])
+    others = [flat[name] for name in ("boundaries", "random_next", "documents")]
+    changed = example_batch(schema or batch.schema, pieces, flat["positions"], labels, *others)
+    new = write_batches(folder, record.path, changed.schema, [changed])
+    content = copy.deepcopy(manifest.content)
+    for each in content["sets"]:
+        each["shards"] = [new.as_json() if old["path"] == new.path else old for old in each["shards"]]
+    return Manifest(content)
+
+
+@pytest.mark.parametrize("vocabulary_size", [30522, 70000])
+def test_larger_vocabularies_have_wider_types(vocabulary_size: int, copied: Path) -> None:
+    """And ids that fill them."""
+    small = Manifest.read(copied)
+    expected = Dataset(copied, small, 32).read(examples([5, 0, 2]))
+    more = vocabulary_size - small.vocabulary_size
+    content = {**small.content, "vocabulary": {**small.content["vocabulary"], "size": vocabulary_size}}
+    schema = example_schema(32, vocabulary_size, content["corpus"]["documents"])
+
+    def widen(flat: dict[str, Any]) -> None:
+        for name in ("pieces", "labels"):
+            flat[name] = (flat[name].astype(np.int64) + more).astype(smallest_type(vocabulary_size - 1))
+
+    manifest = rewrite(copied, small, 0, widen, schema)
+    content["sets"] = manifest.content["sets"]
+    found = Dataset(copied, Manifest(content), 32).read(examples([5, 0, 2]))
+    assert np.array_equal(found.pieces, expected.pieces + more)
+    assert np.array_equal(found.labels, expected.labels + more)
+    assert np.array_equal(found.positions, expected.positions)
+
+
+def test_nothing_is_opened_before_it_is_needed(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    shutil.rmtree(copied / "length-32")
+    dataset = Dataset(copied, manifest, 32)
+    with pytest.raises(DamageError, match=r"shard-\d+\.arrow: missing"):
+        dataset.read(examples([0]))
+
+
+def test_few_shards_are_open_at_a_time(dataset: Dataset) -> None:
+    def mapped() -> int:
+        return sum("shard-" in each.path for each in psutil.Process().memory_maps())
+
+    before = mapped()
+    dataset.read(all_examples(dataset))
+    assert mapped() - before <= OPEN_SHARDS
+
+
+def test_a_length_that_is_not_there_is_refused(folder: Path, manifest: Manifest) -> None:
+    with pytest.raises(UserError, match=r"no training examples of length 128 \(lengths there: 32, 64\).*--lengths 128"):
+        Dataset(folder, manifest, 128)
+
+
+def test_no_validation_examples_are_refused(folder: Path, manifest: Manifest) -> None:
+    content = copy.deepcopy(manifest.content)
+    for each in content["sets"]:
+        if each["validation"]:
+            each["shards"] = [{**record, "rows": 0} for record in each["shards"]]
+    assert num_held_out(Manifest(content), 32) == 0
+    with pytest.raises(UserError, match=r"no examples held out .* of length 32 .*make shards with --validation"):
+        Dataset(folder, Manifest(content), 32, validation=True)
+    assert num_held_out(manifest, 32) == Dataset(folder, manifest, 32, validation=True).num_examples > 0
+    assert num_held_out(manifest, 128) == 0
+
+
+def flip_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_changed_shard_is_refused_on_first_use(copied: Path) -> None:
+    dataset = Dataset(copied, Manifest.read(copied), 32)
+    flip_byte(copied / dataset.records[1].path)
+    dataset.read(examples([0]))
+    with pytest.raises(DamageError, match=r"duplicate-0/shard-00001\.arrow: its SHA-256 .*; copy it again"):
+        dataset.read(examples([0], shard=1))
+
+
+def test_the_ranks_share_the_checking(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    for number in range(4):
+        flip_byte(copied / Dataset(copied, manifest, 32).records[number].path)
+    for rank in range(4):
+        dataset, refused = Dataset(copied, manifest, 32, rank=rank, ranks=4), []
+        for number in range(4):
+            try:
+                dataset._shard(number)
+            except DamageError:
+                refused.append(number)
+        assert refused == [rank]
+
+
+def test_a_shard_is_checked_once(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, check = Counter[str](), FileRecord.check
+
+    def count(record: FileRecord, folder: Path) -> None:
+        checked[record.path] += 1
+        check(record, folder)
+
+    monkeypatch.setattr(FileRecord, "check", count)
+    for _ in range(2):
+        dataset.read(all_examples(dataset))
+    assert set(checked.values()) == {1}
+    assert len(checked) == len(dataset.records)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_shard_that_was_cut_off_is_refused_by_every_rank(rank: int, copied: Path) -> None:
+    dataset = Dataset(copied, Manifest.read(copied), 32, rank=rank, ranks=2)
+    path = copied / dataset.records[0].path
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DamageError, match=r"shard-00000\.arrow: [\d,]+ bytes, its record says"):
+        dataset.read(examples([0]))
+
+
+def test_a_file_that_is_no_arrow_file_is_refused_by_every_rank(copied: Path) -> None:
+    dataset = Dataset(copied, Manifest.read(copied), 32, rank=1, ranks=2)
+    path = copied / dataset.records[0].path
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(DamageError, match=r"shard-00000\.arrow: not a whole Arrow file"):
+        dataset.read(examples([0]))
+
+
+def set_piece(flat: dict[str, Any], name: str, row_ends: str, row: int, value: int) -> None:
+    """Changes the last of a row's values."""
+    flat[name][flat[row_ends][row] - 1] = value
+
+
+DAMAGES = {
+    "a piece beyond the vocabulary": lambda flat: set_piece(flat, "pieces", "ends", 17, 255),
+    "a masked piece beyond the vocabulary": lambda flat: set_piece(flat, "labels", "masked_ends", 17, 255),
+    "a masked position beyond its end": lambda flat: set_piece(flat, "positions", "masked_ends", 17, 32),
+    "a boundary beyond its end": lambda flat: flat["boundaries"].__setitem__(17, 33),
+    "no possible length": lambda flat: flat["ends"].__setitem__(17, 10),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_values_that_could_crash_a_kernel_are_named(what: str, copied: Path) -> None:
+    """They can have the right checksum: whoever wrote them may have been wrong."""
+    assert Manifest.read(copied).vocabulary_size < 255
+    manifest = rewrite(copied, Manifest.read(copied), 2, DAMAGES[what])
+    dataset = Dataset(copied, manifest, 32)
+    rows = [3, 4, 16, 17, 19]
+    with pytest.raises(DamageError, match=rf"duplicate-0/shard-00002\.arrow: example 17 has {what}"):
+        dataset.read(examples(rows, shard=2))
+    dataset.read(examples(rows[:2], shard=2))
+
+
+def test_columns_other_than_promised_are_refused(copied: Path) -> None:
+    manifest = Manifest.read(copied)
+    record = Dataset(copied, manifest, 32).records[0]
+    other = pa.record_batch({"text": ["a", "b"]})
+    new = write_batches(copied, record.path, other.schema, [other])
+    content = copy.deepcopy(manifest.content)
+    content["sets"][0]["shards"][0] = {**new.as_json(), "rows": record.rows}
+    with pytest.raises(DamageError, match=r"shard-00000\.arrow: 2 rows of \['text'\]; its manifest promises"):
+        Dataset(copied, Manifest(content), 32).read(examples([0]))
+
+
+def test_a_shard_read_as_a_slice_gives_its_own_rows(folder: Path, manifest: Manifest, monkeypatch: Any) -> None:
+    """Arrow's columns may begin in the middle of their buffers."""
+    dataset = Dataset(folder, manifest, 32)
+    whole = dataset.read(examples([3, 4, 9, 11, 12]))
+    rows = dataset.records[0].rows
+    monkeypatch.setattr("pretraining.data.dataset.read_shard", lambda path: read_shard(path).slice(3))
+    record = FileRecord(dataset.records[0].path, dataset.records[0].size, rows - 3, dataset.records[0].sha256)
+    sliced = Dataset(folder, manifest, 32)
+    sliced.records[0] = record
+    part = sliced.read(examples([0, 1, 6, 8, 9]))
+    for field in fields(Rows):
+        if field.name != "where":
+            assert np.array_equal(getattr(part, field.name), getattr(whole, field.name)), field.name

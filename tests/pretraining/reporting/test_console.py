@@ -1,0 +1,47 @@
+"""Lines that one can read, in a file and in a terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.records import RECORD, SCORES, open_log
+
+from pretraining.reporting.console import number
+
+
+def test_a_line_a_step_where_there_is_no_terminal(tmp_path: Path) -> None:
+    output = io.StringIO()
+    with open_log(tmp_path, Console(file=output, width=80)) as log:
+        log.write(RECORD)
+        log.write(SCORES)
+    step, scores = output.getvalue().splitlines()
+    assert step == RECORD.line()
+    assert len(step) <= 140
+    assert "12000/900000  loss 6.5321  masked 5.8420 12.3%" in step
+    assert step.endswith("123k pieces/s  use 61%  wait 0%  2 h 03 m left")
+    assert scores.startswith("validation 12000: masked 5.8000 12.0%  perplexity 330.30")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_shows_three_lines_that_fit(width: int, tmp_path: Path) -> None:
+    output = io.StringIO()
+    with open_log(tmp_path, Console(file=output, force_terminal=True, width=width, color_system=None)) as log:
+        log.write(replace(RECORD, loss_scale=65536.0, phases=2))
+        log.say("saved")
+    text = output.getvalue()
+    shown = [line for line in text.replace("\x1b[2K", "").replace("\x1b[1A", "").splitlines() if "\x1b" not in line]
+    assert "phase 1 of 2  step 12,000 of 900,000" in text
+    assert "2 h 03 m left" in text
+    assert "scale 65536" in text
+    assert "3.2 GB" in text
+    assert "saved" in text
+    assert max(map(len, shown)) <= width
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is there again
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [number(value) for value in (7.4, 999, 12345, 4.561e6, 123.4e9)] == ["7", "999", "12.3k", "4.56M", "123G"]

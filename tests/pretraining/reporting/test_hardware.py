@@ -1,0 +1,35 @@
+"""What the hardware can do and has done, in numbers that some computer could have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import torch
+from support.processes import ROOT
+
+from pretraining.reporting.hardware import matrix_rate, peak_memory
+
+CPU = torch.device("cpu")
+
+
+def test_the_matrix_rate_is_that_of_matrix_products() -> None:
+    """A number that some computer could have, not one a thousand times off."""
+    assert 1e8 < matrix_rate(CPU, torch.float32, budget=0.2) < 1e14
+    assert 1e8 < matrix_rate(CPU, torch.bfloat16, budget=0.2) < 1e15
+
+
+def test_peak_memory_is_this_program_s() -> None:
+    before = peak_memory(CPU)
+    block = bytearray(os.urandom(1)) * (before + 200_000_000)
+    assert peak_memory(CPU) > before + 150_000_000
+    del block
+    done = subprocess.run(
+        [sys.executable, "-c", "from pretraining.reporting.meter import *; print(peak_memory(torch.device('cpu')))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert int(done.stdout) < before + 150_000_000  # not what the program held that started it

@@ -1,0 +1,143 @@
+"""The files of a run: each record once, whatever is cut off, and a message where nothing can be written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.processes import spawn
+from support.records import RECORD, SCORES, open_log
+
+from data_prep.common.errors import UserError
+from pretraining.reporting.run_log import METRICS, TENSORBOARD, cut_metrics
+
+
+def read_lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.write(RECORD)
+        [line] = read_lines(tmp_path)  # before the end
+        assert (line["kind"], line["step"], line["masked"], line["loss_scale"]) == ("step", 12000, 5.842, None)
+        log.write(SCORES)
+        log.write(replace(RECORD, step=12001, loss=float("nan")))
+    _, scores, broken = read_lines(tmp_path)
+    assert scores["kind"] == "evaluation"
+    assert scores["perplexity"] == pytest.approx(330.2996)
+    assert broken["loss"] is None  # JSON has no NaN
+
+
+def test_a_run_that_goes_on_has_no_step_twice(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        for step in range(5, 40, 5):
+            log.write(replace(RECORD, step=step))
+            log.write(replace(SCORES, step=step))
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"kind": "step", "st')  # killed in the middle of a line
+    with open_log(tmp_path, first_step=21) as log:
+        log.write(replace(RECORD, step=25))
+    assert [line["step"] for line in read_lines(tmp_path)] == [5, 5, 10, 10, 15, 15, 20, 20, 25]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+
+
+def test_a_damaged_line_is_named_and_left(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: no record of a step"):
+        cut_metrics(path, 2)
+    assert path.read_text().count("\n") == 3
+
+
+def test_ranks_other_than_0_write_nothing(tmp_path: Path) -> None:
+    output = io.StringIO()
+    with open_log(tmp_path, Console(file=output), active=False) as log:
+        log.write(RECORD)
+        log.write(SCORES)
+        log.say("hello")
+    assert not list(tmp_path.iterdir())
+    assert output.getvalue() == ""
+
+
+def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with open_log(tmp_path, tensorboard=True) as log:
+        for step in (10, 20, 30):
+            log.write(replace(RECORD, step=step, loss=1.0))
+    with open_log(tmp_path, tensorboard=True, first_step=21) as log:
+        log.write(replace(RECORD, step=30, loss=2.0))
+        log.write(replace(SCORES, step=30))
+    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
+    found.Reload()
+    assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+    assert {"train/learning_rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
+
+
+def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install tensorboard"), open_log(tmp_path, tensorboard=True):
+        pass
+
+
+def log_for_a_reader_who_leaves() -> str:
+    """What the user is told where the output is a pipe whose reading end is closed."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    try:
+        with open_log(Path(os.environ["CLOZE_FOLDER"]), Console(file=sys.stdout)) as log:
+            log.write(RECORD)
+            assert b"loss 6.5321" in os.read(reading, 1000)
+            os.close(reading)
+            for step in range(100_000):
+                log.write(replace(RECORD, step=step))
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_closed_pipe_is_told(tmp_path: Path) -> None:
+    [done] = spawn(1, log_for_a_reader_who_leaves, environment={"CLOZE_FOLDER": str(tmp_path)})
+    assert done.code == 0, done.errors
+    assert done.result.startswith("the console: cannot be written")
+    assert done.errors == ""
+
+
+def log_until_the_disk_is_full() -> str:
+    """What the user is told where no file may have more than 3000 bytes."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert unlimited[0] == resource.RLIM_INFINITY
+    try:
+        with open_log(Path(os.environ["CLOZE_FOLDER"]), tensorboard=os.environ["CLOZE_HOW"] == "tensorboard") as log:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, unlimited[1]))
+            for step in range(100_000):
+                log.write(replace(RECORD, step=step))
+    except UserError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    return "nothing"
+
+
+@pytest.mark.parametrize(("how", "name"), [("plain", METRICS), ("tensorboard", TENSORBOARD)])
+def test_a_full_disk_is_told(how: str, name: str, tmp_path: Path) -> None:
+    """Once: nothing else is printed, such as the traceback of a thread."""
+    environment = {"CLOZE_FOLDER": str(tmp_path), "CLOZE_HOW": how}
+    [done] = spawn(1, log_until_the_disk_is_full, environment=environment)
+    assert done.code == 0, done.errors
+    assert done.result.startswith(f"{tmp_path / name}: cannot be written: File too large")
+    assert done.output + done.errors == ""
+    cut_metrics(tmp_path / METRICS, 100_000)
+    assert [line["step"] for line in read_lines(tmp_path)] == list(range(len(read_lines(tmp_path))))
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be written: No such file"), open_log(tmp_path / "no"):
+        pass

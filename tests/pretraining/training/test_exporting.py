@@ -1,0 +1,164 @@
+"""From a run to a folder of transformers: what is checked before the word "exported" is printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.shards import make_shards
+from support.transformers_models import our_weights
+from torch import Tensor
+from transformers import AutoTokenizer, pipeline
+from transformers import BertConfig as TheirConfig
+from transformers import BertModel as TheirEncoder
+
+from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from pretraining.export import main
+from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.model_card import DataSummary, Provenance
+from pretraining.model.shape import Shape
+from pretraining.training import exporting
+from pretraining.training.exporting import Exported, Source, export
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of shards."""
+    return make_shards(tmp_path_factory.mktemp("data") / "shards", documents=50)
+
+
+@pytest.fixture
+def shape(data: Path) -> Shape:
+    return Shape(2, 32, 2, 48, Manifest.read(data).vocabulary_size, positions=64)
+
+
+@pytest.fixture
+def state(shape: Shape) -> dict[str, Tensor]:
+    return our_weights(shape=shape)
+
+
+@pytest.fixture
+def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run, whose checkpoint is these weights."""
+    summary = DataSummary.of(Manifest.read(data))
+    recipe = {"phases": [{"length": 32, "batch": 64, "steps": 8601}]}
+
+    def read_run(run: Path, checkpoint: str | None) -> Source:
+        if checkpoint not in (None, "last"):
+            raise UserError(f"{run}: no checkpoint {checkpoint}")
+        return Source(shape, state, data, summary.vocabulary, Provenance(summary, recipe, {}, 8601))
+
+    monkeypatch.setattr(exporting, "_read_run", read_run)
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_a_run_becomes_a_folder(
+    run: Path, state: dict[str, Tensor], shape: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert f"exported {shape.num_parameters():,} parameters; logits read back by Cloze and transformers" in said.out
+    assert said.err == ""
+    found, weights, missing = read_folder(tmp_path / "out")
+    assert (found, missing) == (shape, ())
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+    assert "after step 8,601" in (tmp_path / "out/README.md").read_text()
+
+
+def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
+    assert tokenizer.convert_ids_to_tokens(list(range(len(pieces)))) == list(pieces)
+    best = pipeline("fill-mask", str(tmp_path / "out"))("the river and the [MASK] .")
+    assert {answer["token_str"] for answer in best} <= set(pieces)
+
+
+def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for arguments, message in [
+        ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
+        ([str(run), "--checkpoint", "first"], "no checkpoint first"),
+        ([str(run), "--vocabulary", str(tmp_path)], "no vocab.txt"),
+    ]:
+        assert main([*arguments, *out]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
+    pieces = load_vocabulary(data / "vocab.txt", cased=False).pieces
+    Vocabulary((*pieces[:-1], "another"), cased=False).write(tmp_path / "other")
+    with pytest.raises(UserError, match="not the vocabulary that the model was trained with"):
+        export(run, tmp_path / "out", vocabulary=tmp_path / "other")
+    Vocabulary(pieces, cased=False).write(tmp_path / "same")
+    assert export(run, tmp_path / "out", vocabulary=tmp_path / "same").difference < 1e-4
+
+
+def test_half_precision_is_compared_with_the_rounded_weights(run: Path, tmp_path: Path) -> None:
+    assert export(run, tmp_path / "out", dtype=torch.bfloat16).difference < 1e-4
+    assert {weight.dtype for weight in load_file(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "again")
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="which has no checkpoints"):
+        export(tmp_path / "out", tmp_path / "again", checkpoint="last")
+
+
+def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:
+    config = TheirConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    TheirEncoder(config).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(UserError, match="lacks masked_head, next_head"):
+        export(tmp_path / "encoder", tmp_path / "out")
+
+
+def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    export(run, tmp_path / "out")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.fixture
+def exported(run: Path, tmp_path: Path) -> Path:
+    export(run, tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # so that importing it fails
+    done = export(run, tmp_path / "out")
+    assert done.readers == ("Cloze",)
+    assert str(done).endswith("logits read back by Cloze agree exactly")
+
+
+def test_a_failed_check_leaves_the_earlier_export(
+    exported: Path, run: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+
+    def write_other(out: Path, shape: Shape, state: dict[str, Tensor], *others: Any, **named: Any) -> None:
+        write_folder(out, shape, {**state, "pooler.bias": state["pooler.bias"] + 1}, *others, **named)
+
+    monkeypatch.setattr(exporting, "write_folder", write_other)
+    with pytest.raises(UserError, match="not exported: next-sentence logits"):
+        export(run, exported)
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+def test_the_message_says_who_read_it() -> None:
+    said = str(Exported(Path("out"), 1000, 1.23e-5, ("Cloze", "transformers")))
+    assert said == "out: exported 1,000 parameters; logits read back by Cloze and transformers agree to 1e-05"
