@@ -76,7 +76,7 @@ class Pull(NamedTuple):
     step: int
     part: int
 
-    def to(self, device: torch.device) -> Pull:
+    def to(self, _: torch.device) -> Pull:
         return self
 
 

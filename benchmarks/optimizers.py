@@ -57,7 +57,7 @@ def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], Non
     found = {}
     for name, kind in (("adamw", AdamW), ("lamb", Lamb), ("lamb in PyTorch", Lamb)):
         settings = recipe.Optimizer.model_validate({"name": name.split()[0]})
-        groups, shares = _flat_groups(model, settings, device)
+        groups, shares = _flat_groups(model, device)
         optimizer = kind(groups, settings)
         for group in optimizer.param_groups:
             group["lr"] = 1e-4
@@ -67,9 +67,7 @@ def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], Non
     return found
 
 
-def _flat_groups(
-    model: Bert, settings: recipe.Optimizer, device: torch.device
-) -> tuple[list[dict[str, Any]], list[FlatTensor]]:
+def _flat_groups(model: Bert, device: torch.device) -> tuple[list[dict[str, Any]], list[FlatTensor]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, shares = [], []
     for group in parameter_groups(model):

@@ -95,7 +95,7 @@ class Throughput:
 class Ours:
     """A step as the trainer does it."""
 
-    def __init__(self, shape: Shape, contest: Contest, device: torch.device):
+    def __init__(self, shape: Shape, device: torch.device):
         self.device, self.steps = device, 0
         connect(World(), device)
         settings = EngineSettings(precision=Precision(dtype="bf16"))
@@ -111,7 +111,7 @@ class Ours:
 class Theirs:
     """A step as users of transformers do it."""
 
-    def __init__(self, shape: Shape, contest: Contest, device: torch.device):
+    def __init__(self, shape: Shape, device: torch.device):
         from transformers import BertConfig, BertForPreTraining
 
         config = BertConfig(
@@ -145,12 +145,12 @@ SIDES: dict[str, tuple[type[Ours | Theirs], bool]] = {
 """who takes part, and whether its process is prepared as ours is"""
 
 
-def take_part(side: str, shape: Shape, contest: Contest, device: torch.device, pipe: Connection) -> None:
+def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -> None:
     """A process of one side: takes a batch, answers with the seconds of a step; None asks where the time goes."""
     kind, prepared = SIDES[side]
     if prepared:
         prepare_process()
-    contestant = kind(shape, contest, device)
+    contestant = kind(shape, device)
     batch = None
     pipe.send("ready")
     while (received := pipe.recv()) != "end":
@@ -173,7 +173,7 @@ def run_contest(contest: Contest, settings: Throughput, shards: Path, device: to
     order = BatchOrder(Order(0, dataset.shard_rows), contest.sequences)
     batches = [step_batches(dataset, order, step).micro[0] for step in range(WARM_UP + settings.rounds)]
     names = ["cloze"] if settings.alone else list(SIDES)
-    pipes, processes = open_sides(names, shape, contest, device)
+    pipes, processes = open_sides(names, shape, device)
     ceilings, seconds = [], defaultdict(list)
     for number, batch in enumerate(batches):
         ceilings.append(matrix_rate(device, torch.bfloat16))
@@ -213,15 +213,13 @@ def prepared_environment(prepared: bool) -> Iterator[None]:
         os.environ.update(before)
 
 
-def open_sides(
-    names: list[str], shape: Shape, contest: Contest, device: torch.device
-) -> tuple[dict[str, Connection], list[Any]]:
+def open_sides(names: list[str], shape: Shape, device: torch.device) -> tuple[dict[str, Connection], list[Any]]:
     """A process for each side, all of them ready."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = {}, []
     for name in names:
         pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=take_part, args=(name, shape, contest, device, theirs), daemon=True))
+        processes.append(context.Process(target=take_part, args=(name, shape, device, theirs), daemon=True))
         with prepared_environment(SIDES[name][1]):
             processes[-1].start()
         theirs.close()

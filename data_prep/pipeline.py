@@ -257,7 +257,7 @@ class Pipeline:
         function: Callable[[Any], Record],
         tasks: Sequence[StepTask],
         unit: str,
-        items: Callable[[Record], int] = lambda record: 0,
+        items: Callable[[Record], int] = lambda _: 0,
     ) -> list[Record]:
         """Runs the tasks of a step that have no record yet; returns the records in the order of the tasks."""
         if self.work.is_finished(step):

@@ -8,14 +8,34 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
 
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks"]
-FOLDERS = {*FLOORS, "cluster", "tests", ".ci", ".git"}
+FOLDERS = {*FLOORS, "cluster", "docs", "tests", ".ci", ".git"}
+WINGS = {
+    "data_prep": [
+        ["shard", "verify", "show", "fetch"],
+        ["pipeline"],
+        ["readers", "examples", "fetching", "inspection"],
+        ["vocabulary"],
+        ["work"],
+        ["settings", "shards"],
+        ["common"],
+    ],
+    "pretraining": [
+        ["train", "export"],
+        ["training"],
+        ["checkpoint"],
+        ["engine", "planning"],
+        ["data", "config", "huggingface"],
+        ["reporting", "processes", "model"],
+    ],
+}
+"""The wings of a floor of the house, from above: imports fall."""
 
 
 def sources() -> list[Path]:
@@ -23,20 +43,39 @@ def sources() -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, with their dots."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            yield node.module
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down_the_floors_only(path: Path) -> None:
     floor = FLOORS.index(path.relative_to(ROOT).parts[0])
-    found = set(imports(path))
+    found = {name.partition(".")[0] for name in imports(path)}
     assert not found & {*FLOORS[floor + 1 :], "cluster", "tests"}
     if floor == 0:
         assert not found & {"torch", "deepspeed", "transformers"}
+
+
+def wing(module: Sequence[str]) -> str:
+    """The wing of a module, given as the parts of its name; a file at a floor's root is a wing by itself."""
+    return module[1] if len(module) > 1 else ""
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_fall_from_wing_to_wing(path: Path) -> None:
+    """No wing imports one above it, nor its neighbour on the same floor."""
+    floor, *_ = module = path.relative_to(ROOT).with_suffix("").parts
+    heights = {name: height for height, names in enumerate(reversed(WINGS.get(floor, []))) for name in names}
+    own = wing(module)
+    if own in ("", "__init__") or floor not in WINGS:
+        return
+    assert own in heights, f"{path}: a wing without a floor; give it one in WINGS, and in CONTRIBUTING.md"
+    others = {wing(name.split(".")) for name in imports(path) if name.startswith(f"{floor}.")} - {own}
+    assert not {other for other in others if heights[other] >= heights[own]}
 
 
 def test_preparing_data_loads_no_torch() -> None:
@@ -66,11 +105,19 @@ def test_no_module_hides_one_of_the_standard_library() -> None:
         assert not {path.stem for path in (ROOT / floor).glob("*.py")} & set(sys.stdlib_module_names)
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(kind: str) -> list[str]:
+    """The blocks of README and docs/ in a language."""
+    return [text for page in PAGES for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
 def readme_commands() -> list[str]:
-    """The lines of README's console blocks that a reader would type."""
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
+    """The lines of README and docs/ that a reader would type, each once."""
+    lines = "\n".join(blocks("console")).replace("\\\n", " ").splitlines()
+    typed = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
+    return list(dict.fromkeys(typed))
 
 
 NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "data_prep/fetch.py", "sbatch", "srun")
@@ -83,7 +130,7 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wiki(folder / "wiki")
     (folder / "books").mkdir()
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
-    [settings] = re.findall(r"```toml\n# wiki.toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [settings] = [text.removeprefix("# wiki.toml\n") for text in blocks("toml") if text.startswith("# wiki.toml")]
     (folder / "wiki.toml").write_text(settings)
     for name in ("data_prep", "pretraining", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)

@@ -49,7 +49,7 @@ def _ranks(digests, seed):
 
 
 @functools.lru_cache(maxsize=1)
-def read_members(folder: Path, num_documents: int, sha256: str) -> Members:
+def read_members(folder: Path, num_documents: int, sha256: str) -> Members:  # noqa: ARG001 - the cache's key
     """Reads which documents are held out, once for all tasks of a worker; another checksum means another file."""
     held_out = np.load(folder / HELD_OUT)
     return Members(np.delete(np.arange(num_documents, dtype=np.uint32), held_out), held_out.astype(np.uint32))

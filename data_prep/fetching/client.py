@@ -56,7 +56,7 @@ class Options:
         return [message for holds, message in self.checks() if not holds]
 
 
-class Interrupted(Exception):
+class CutOffError(Exception):
     """An answer that ended too early; another attempt may go on from there."""
 
     def __init__(self, reason: str, pause: float = 0.0) -> None:
@@ -64,7 +64,7 @@ class Interrupted(Exception):
         self.pause = pause
 
 
-class Changed(Interrupted):
+class ChangedError(CutOffError):
     """What is here is no beginning of what the server has, so that another attempt begins anew."""
 
 
@@ -85,7 +85,7 @@ class Client:
         while True:
             try:
                 return attempt()
-            except Interrupted as error:
+            except CutOffError as error:
                 failures = 0 if position() > furthest else failures + 1
                 furthest = max(furthest, position())
                 if failures > self._options.retries:
@@ -98,7 +98,7 @@ class Client:
                 time.sleep(pause)
 
     def open(self, url: str, hint: str, headers: Mapping[str, str]) -> HTTPResponse:
-        """Opens an address; raises Interrupted where another attempt may help and UserError where not.
+        """Opens an address; raises CutOffError where another attempt may help and UserError where not.
 
         `hint` tells the user what to do when the server refuses.
         """
@@ -120,10 +120,10 @@ class Client:
         """Decides by the status of an answer whether another attempt may help."""
         said = f"the server says {error.code} {error.reason}"
         if error.code == 416:
-            return Changed("the server's file is shorter than what is here")
+            return ChangedError("the server's file is shorter than what is here")
         if error.code in (408, 429) or error.code >= 500:
             asked = error.headers.get("Retry-After", "")
-            return Interrupted(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
+            return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
         return UserError(f"{url}: {said}\n{hint}")
 
     def _judge_failure(self, reason: object, url: str) -> Exception:
@@ -133,7 +133,7 @@ class Client:
         lost = isinstance(reason, socket.gaierror | ConnectionRefusedError) or getattr(reason, "errno", 0) in OFFLINE
         if lost and not self._reached:
             return UserError(f"{url}: cannot be reached: {reason}\n{self.cure}")
-        return Interrupted(str(reason) or type(reason).__name__)
+        return CutOffError(str(reason) or type(reason).__name__)
 
     def read_text(self, url: str, hint: str) -> str:
         """Reads a small file of text as a whole."""
@@ -152,17 +152,17 @@ def content_length(response: HTTPResponse) -> int | None:
 
 
 def blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """Yields the content as it comes; raises Interrupted if it ends before its length."""
+    """Yields the content as it comes; raises CutOffError if it ends before its length."""
     received = 0
     while length is None or received < length:
         try:
             block = response.read1(BLOCK if length is None else min(BLOCK, length - received))
         except (OSError, HTTPException) as error:
-            raise Interrupted(f"connection lost ({error or type(error).__name__})") from None
+            raise CutOffError(f"connection lost ({error or type(error).__name__})") from None
         if not block:
             if length is None:
                 return
-            raise Interrupted("connection closed by the server")
+            raise CutOffError("connection closed by the server")
         received += len(block)
         yield block
 

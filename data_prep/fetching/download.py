@@ -20,7 +20,7 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK, read_json, write_json
 from data_prep.common.progress import StepProgress
-from data_prep.fetching.client import Changed, Client, blocks, content_length
+from data_prep.fetching.client import ChangedError, Client, blocks, content_length
 
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 ALGORITHMS = {40: "sha1", 64: "sha256"}  # by the length of the checksum
@@ -108,7 +108,7 @@ class Download:
                 resumed = known if offset and response.status == 206 else None
                 size = self._check_rest(response, resumed, offset) if resumed else self._start_anew(response)
                 self._store(response, offset if resumed else 0, size)
-        except Changed:
+        except ChangedError:
             self._part.unlink(missing_ok=True)
             raise
 
@@ -128,7 +128,7 @@ class Download:
         size = int(match[2]) if match and match[2] != "*" else known.size
         other = known.url == self._item.url and validator(response) not in ("", known.validator)
         if other or not match or int(match[1]) != offset or size != (known.size or size):
-            raise Changed("the file on the server has changed; starting anew")
+            raise ChangedError("the file on the server has changed; starting anew")
         return size
 
     def _start_anew(self, response: HTTPResponse) -> int | None:

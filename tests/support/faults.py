@@ -67,7 +67,7 @@ def slow_start() -> None:
             time.sleep(2)
         return initialize(self, seed)
 
-    Bert.initialize = slowly  # type: ignore[method-assign]
+    Bert.initialize = slowly  # type: ignore[method-assign, assignment]
 
 
 def jumping_clock() -> None:
@@ -111,7 +111,7 @@ class Poison:
             if state.step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Trainer.train_step = found  # type: ignore[method-assign]
+        Trainer.train_step = found  # type: ignore[method-assign, assignment]
 
     def poison_losses(self) -> None:
         forward = Engine.forward
@@ -120,7 +120,8 @@ class Poison:
             losses = forward(engine, batch)
             self.micro += 1
             factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
-            return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
+            changed: Losses = losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
+            return changed
 
         Engine.forward = poisoned  # type: ignore[assignment, method-assign]
 

@@ -23,8 +23,8 @@ from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
-from pretraining.model.batch import Batch
-from pretraining.model.bert import Bert, Losses
+from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.bert import Bert, Losses, pretraining_loss
 from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
@@ -53,9 +53,10 @@ def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: An
     return Engine(model, settings, torch.device("cpu"))
 
 
-def mean_loss(losses: Losses, batch: Batch, ranks: int) -> Tensor:
+def mean_loss(losses: Losses, batch: PretrainingBatch, ranks: int) -> Tensor:
     """A rank's part of the loss of the global batch; its counts need not be exact here."""
-    return (losses.masked / len(batch.labels) + losses.next_sentence / len(batch.lengths)) / ranks
+    batches = StepBatches((batch,), ranks * len(batch.lengths), ranks * len(batch.labels))
+    return pretraining_loss(losses, batches)
 
 
 def weights(engine: Engine) -> dict[str, Tensor]:
