@@ -36,7 +36,8 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import connect, disconnect, exit_now
+from pretraining.processes.ending import exit_now
+from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import find_world
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)

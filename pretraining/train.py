@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Literal, cast
 
 from pretraining.processes.environment import prepare_process
@@ -32,14 +29,12 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import load_recipe_and_data
-from pretraining.processes.group import INTERRUPTED, exit_now, speaks
+from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.launchers import World, find_world, missing_tasks
-from pretraining.processes.stopping import SIGNALS, STOPPED, StoppedError, time_limit
+from pretraining.processes.stopping import time_limit
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
 from pretraining.training.run import run
-
-ENDING = (signal.SIGINT, *SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -73,50 +68,20 @@ class Train:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code.
-
-    0 done, 1 a mistake of ours, 2 something that the user can cure, 75 saved and stopped before the end by a signal or
-    the time limit (start the same command again), 130 interrupted by Ctrl-C.
-    """
+    """Returns the exit code; `Code` says what it means."""
     arguments = [word for word in arguments if not re.fullmatch(r"--local[_-]rank=\d+", word)]  # deepspeed adds it
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for number in ENDING:
-        signal.signal(number, interrupt)
-    world = World()
-    try:
-        world = find_world(os.environ)
+    with Ending() as ending:
+        ending.world = world = find_world(os.environ)
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            warn(wanted, world, errors)
-            run(partial(read_request, wanted, overrides, world), world, console)
-    except StoppedError as stopped:
-        if world.rank == 0:
-            errors.print(str(stopped), markup=False)
-        return STOPPED
-    except UserError as error:
-        if speaks(world, error):
-            errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
-        return 2
-    except KeyboardInterrupt as interruption:
-        if world.rank == 0:
-            errors.print(f"\n{INTERRUPTED}")
-        return STOPPED if interruption.args[:1] in [(number,) for number in SIGNALS] else 130
-    except Exception:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends the work in good order, once: launchers send their signals again and again."""
-    for ending in ENDING:
-        signal.signal(ending, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
+            warn(wanted, world, Console(stderr=True, highlight=False, soft_wrap=True))
+            run(partial(read_request, wanted, overrides, world), ending, console)
+    return ending.code
 
 
 def warn(wanted: Train, world: World, errors: Console) -> None:

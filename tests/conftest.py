@@ -139,8 +139,11 @@ def other_data(shared: Place) -> Path:
 
 @pytest.fixture
 def kept_signals() -> Iterator[None]:
-    """Gives back what the command, called in this process, takes for itself."""
+    """Gives back what the command, called in this process, takes for itself and leaves to the end of its process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    from pretraining.processes.group import disconnect
+
+    disconnect()

@@ -1,4 +1,4 @@
-"""Sets up the process itself, before PyTorch is loaded: call `prepare_process` first of all."""
+"""Sets up the process before PyTorch is loaded, which reads these settings only once: call `prepare_process` first."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import os
 import warnings
 
 SPINS = "2000"
-"""With more, threads that wait for one another burn the core that the one waited for needs. Measured on 2 cores with
-another program on one of them: 12 times slower with GNU OpenMP's own value; with nothing else running, 3% faster."""
+"""How often a thread of GNU OpenMP looks whether the others are there, before it gives up its core. With more, threads
+burn the core that the one they wait for needs. Measured on 2 cores with another program on one of them: 12 times slower
+with OpenMP's own value; with nothing else running, 3% faster."""
 
 PRODUCTS = "64"
-"""Each micro-batch has its own number of pieces, and oneDNN keeps code and buffers for each size of product that it has
-met, 1,024 by itself. Measured at mini size after 40 steps: 2.2 GB with that, 1.7 GB with 64, and no slower."""
+"""For how many sizes of matrix products oneDNN keeps code and buffers. Every micro-batch has its own number of pieces,
+so it meets many. Measured at mini size after 40 steps: 2.2 GB with oneDNN's own 1,024, 1.7 GB with 64, and no slower.
+"""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 NEVER, PAD = -1, 1 << 26
 
 
 def prepare_process() -> None:
-    """Threads wait without burning cores, and freed memory is kept: giving it back and asking anew for each tensor
-    costs a page fault every 4 KiB (measured at base size: 10 to 25% of a step)."""
+    """Makes threads wait without burning cores, and malloc keep freed memory: giving it back and asking anew for each
+    tensor costs a page fault every 4 KiB (measured at base size: 10 to 25% of a step)."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRODUCTS)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # gloo warns of what the user cannot change

@@ -1,14 +1,11 @@
-"""Who am I among the processes of a run: what torchrun, deepspeed, mpirun or srun says in the environment."""
+"""Which process of a run this one is, as torchrun, deepspeed, mpirun or srun says in the environment."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import socket
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from data_prep.common.errors import UserError
 
@@ -19,19 +16,21 @@ BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells fr
 
 @dataclass(frozen=True)
 class World:
-    """One process's place among all."""
+    """One process's place among all processes of its run, which are called ranks."""
 
     rank: int = 0
     size: int = 1
-    """of the whole run"""
+    """how many ranks the run has"""
     local_rank: int = 0
+    """this rank's number among those on the same machine"""
     local_size: int = 1
-    """of this machine"""
+    """how many ranks run on this machine"""
     address: str = LOOPBACK
-    """of rank 0"""
+    """where the machine of rank 0 is"""
     port: int = 0
-    """where rank 0 listens; 0 where there is nobody to listen to"""
+    """where rank 0 listens there; 0 in a run of one process, in which nobody has to"""
     launcher: str = "plain"
+    """what started the processes, as messages name it"""
 
     def __post_init__(self) -> None:
         for name, rank, ranks in (
@@ -56,15 +55,14 @@ def find_world(environment: Mapping[str, str]) -> World:
 
     The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
     """
-    variables = _Variables(environment)
     if "RANK" in environment:
-        return _from_torch(variables)
+        return _from_torch(environment)
     if "OMPI_COMM_WORLD_SIZE" in environment:
-        return _from_mpi(variables, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        return _from_mpi(environment, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     if "MPI_LOCALNRANKS" in environment:  # MPICH, Intel MPI, MVAPICH
-        return _from_mpi(variables, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
-    if _is_slurm_step(variables):
-        return _from_slurm(variables)
+        return _from_mpi(environment, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    if _is_slurm_step(environment):
+        return _from_slurm(environment)
     if int(environment.get("PMI_SIZE") or 1) > 1 or "PMIX_RANK" in environment:
         raise UserError(
             "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
@@ -78,115 +76,86 @@ def find_world(environment: Mapping[str, str]) -> World:
     return World()
 
 
-def missing_tasks(environment: Mapping[str, str], ranks: World) -> int:
+def missing_tasks(environment: Mapping[str, str], world: World) -> int:
     """How many tasks Slurm reserved that nobody started: a batch script that forgot `srun`. 0 if all is well.
 
     Inside `sbatch` the script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but belongs to no step of four tasks:
     it must not wait for the other three.
     """
     tasks = environment.get("SLURM_NTASKS", "")
-    return int(tasks) if ranks.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
+    return int(tasks) if world.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
 
 
-class _Variables:
-    """Whole numbers and words of the environment, with messages for those that are not there."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.all = environment
-
-    def number(self, *names: str) -> int:
-        """The first of these that is set."""
-        name = next((name for name in names if self.all.get(name)), None)
-        if name is None:
-            raise UserError(
-                f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
-                "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
-            )
-        if not re.fullmatch(r"\d+", self.all[name]):
-            raise UserError(f"{name}={self.all[name]!r} is no whole number\nunset it, or let the launcher set it")
-        return int(self.all[name])
-
-    def port(self, default: int) -> int:
-        """What the user or the launcher chose, else the default."""
-        port = self.number("MASTER_PORT") if self.all.get("MASTER_PORT") else default
-        if not 0 < port < 1 << 16:
-            raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
-        return port
+def _number(environment: Mapping[str, str], *names: str) -> int:
+    """The whole number in the first of these variables that is set; an error says what is wrong with them."""
+    name = next((name for name in names if environment.get(name)), None)
+    if name is None:
+        raise UserError(
+            f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
+            "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
+        )
+    if not re.fullmatch(r"\d+", environment[name]):
+        raise UserError(f"{name}={environment[name]!r} is no whole number\nunset it, or let the launcher set it")
+    return int(environment[name])
 
 
-def _from_torch(variables: _Variables) -> World:
-    """torchrun, deepspeed, or the same variables set by hand."""
-    environment = variables.all
-    name = next(
-        (
-            name
-            for variable, name in (("TORCHELASTIC_RUN_ID", "torchrun"), ("LOCAL_SIZE", "deepspeed"))
-            if variable in environment
-        ),
-        "RANK and WORLD_SIZE",
-    )
-    rank, ranks = variables.number("RANK"), variables.number("WORLD_SIZE")
+def _port(environment: Mapping[str, str], default: int) -> int:
+    """The port that the user or the launcher has chosen, otherwise the default."""
+    port = _number(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else default
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
+    return port
+
+
+def _from_torch(environment: Mapping[str, str]) -> World:
+    """A process of torchrun or deepspeed, or one whose variables somebody has set by hand."""
+    name = "deepspeed" if "LOCAL_SIZE" in environment else "RANK and WORLD_SIZE"
+    name = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else name
+    rank, ranks = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if ranks == 1:
         return World(rank, ranks, launcher=name)
     if not environment.get("MASTER_ADDR"):
         raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
-    local_rank, local_ranks = variables.number("LOCAL_RANK"), variables.number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], variables.port(29500), name)
+    local_rank, local_ranks = _number(environment, "LOCAL_RANK"), _number(environment, "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], _port(environment, 29500), name)
 
 
-def _from_mpi(variables: _Variables, prefix: str, names: Sequence[str]) -> World:
-    """mpirun; without a network address of rank 0, which MPI itself knows."""
-    rank, ranks, local_rank, local_ranks = (variables.number(prefix + name) for name in names)
+def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str]) -> World:
+    """mpirun, which says who the ranks are, but not on which of several machines rank 0 runs."""
+    rank, ranks, local_rank, local_ranks = (_number(environment, prefix + name) for name in names)
     if ranks == 1:
         return World(rank, launcher="mpirun")
-    job = next((variables.all[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in variables.all), "")
-    address, port = variables.all.get("MASTER_ADDR"), variables.port(PORTS[zlib.crc32(job.encode()) % len(PORTS)])
-    if not address and ranks == local_ranks:
-        address = LOOPBACK
-    elif not address:
-        address, port = _ask_mpi(ranks, port)
+    job = next((environment[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in environment), "")
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if ranks == local_ranks else None)
+    if address is None:
+        raise UserError(
+            "mpirun started ranks on several machines, and does not say where rank 0 is\n"
+            "start them with: mpirun -x MASTER_ADDR=<host of rank 0> …"
+        )
+    port = _port(environment, PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
 
 
-def _ask_mpi(ranks: int, port: int) -> tuple[str, int]:
-    """Where rank 0 runs, told by rank 0."""
-    if importlib.util.find_spec("mpi4py") is None:
-        raise UserError(
-            "mpirun started ranks on several machines, and does not say where rank 0 is\n"
-            "either: mpirun -x MASTER_ADDR=<host of rank 0> …, or: pip install 'cloze[mpi]' (mpi4py finds it)"
-        )
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.Get_size() != ranks:
-        raise UserError(
-            f"mpirun started {ranks} ranks, but mpi4py's MPI connects {MPI.COMM_WORLD.Get_size()} of them\n"
-            "mpi4py is built for another MPI: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=…)"
-        )
-    return cast("tuple[str, int]", MPI.COMM_WORLD.bcast((socket.gethostname(), port)))
-
-
-def _is_slurm_step(variables: _Variables) -> bool:
+def _is_slurm_step(environment: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of its tasks."""
-    environment = variables.all
     if not all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
         return False
-    return variables.number("SLURM_STEP_ID") < BATCH_STEP
+    return _number(environment, "SLURM_STEP_ID") < BATCH_STEP
 
 
-def _from_slurm(variables: _Variables) -> World:
-    """srun."""
-    rank, ranks = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
+def _from_slurm(environment: Mapping[str, str]) -> World:
+    """A task of srun, which speaks of nodes and tasks where torch speaks of machines and ranks."""
+    rank, ranks = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
     if ranks == 1:
         return World(rank, launcher="srun")
-    environment = variables.all
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
-    local_ranks = expand_tasks(tasks)[variables.number("SLURM_NODEID")] if tasks else ranks
+    local_ranks = expand_tasks(tasks)[_number(environment, "SLURM_NODEID")] if tasks else ranks
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
     # Steps of one job, and jobs that follow one another, get different ports.
-    own = 16 * variables.number("SLURM_JOB_ID", "SLURM_JOBID") + variables.number("SLURM_STEP_ID")
-    port = variables.port(PORTS[own % len(PORTS)])
-    return World(rank, ranks, variables.number("SLURM_LOCALID"), local_ranks, address, port, "srun")
+    own = 16 * _number(environment, "SLURM_JOB_ID", "SLURM_JOBID") + _number(environment, "SLURM_STEP_ID")
+    port = _port(environment, PORTS[own % len(PORTS)])
+    return World(rank, ranks, _number(environment, "SLURM_LOCALID"), local_ranks, address, port, "srun")
 
 
 def first_node(nodes: str) -> str:

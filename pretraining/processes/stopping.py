@@ -1,7 +1,7 @@
 """What all ranks decide together after each step: to go on, to stop in good order, or that something is wrong.
 
-A signal reaches a rank at any moment, and perhaps only one of them; the time limit passes on each at another. So each
-says what it wants in one all-reduce of a single number, on the host, and the greatest wish is what all do.
+A signal may reach only one rank, and the time limit passes on every rank at another moment. So the ranks vote: each
+brings what it wishes into one all-reduce of a number, on the host, and all do what the most urgent wish says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import IntEnum
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,16 +23,13 @@ from data_prep.common.errors import UserError
 from pretraining.processes.group import SharedError
 
 STARTED = time.monotonic()
-STOPPED = 75
-"""exit code of a run that saved and stopped before its end: start the same command again (EX_TEMPFAIL)"""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-PATIENCE = timedelta(hours=2)
-"""longer than any wait that watch.py allows"""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # those that ask a run to save and stop
+PATIENCE = timedelta(hours=2)  # longer than any wait that `Watch` allows
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Decision(IntEnum):
-    """The greater, the more urgent."""
+    """What a rank wishes, and what all then do; the greater, the more urgent."""
 
     GO_ON = 0
     LIMIT = 1
@@ -41,14 +38,15 @@ class Decision(IntEnum):
 
 
 class StoppedError(SharedError):
-    """The run has saved and ends before its end."""
+    """Ends a run that has saved and stops before it is done."""
 
 
 class Control:
-    """Listens for signals while it is entered; all ranks call `decide` together."""
+    """Lets signals and the time limit stop a run in good order: within the block, a signal is only noted until all
+    ranks call `decide` together."""
 
     def __init__(self, limit: float | None = None):
-        """`limit` counts seconds from the start of the process."""
+        """Sets the time limit, in seconds from the start of the process."""
         self._deadline = None if limit is None else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
         self._group = (
@@ -69,32 +67,25 @@ class Control:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, *_: object) -> None:
         self._signalled = True
 
     def decide(self, wrong: bool, saving: float) -> Decision:
-        """What happens after this step; `saving` is how long a checkpoint takes, as far as is known."""
+        """What all ranks do after this step. `wrong` says that this rank has found a fault, and `saving` how long a
+        checkpoint takes, as far as is known: the time limit leaves room for one."""
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - (self._last or now)), now
-        wish = Decision.GO_ON
-        if self._deadline is not None and now > self._deadline - max(self._least, 2 * (saving + self._longest)):
-            wish = Decision.LIMIT
-        if self._signalled:
-            wish = Decision.SIGNAL
-        if wrong:
-            wish = Decision.WRONG
+        late = self._deadline is not None and now > self._deadline - max(self._least, 2 * (saving + self._longest))
+        wishes = {Decision.LIMIT: late, Decision.SIGNAL: self._signalled, Decision.WRONG: wrong}
+        vote = torch.tensor([max((wish for wish, wished in wishes.items() if wished), default=Decision.GO_ON)])
         if dist.get_world_size() > 1:
-            vote = torch.tensor([int(wish)])
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group)
-            wish = Decision(int(vote))
-        return wish
+        return Decision(int(vote))
 
 
 def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds from the start of the process: `90m`, `2h`, and as Slurm writes it `30:00`, `12:00:00`, `1-12:00:00`.
-
-    `auto` is the end of the Slurm job.
-    """
+    """Understands a time limit, in seconds from the start of the process: `90m`, `2h`, and as Slurm writes it `30:00`,
+    `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
     if text == "auto":
         end = environment.get("SLURM_JOB_END_TIME", "")
         return int(end) - time.time() + time.monotonic() - STARTED if end.isdigit() else None
@@ -103,6 +94,6 @@ def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float 
     if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
         return 60.0 * int(match[1]) + int(match[2])
     if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
-        days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+        days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
         return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
     raise UserError(f"--time-limit {text}: not understood; write 90m, 2h, 12:00:00 or 1-12:00:00")

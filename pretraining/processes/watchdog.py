@@ -1,207 +1,72 @@
 """One rank that fails, dies or hangs ends the run on all of them, and is named.
 
-    with Watch(ranks) as watch:
-        for batch in batches:
-            compute(batch)
-            watch.mark()             # before this rank waits for the others
-            dist.all_reduce(...)
-            with watch.pause():      # long work without a mark
-                evaluate(...)
-
-`Judge` says which rank it is, from what the ranks say of themselves.
+with Watch(world, hang=1800.0, run=folder) as watch:
+    for batch in batches:
+        compute(batch)
+        watch.mark()             # before this rank waits for the others
+        dist.all_reduce(...)
+        with watch.pause():      # long work without a mark
+            evaluate(...)
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
-from pretraining.processes.group import (
-    INTERRUPTED,
-    LOOK_WHY,
-    SharedError,
-    UnreachedError,
-    as_lost,
-    exit_now,
-    is_lost,
-    name_ranks,
-    open_stores,
-    uses_agent_store,
-)
+from pretraining.processes.ending import INTERRUPTION, Code, Outcome, conclude, exit_now
+from pretraining.processes.group import LostError, SharedError, open_stores, uses_agent_store
+from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.launchers import World
 
-ZERO_GONE = "rank 0 has ended, or its machine is gone"
+RANK_0_GONE = "rank 0 has ended, or its machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
 
 
-@dataclass(frozen=True)
-class Beat:
-    """What a rank says of itself at each beat."""
-
-    count: int = 0
-    """of its beats"""
-    marks: int = 0
-    paused: bool = False
-    lost: str = ""
-    """the error of an operation of all ranks that failed here, because of another rank"""
-
-    def encode(self) -> str:
-        return json.dumps(astuple(self))
-
-    @classmethod
-    def decode(cls, text: bytes) -> Beat:
-        return cls(*json.loads(text))
-
-
-class Judge:
-    """Hears the ranks' beats, and says which of them are gone or hang."""
-
-    def __init__(self, every: float, silence: float, hang: float) -> None:
-        self._late, self._silence, self._hang = 2.5 * every, silence, hang
-        self._beats: dict[int, Beat] = {}
-        self._quiet: dict[int, float] = {}
-        """seconds since each rank's last beat"""
-        self._still = 0.0
-        """seconds since any rank's last mark"""
-        self._parted = 0.0
-        """seconds since a rank first said that it had lost another"""
-
-    def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
-        """Takes the beats as they are, `passed` seconds after the last call."""
-        before = {rank: self._beats.get(rank, Beat()) for rank in beats}
-        self._quiet = {
-            rank: 0.0 if beat.count != before[rank].count else self._quiet.get(rank, 0.0) + passed
-            for rank, beat in beats.items()
-        }
-        moved = any(beat.marks != before[rank].marks for rank, beat in beats.items())
-        waits = any(beat.marks for beat in beats.values()) and not any(beat.paused for beat in beats.values())
-        self._still = self._still + passed if waits and not moved else 0.0
-        self._parted += passed if any(beat.lost for beat in before.values()) else 0.0
-        self._beats = dict(beats)
-
-    def verdict(self) -> str | None:
-        """What has failed, if anything has."""
-        return self._find_lost() or self._find_gone() or self._find_hanging()
-
-    def silent(self) -> list[int]:
-        """The ranks that are gone, even if nobody has missed them."""
-        if max(self._quiet.values(), default=0.0) < self._silence:
-            return []
-        return [rank for rank, quiet in self._quiet.items() if quiet >= self._silence - self._late]
-
-    def late(self) -> list[int]:
-        """The ranks that may be gone."""
-        return [rank for rank, quiet in self._quiet.items() if quiet >= self._late]
-
-    def _find_lost(self) -> str | None:
-        """Whom those have lost that say so. One that says it is no cause of it, even if its next beat is late."""
-        if self._parted < self._late:
-            return None
-        suspects = [rank for rank, beat in self._beats.items() if not beat.lost]
-        if gone := [rank for rank in suspects if rank in self.late()]:
-            return say_gone(gone)
-        reasons = [beat.lost for beat in self._beats.values() if beat.lost]
-        if suspects and any("timed out" in reason.lower() for reason in reasons):
-            return f"{name_ranks(suspects)} did not come to where the others wait\n{LOOK_AT_STACK}"
-        return str(as_lost(reasons[0]))
-
-    def _find_gone(self) -> str | None:
-        silent = self.silent()
-        return say_gone(silent) if silent else None
-
-    def _find_hanging(self) -> str | None:
-        if self._still < self._hang:
-            return None
-        marks = {rank: beat.marks for rank, beat in self._beats.items()}
-        last = [rank for rank, count in marks.items() if count == min(marks.values())]
-        long = f"{self._hang / 60:.0f} min" if self._hang >= 60 else f"{self._hang:.0f} s"
-        if len(last) == len(marks):
-            return f"no rank has moved for {long}\n{LOOK_AT_STACK}"
-        has, hangs, it = ("have", "they hang", "them") if len(last) > 1 else ("has", "it hangs", "it")
-        return f"{name_ranks(last)} {has} not moved for {long}: {hangs}, and the others wait for {it}\n{LOOK_AT_STACK}"
-
-
-LOOK_AT_STACK = (
-    "its machine's log may say why; if it happens again: py-spy dump --pid <process> shows where it is\n"
-    "the same command goes on from the last checkpoint"
-)
-
-
-def say_gone(ranks: Sequence[int]) -> str:
-    """That these ranks do not beat any more."""
-    has = "have" if len(ranks) > 1 else "has"
-    return f"{name_ranks(ranks)} {has} ended, or cannot be reached any more\n{LOOK_WHY}"
-
-
-class Stopwatch:
-    """Seconds from call to call. Of a time in which this process was itself stopped or starved only the `most` counts:
-    it tells nothing of the others."""
-
-    def __init__(self, most: float) -> None:
-        self._most, self._before = most, time.monotonic()
-
-    def passed(self) -> float:
-        before, self._before = self._before, time.monotonic()
-        return min(self._before - before, self._most)
-
-
-def print_error(message: str) -> None:
-    """To where errors go, as an entry does."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
-
-
 class Watch:
-    """Around the work: where one rank fails, dies or hangs, no other waits for it in an all-reduce for ever.
+    """Surrounds the work of the ranks, so that none waits for ever in an all-reduce for one that fails, dies or hangs.
 
-    A rank that fails writes its message into the store. A thread of every rank looks there each `every` seconds, and
-    leaves a beat of its own: a rank without one for `silence` seconds is gone. Where no rank makes a mark for `hang`
-    seconds, the ranks with the fewest hang; not before the first mark, nor while any rank is within `pause`.
-
-    All ranks end with code 2, or with 130 where a rank was interrupted. `say` prints the message, on rank 0 only and
-    only if the error is not rank 0's own; where rank 0 is gone, on rank 1.
+    A thread of every rank writes a beat into the store each `every` seconds, and looks whether a failure is written
+    there: a rank that fails writes its message, and ends all ranks with it. Rank 0 hears the beats of all ranks, rank
+    1 those of rank 0, and a `Judge` tells them who is gone, after `silence` seconds without a beat, and who hangs,
+    after `hang` seconds without a mark of any rank (not before the first mark, nor while any rank is within `pause`).
+    That is a failure like others, but ends with a code of its own and leaves the stacks of all ranks in `run`.
     """
 
     FAILURE, SEEN, BEAT = "cloze/failure", "cloze/seen", "cloze/beat"
 
     def __init__(
-        self,
-        ranks: World,
-        say: Callable[[str], None] = print_error,
-        every: float = 1.0,
-        silence: float = 60.0,
-        hang: float = 1800.0,
+        self, world: World, every: float = 1.0, silence: float = 60.0, hang: float = 1800.0, run: Path | None = None
     ) -> None:
         assert silence > 5 * every, "a beat may be late"
-        self._ranks, self._say, self._every, self._silence = ranks, say, every, silence
-        self._marks, self._pauses, self._lost = 0, 0, ""
-        self._rounds = 0
-        # Rank 0 looks after all, and rank 1 after rank 0, whose store may be another process's.
-        self._charges = {0: range(ranks.size), 1: range(1)}.get(ranks.rank, range(0))
-        self._judge = Judge(every, silence, math.inf if ranks.rank else hang)
+        self._world, self._every, self._silence, self._run = world, every, silence, run
+        self._marks, self._pauses, self._rounds, self._lost = 0, 0, 0, ""
+        # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
+        self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))
+        self._judge = Judge(every, silence, math.inf if world.rank else hang)
         self._stopped = threading.Event()
         self._ending = threading.RLock()
-        """Held by whichever thread ends the process, which never gives it back."""
+        """the right to end the process; the thread that has it never gives it back"""
 
     def mark(self) -> None:
-        """The work advances. Best called where this rank begins to wait for the others: then the one that they wait
-        for has fewer marks."""
+        """Says that the work advances. Best called where this rank begins to wait for the others: then the rank that
+        they wait for is the one with fewer marks."""
         self._marks += 1
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Work that takes long without a mark. Ranks that die are still noticed."""
+        """Surrounds work that takes long without a mark. Ranks that die are still noticed."""
         self._pauses += 1
         try:
             yield
@@ -209,103 +74,111 @@ class Watch:
             self._pauses -= 1
 
     def __enter__(self) -> Watch:
-        if self._ranks.size > 1:
+        if self._world.size > 1:
             self._store, self._thread_store = open_stores()
-            if self._ranks.rank == 0:  # before there are beats: one that never comes is missed
-                count = self._ranks.size
-                self._store.multi_set([self._beat_key(rank) for rank in range(count)], [Beat().encode()] * count)
-            self._thread = threading.Thread(target=self._look, daemon=True, name="watch")
+            if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
+                keys = [self._beat_key(rank) for rank in range(self._world.size)]
+                self._store.multi_set(keys, [json.dumps(Beat())] * len(keys))
+            self._thread = threading.Thread(target=self._keep_watch, daemon=True, name="watch")
             self._thread.start()
-            if self._ranks.rank > 0 and not (uses_agent_store() and self._ranks.one_machine):
+            if self._world.rank > 0 and not (uses_agent_store() and self._world.one_machine):
                 threading.Thread(target=self._await_answers, daemon=True, name="answers").start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ranks.size == 1:
+        if self._world.size == 1:
             return
-        if isinstance(error, UnreachedError) and isinstance(error.__cause__, RuntimeError):  # as `exchange` tells it
-            error = error.__cause__
+        if isinstance(error, LostError):
+            error = error.__cause__ or error  # the error of the operation
         if error is None:
             try:
-                dist.barrier()  # still watched: a rank that fails now does not leave us here
+                dist.barrier()  # still watched: a rank that fails now does not keep this one here
             except RuntimeError as lost:
-                raise self._await_verdict(lost) from lost
-        elif isinstance(error, RuntimeError) and is_lost(error):
-            raise self._await_verdict(error) from error
+                self._await_verdict(lost)
+        elif isinstance(error, RuntimeError) and _is_of_all_ranks(error):
+            self._await_verdict(error)
         elif isinstance(error, KeyboardInterrupt):
-            self.fail(INTERRUPTED)
+            self._tell(Outcome(Code.INTERRUPTED, INTERRUPTION, self._world.rank))
         elif not isinstance(error, SharedError):
-            self.fail(str(error) if isinstance(error, UserError) else traceback.format_exc())
+            message = str(error) if isinstance(error, UserError) else traceback.format_exc()
+            self._tell(Outcome(Code.CURE, message, self._world.rank))
         self._stopped.set()
         self._thread.join(1)  # the next watch has its connection to the store alone
 
-    def _await_verdict(self, error: RuntimeError) -> UserError:
-        """Another rank has left this one alone: tells it with the next beat, and rank 0 finds out which. Comes back
-        only if nobody did."""
-        lost = as_lost(error)
+    def _await_verdict(self, error: RuntimeError) -> None:
+        """Ends this rank, which another one has left alone in an operation. The next beat says so, and rank 0 finds out
+        who it was and ends all; this rank speaks for itself only if that does not happen."""
         self._lost = str(error).splitlines()[0]
         time.sleep(2 * self._silence)
-        return SharedError(str(lost)) if self.fail(str(lost)) else lost
+        outcome = Outcome(Code.RANK_LOST, str(LostError(error)), self._world.rank)
+        heard = self._tell(outcome)
+        with self._ending:
+            conclude(outcome, self._world, self._run, rank_0_missing=not heard)
+            exit_now(outcome.code)
 
-    def fail(self, message: str) -> bool:
-        """Tells the others, and returns whether rank 0 hears it. Does not come back if another rank failed first: then
-        ours follows from that."""
-        own = f"{self._ranks.rank} {message}"
+    def _tell(self, own: Outcome) -> bool:
+        """Writes the failure of this rank where all ranks look, and returns whether rank 0 hears it. It does not come
+        back if another rank failed first, because then the own failure only follows from that one."""
         try:
-            first = self._store.compare_set(self.FAILURE, "", own).decode()
+            first = self._write_failure(own, self._store)
         except dist.DistError:
+            return False  # rank 0 is gone, and the store with it: the threads of the other ranks notice that
+        finally:
             self._stopped.set()
-            return False  # rank 0 has gone, and with it the store: whoever looks there sees that
-        self._stopped.set()
         if first != own:
             self._end(first, self._store)
         self._be_seen(self._store)
         return True
 
-    def _look(self) -> None:
-        """What the thread does."""
-        stopwatch = Stopwatch(3 * self._every)
+    def _write_failure(self, own: Outcome, store: Any) -> Outcome:
+        """The failure that ends the run: this one, unless another was written before."""
+        return Outcome(*json.loads(store.compare_set(self.FAILURE, "", json.dumps(own))))
+
+    def _keep_watch(self) -> None:
+        """Gives beats and looks for failures, in a thread, until the work has ended."""
+        timer, store = LapTimer(3 * self._every), self._thread_store
         try:
             while not self._stopped.wait(self._every):
                 self._rounds += 1
-                if self._thread_store.check([self.FAILURE]):
-                    self._end(self._thread_store.get(self.FAILURE).decode(), self._thread_store)
-                    return
+                if store.check([self.FAILURE]):
+                    return self._end(Outcome(*json.loads(store.get(self.FAILURE))), store)
                 beat = Beat(self._rounds, self._marks, self._pauses > 0, self._lost)
-                self._thread_store.set(self._beat_key(self._ranks.rank), beat.encode())
-                if self._charges:
-                    self._judge.hear(self._read_beats(), stopwatch.passed())
+                store.set(self._beat_key(self._world.rank), json.dumps(beat))
+                if self._heard:
+                    self._judge.hear(self._read_beats(), timer.lap())
                     self._end_if_condemned()
         except dist.DistError:
             if self._outlives_rank_0():
                 self._leave_without_rank_0()
 
     def _read_beats(self) -> dict[int, Beat]:
-        keys = [self._beat_key(rank) for rank in self._charges]
-        if self._ranks.rank > 0 and not self._thread_store.check(keys):  # not begun: reading would wait for it
-            return dict.fromkeys(self._charges, Beat())
+        """The latest beats of the ranks that this one hears."""
+        keys = [self._beat_key(rank) for rank in self._heard]
+        if self._world.rank > 0 and not self._thread_store.check(keys):  # rank 0 is yet to begin: reading would wait
+            return dict.fromkeys(self._heard, Beat())
         return {
-            rank: Beat.decode(text)
-            for rank, text in zip(self._charges, self._thread_store.multi_get(keys), strict=True)
+            rank: Beat(*json.loads(text))
+            for rank, text in zip(self._heard, self._thread_store.multi_get(keys), strict=True)
         }
 
     def _beat_key(self, rank: int) -> str:
         return f"{self.BEAT}/{rank}"
 
     def _await_answers(self) -> None:
-        """Ends the process where the store is silent: a rank 0 that is stopped, or a machine without power, closes no
-        connection."""
-        stopwatch, rounds, silent = Stopwatch(3 * self._every), -1, 0.0
+        """Ends this process where the store keeps silent, in a thread: a rank 0 that is stopped, or a machine without
+        power, closes no connection, and the thread of the beats would wait for it."""
+        timer, rounds, silent = LapTimer(3 * self._every), -1, 0.0
         while not self._stopped.wait(self._every):
-            passed = stopwatch.passed()
+            passed = timer.lap()
             silent, rounds = silent + passed if rounds == self._rounds else 0.0, self._rounds
             if silent >= self._silence:
                 self._leave_without_rank_0()
 
     def _outlives_rank_0(self) -> bool:
-        """Whether the store's end is not the run's: at a regular one, a starved rank may leave seconds after rank 0."""
+        """Whether this rank still works although the store has ended. At a good end, a rank that gets little of the
+        processor may leave its work seconds after rank 0, and is given that time."""
         deadline = time.monotonic() + self._silence / 4
         while not self._lost and time.monotonic() < deadline and not self._stopped.wait(self._every):
             pass
@@ -313,50 +186,37 @@ class Watch:
 
     def _leave_without_rank_0(self) -> None:
         with self._ending:
-            if self._ranks.rank == 1:
-                self._say(ZERO_GONE)
-            exit_now(2)
-
-    def _find_verdict(self) -> str | None:
-        if self._ranks.rank == 0:
-            return self._judge.verdict()
-        return ZERO_GONE if self._judge.silent() else None
+            conclude(Outcome(Code.RANK_LOST, RANK_0_GONE, self._world.rank), self._world, self._run, True)
+            exit_now(Code.RANK_LOST)
 
     def _end_if_condemned(self) -> None:
-        """Ends all ranks for what this one's judge has found."""
-        verdict = self._find_verdict()
-        if verdict is None:
-            return
-        with self._ending:
-            own = f"{self._ranks.rank} {verdict}"
-            first = self._thread_store.compare_set(self.FAILURE, "", own).decode()
-            if first != own:
-                self._end(first, self._thread_store)
-                return
-            self._say(verdict)
-            self._be_seen(self._thread_store)
-            exit_now(2)
+        """Ends all ranks if the judge says that one of them is gone or hangs."""
+        rank_0_gone = RANK_0_GONE if self._judge.silent() else None
+        verdict = rank_0_gone if self._world.rank else self._judge.verdict()
+        if verdict is not None:
+            own = Outcome(Code.RANK_LOST, verdict, self._world.rank)
+            first = self._write_failure(own, self._thread_store)
+            self._end(first, self._thread_store, found_here=first == own)
 
-    def _end(self, failure: str, store: Any) -> None:
-        """Ends this process for another rank's failure. Its own is another thread's, which is ending it already."""
-        rank, _, message = failure.partition(" ")
+    def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
+        """Ends this process for a failure of the run. If it is the main thread's own, that thread is ending it."""
         with self._ending:
-            if int(rank) == self._ranks.rank:
-                return
-            if self._ranks.rank == 0:
-                if message == INTERRUPTED:
-                    print(f"\n{message}", file=sys.stderr, flush=True)
-                else:
-                    self._say(f"rank {rank}: {message}")
-            self._be_seen(store)
-            exit_now(130 if message == INTERRUPTED else 2)
+            if failure.rank != self._world.rank or found_here:
+                conclude(failure, self._world, self._run, rank_0_missing=found_here)
+                self._be_seen(store)
+                exit_now(failure.code)
 
     def _be_seen(self, store: Any) -> None:
-        """Counts this rank among those that know. The store may live in rank 0: it stays until the others have read
-        it, or are gone."""
+        """Counts this rank among those that know why they end. Rank 0 waits for all that live: the store may end with
+        it, and the others are still to read it."""
         deadline = time.monotonic() + SEEN_SECONDS
         with suppress(dist.DistError):
             store.add(self.SEEN, 1)
-            alive = self._ranks.size - len(self._judge.late())
-            while self._ranks.rank == 0 and store.add(self.SEEN, 0) < alive and time.monotonic() < deadline:
+            alive = self._world.size - len(self._judge.late())
+            while self._world.rank == 0 and store.add(self.SEEN, 0) < alive and time.monotonic() < deadline:
                 time.sleep(0.05)
+
+
+def _is_of_all_ranks(error: RuntimeError) -> bool:
+    """Whether an operation of all ranks raised this error; gloo's errors have no type of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

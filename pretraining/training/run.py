@@ -13,8 +13,8 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.exporting import export
@@ -28,35 +28,34 @@ EXPORT = "export"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 
 
-def run(read_request: Callable[[], Request], world: World, console: Console) -> None:
+def run(read_request: Callable[[], Request], ending: Ending, console: Console) -> None:
     """Trains what is left of a run, and exports it. A fault in reading the request is raised when all ranks hear it."""
-    request, failure, device = None, None, torch.device("cpu")
+    world, request, failure, device = ending.world, None, None, torch.device("cpu")
     try:
         request = read_request()
         device = choose_device(request.recipe.parallel.device, world)
     except UserError as error:
         failure = error
     connect(world, device)
-    try:
-        with contextlib.ExitStack() as stack:
-            control = stack.enter_context(Control(request.time_limit if request else None))
-            with shared_errors():
-                if failure is not None:
-                    raise failure
-                assert request is not None
-                watch = Watch(world, hang=request.recipe.guards.hang)
-                require_one_request(request)
-                if world.rank == 0:
-                    stack.enter_context(locked(request.out / "lock", f"--out {request.out}", BUSY))
-                context = Context(world, device, console, control, watch)
-                start = find_starting_point(request, context)
-            with watch:
-                trainer = train_through(request, context, start)
-                if world.rank == 0 and trainer.is_done:
-                    with watch.pause():
-                        finish(request.out, console)
-    finally:
-        disconnect()
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(Control(request.time_limit if request else None))
+        with shared_errors():
+            if failure is not None:
+                raise failure
+            assert request is not None
+            watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
+            require_one_request(request)
+            if world.rank == 0:
+                stack.enter_context(locked(request.out / "lock", f"--out {request.out}", BUSY))
+            ending.record_in(request.out)
+            context = Context(world, device, console, control, watch)
+            start = find_starting_point(request, context)
+        with watch:
+            trainer = train_through(request, context, start)
+            if world.rank == 0 and trainer.is_done:
+                with watch.pause():
+                    finish(request.out, console)
+    disconnect()  # not after an error, when it may wait for ever for ranks that are gone
 
 
 def require_one_request(request: Request) -> None:

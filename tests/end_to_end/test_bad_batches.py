@@ -11,7 +11,6 @@ import torch
 from support.faults import BAD, Poison
 from support.marks import slow
 from support.training import (
-    RANK_LOST,
     SAVES,
     SEED,
     Place,
@@ -30,6 +29,7 @@ from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
+from pretraining.processes.ending import Code
 from pretraining.training.guards import Skip, read_skips, write_skips
 
 
@@ -102,7 +102,7 @@ def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothi
 def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
     """After a rollback the run is killed, and goes on without the fault."""
     going = launch(place.command("run", *SAVES), fault=Poison("loss", "batch", BAD, die_at=4))
-    assert {rank.code for rank in going.wait()} <= {-signal.SIGKILL, RANK_LOST}
+    assert {rank.code for rank in going.wait()} <= {-signal.SIGKILL, Code.RANK_LOST}
     assert_left_out(place.folder / "run", (BAD, 1))
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(place.folder / "run", without_bad)

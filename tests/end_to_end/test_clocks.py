@@ -12,7 +12,7 @@ from support.marks import slow
 from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
 
 from pretraining.checkpoint.record import finished_checkpoints
-from pretraining.processes.stopping import STOPPED
+from pretraining.processes.ending import Code
 
 
 @pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])
@@ -20,7 +20,7 @@ def test_the_time_limit(place: Place, told: str) -> None:
     words = ["--time-limit", "4s"] if told == "--time-limit" else []
     variables = {} if words else {"SLURM_JOB_END_TIME": str(int(time.time()) + 5)}
     going = launch(place.command("run", *ENDLESS, *words), environment=variables)
-    assert_ended(going, STOPPED, "stopped by the time limit after step ", "and saved")
+    assert_ended(going, Code.STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
     assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
 

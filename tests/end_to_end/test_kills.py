@@ -15,7 +15,6 @@ from support.marks import slow
 from support.processes import wait_for
 from support.training import (
     LONG,
-    RANK_LOST,
     Place,
     assert_same,
     assert_same_curve,
@@ -28,6 +27,7 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import FOLDER, RECORD, finished_checkpoints
+from pretraining.processes.ending import Code
 
 
 def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, save: bool) -> None:
@@ -41,7 +41,7 @@ def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, 
     victim = draw.randrange(2)
     run.signal(signal.SIGKILL, victim)
     done = run.wait()
-    assert {rank.code for rank in done} == {-signal.SIGKILL, RANK_LOST}, done
+    assert {rank.code for rank in done} == {-signal.SIGKILL, Code.RANK_LOST}, done
     assert done[victim].code == -signal.SIGKILL
     assert re.match(rf"error: rank {victim} has ended, or ", done[1 - victim].errors), done
     if save and victim == 0:
@@ -76,7 +76,7 @@ def test_a_rank_that_dies_ends_the_others(place: Place) -> None:
     run.reach(4)
     run.signal(signal.SIGKILL, 1)
     done = run.wait(30)
-    assert [rank.code for rank in done] == [RANK_LOST, -signal.SIGKILL]
+    assert [rank.code for rank in done] == [Code.RANK_LOST, -signal.SIGKILL]
     assert done[0].errors.startswith("error: rank 1 has ended, or cannot be reached any more\n")
     assert "Traceback" not in done[0].errors
 

@@ -23,7 +23,7 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import finished_checkpoints
-from pretraining.processes.stopping import STOPPED
+from pretraining.processes.ending import Code
 
 
 def test_a_folder_belongs_to_one_run(place: Place) -> None:
@@ -35,7 +35,7 @@ def test_a_folder_belongs_to_one_run(place: Place) -> None:
     assert_ended(launch(command), 2, f"error: rank 0: --out {run}: {owner} is training in this folder")
     first.reach(before + 2)
     first.signal(signal.SIGUSR1)
-    assert_ended(first, STOPPED, "stopped by a signal")
+    assert_ended(first, Code.STOPPED, "stopped by a signal")
     second = launch(command)
     second.reach(first.step + 1)
     second.signal(signal.SIGKILL)
@@ -43,7 +43,7 @@ def test_a_folder_belongs_to_one_run(place: Place) -> None:
     third = launch(command)
     third.reach(second.step + 1)
     third.signal(signal.SIGUSR1)
-    assert_ended(third, STOPPED)
+    assert_ended(third, Code.STOPPED)
     assert [record["step"] for record in records(run)] == list(range(1, third.step + 1))
 
 

@@ -25,8 +25,7 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
-from pretraining.processes.group import INTERRUPTED
-from pretraining.processes.stopping import STOPPED
+from pretraining.processes.ending import INTERRUPTION, Code
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
@@ -34,7 +33,7 @@ def test_a_signal_to_one_rank_stops_all_in_good_order(place: Place, long: Path, 
     going = launch(place.command("run", *LONG))
     going.reach(3)
     going.signal(number, rank)
-    errors = assert_ended(going, STOPPED)
+    errors = assert_ended(going, Code.STOPPED)
     assert errors == (
         f"stopped by a signal after step {going.step}, and saved; the same command continues from there\n"
     )
@@ -52,7 +51,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         going.signal(number)
         time.sleep(0.05)
-    assert_ended(going, STOPPED, f"stopped by a signal after step {going.step}, and saved")
+    assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
     assert_same(place.folder / "run", long)
@@ -69,8 +68,8 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
         wait_for((run / "lock").exists)
     time.sleep(0.5)
     going.signal(signal.SIGTERM)
-    message = INTERRUPTED if come == 1 else "stopped by a signal after step 7, and saved; the same command continues"
-    assert assert_ended(going, STOPPED).strip().startswith(message)
+    message = INTERRUPTION if come == 1 else "stopped by a signal after step 7, and saved; the same command continues"
+    assert assert_ended(going, Code.STOPPED).strip().startswith(message)
     assert {path: contents(path) for path in before} == before
     assert_ended(launch(place.command("run", *SAVES)), 0)
     assert_same(run, straight)
@@ -82,4 +81,4 @@ def test_an_interrupted_run_ends_at_once_and_quietly(place: Place, ranks: int) -
     going.reach(4)
     going.signal(signal.SIGINT)
     going.wait(15)
-    assert assert_ended(going, 130).strip() == INTERRUPTED
+    assert assert_ended(going, 130).strip() == INTERRUPTION

@@ -24,7 +24,7 @@ from support.training import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.processes.stopping import STOPPED
+from pretraining.processes.ending import Code
 
 LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
 EVERY = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9"]
@@ -48,7 +48,7 @@ MOVES: list[tuple[int, int, list[str]]] = [
 def train_until(step: int, command: list[str], ranks: int = 2) -> str:
     """Trains until the run stops after a step. Returns what is printed."""
     run = launch(command, ranks, fault=partial(stop_at, step))
-    assert_ended(run, STOPPED, f"after step {step}, and saved")
+    assert_ended(run, Code.STOPPED, f"after step {step}, and saved")
     return run.done()[0].output
 
 

@@ -156,15 +156,13 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 def spawn(
     ranks: int,
-    function: Callable[..., Any] | str,
+    function: Callable[..., Any],
     *arguments: Any,
     timeout: float = 90.0,
     environment: Mapping[str, str] | None = None,
     port: int | None = None,
 ) -> list[Done]:
     """Starts a function as ranks, and waits for all of them; after `timeout` seconds, all are killed."""
-    if isinstance(function, str):
-        return _spawn_text(ranks, function, timeout, environment or {}, port or free_port())
     return start(ranks, function, *arguments, environment=environment, port=port).wait(timeout)
 
 
@@ -201,49 +199,3 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.01)
-
-
-# Programs that are texts, as fresh processes: to go with the last of them.
-
-
-def _spawn_text(ranks: int, text: str, timeout: float, extra: Mapping[str, str], port: int) -> list[Done]:
-    with tempfile.TemporaryDirectory() as folder:
-        started = [_start(rank, ranks, text, Path(folder), extra, port) for rank in range(ranks)]
-        late = _wait(started, time.monotonic() + timeout)
-        done = [_done(process, rank, Path(folder)) for rank, process in enumerate(started)]
-    if late:
-        raise TimeoutError(f"ranks {late} did not end within {timeout:.0f} s: {done}")
-    return done
-
-
-def _start(
-    rank: int, ranks: int, text: str, folder: Path, extra: Mapping[str, str], port: int
-) -> subprocess.Popen[bytes]:
-    with (folder / f"output{rank}").open("wb") as output, (folder / f"errors{rank}").open("wb") as errors:
-        return subprocess.Popen(
-            [sys.executable, "-c", text],
-            cwd=ROOT,
-            env={**rank_environment(rank, ranks, port), **extra},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-
-
-def _wait(started: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[int]:
-    late = []
-    for rank, process in enumerate(started):
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            late.append(rank)
-    for rank in late:
-        os.killpg(started[rank].pid, signal.SIGKILL)
-        started[rank].wait()
-    return late
-
-
-def _done(process: subprocess.Popen[bytes], rank: int, folder: Path) -> Done:
-    texts = [(folder / f"{name}{rank}").read_text(errors="replace") for name in ("output", "errors")]
-    return Done(process.returncode, *texts)

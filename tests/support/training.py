@@ -21,8 +21,6 @@ from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
 """under ZeRO 3, also of small parameters no rank keeps the whole"""
-RANK_LOST = 2
-"""exit code of ranks that have lost another"""
 SAVES = ["--checkpoints.every", "1", "--checkpoints.keep", "9"]
 SEED = 12345
 """that of a recipe which says none"""
@@ -91,7 +89,7 @@ def connect_ranks() -> None:
 def be_train_py(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
     """What a rank does: pretraining/train.py, with a fault."""
     from pretraining import train
-    from pretraining.processes.group import exit_now
+    from pretraining.processes.ending import exit_now
 
     if fault is not None:
         fault()

@@ -1,0 +1,173 @@
+"""How a process ends: which rank says why, what stays in the run's folder, and with which exit code.
+
+    with Ending() as ending:
+        ending.world = find_world(os.environ)
+        ...
+        ending.record_in(folder)    # once no other run can be in that folder
+        ...
+    exit_now(ending.code)
+
+A thread of `Watch` that ends its process says so through the same `conclude`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from datetime import datetime, timezone
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Literal, NamedTuple, NoReturn
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from pretraining.processes.group import LostError, UnreachedError
+from pretraining.processes.launchers import World
+from pretraining.processes.stopping import SIGNALS, StoppedError
+
+ENDED = "ended.json"
+STACKS = "stacks"
+INTERRUPTION = "interrupted; the same command continues from the last checkpoint"
+WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
+
+
+class Code(IntEnum):
+    """What a process ends with, so that whoever started it knows what to do next."""
+
+    DONE = 0
+    MISTAKE = 1  # the program is wrong: its traceback says where
+    CURE = 2  # something must be mended first: the message says what
+    STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
+    RANK_LOST = 76  # a rank died or hangs: start the same command again
+    INTERRUPTED = 130  # somebody pressed Ctrl-C
+
+
+class Outcome(NamedTuple):
+    """Why a run ends, as ranks tell one another."""
+
+    code: int
+    reason: str
+    rank: int
+    """the rank that found the reason: it failed itself, or noticed that others are gone"""
+
+
+class Ending:
+    """Surrounds all that a process does, and turns its end into a message, a record and an exit code.
+
+    No error comes out of it, and no process group is closed after one: under NCCL that may wait for ever for ranks
+    that are gone. `exit_now` leaves it to the operating system.
+    """
+
+    def __init__(self) -> None:
+        self.world, self.code = World(), 0
+        self._run: Path | None = None
+
+    def record_in(self, run: Path) -> None:
+        """Takes `run` as the folder in which the end will be recorded; the record of its last end is out of date."""
+        self._run = run
+        if self.world.rank == 0:
+            with suppress(OSError):
+                (run / ENDED).unlink(missing_ok=True)
+
+    def __enter__(self) -> Ending:
+        for number in (signal.SIGINT, *SIGNALS):
+            signal.signal(number, _interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[True]:
+        _ignore_signals()
+        outcome = _outcome_of(error, self.world.rank)
+        if outcome.code == Code.MISTAKE:
+            traceback.print_exception(kind, error, trace)
+        conclude(outcome, self.world, self._run, rank_0_missing=isinstance(error, UnreachedError))
+        self.code = outcome.code
+        return True
+
+
+def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: bool = False) -> None:
+    """Says why this process ends, then leaves in the folder `run` what helps to understand it.
+
+    Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached. The speaker also writes why the
+    run ended, because torchrun makes 1 of every exit code that is not 0. Where a rank was lost or hangs, all ranks
+    write where each of their threads stands.
+    """
+    speaks = world.rank == 0 or (world.rank == 1 and rank_0_missing)
+    if speaks:
+        _say(outcome, world, run)
+    if run is not None:
+        writer = threading.Thread(target=_write, args=(outcome, world, run, speaks), daemon=True)
+        writer.start()
+        writer.join(WRITE_SECONDS)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends the process with this code whatever threads, sockets and destructors would still like to do."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a closed pipe, a closed file
+            if stream.isatty():
+                stream.write("\x1b[?25h")  # a live display hides the cursor
+            stream.flush()
+    os._exit(code)
+
+
+def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
+    """What an error that nobody caught means for the run; no error means that it is done."""
+    if error is None:
+        return Outcome(Code.DONE, "done", rank)
+    if isinstance(error, StoppedError):
+        return Outcome(Code.STOPPED, str(error), rank)
+    if isinstance(error, UserError):
+        return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
+    if isinstance(error, KeyboardInterrupt):  # a signal's number comes from `_interrupt`
+        stopped = error.args[:1] in [(number,) for number in SIGNALS]
+        return Outcome(Code.STOPPED if stopped else Code.INTERRUPTED, INTERRUPTION, rank)
+    return Outcome(Code.MISTAKE, traceback.format_exception_only(error)[-1].strip(), rank)
+
+
+def _say(outcome: Outcome, world: World, run: Path | None) -> None:
+    """Prints what users need to know, and nothing where they know it: at a good end, and below a traceback."""
+    if outcome.code in (Code.DONE, Code.MISTAKE):
+        return
+    text = outcome.reason
+    if text == INTERRUPTION:
+        text = f"\n{text}"  # below the ^C that the terminal shows
+    elif outcome.code != Code.STOPPED:
+        text = f"error: {text}" if outcome.rank == world.rank else f"error: rank {outcome.rank}: {text}"
+        if outcome.code == Code.RANK_LOST and run is not None:
+            text += f"\nthe stacks of the ranks that still run are in {run / STACKS}"
+        if sys.stderr.isatty():
+            text = f"\x1b[31m{text}\x1b[0m"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
+    """Writes the files about the end. A disk that refuses them must not hide what has been said."""
+    with suppress(Exception):
+        if outcome.code == Code.RANK_LOST:
+            (run / STACKS).mkdir(parents=True, exist_ok=True)
+            with (run / STACKS / f"rank-{world.rank:05}.txt").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+    with suppress(Exception):
+        if speaks:
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            content = {"code": outcome.code, "reason": outcome.reason, "rank": outcome.rank, "time": now}
+            write_json(run / ENDED, content)
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """Ends the work in good order, once: launchers send their signals again and again."""
+    _ignore_signals()
+    raise KeyboardInterrupt(number)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, *SIGNALS):
+        signal.signal(number, signal.SIG_IGN)

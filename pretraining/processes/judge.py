@@ -1,0 +1,111 @@
+"""Who of the ranks is gone or hangs, found from the beats in which they all tell what they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pretraining.processes.group import LOST_WHY, LostError, name_ranks
+
+HANG_WHY = "its machine's log may say why\nthe same command goes on from the last checkpoint"
+
+
+class Beat(NamedTuple):
+    """What a rank says of itself every second or so, for the others to know that it lives and works."""
+
+    number: int = 0
+    """the number of this beat: a rank is silent if it does not grow"""
+    marks: int = 0
+    """how often its work has come to a place where it waits for the others: where that stands still, it hangs"""
+    paused: bool = False
+    """whether it does long work that makes no marks"""
+    lost: str = ""
+    """the error of an operation of all ranks that failed on this rank, because another one is gone"""
+
+
+class Judge:
+    """Hears the beats of ranks, and says which ranks are gone and which hang.
+
+    A rank is late after `every` seconds two and a half times, and silent, which means gone, after `silence` seconds.
+    Ranks hang if nobody has made a mark for `hang` seconds; those with the fewest marks keep the others waiting.
+    """
+
+    def __init__(self, every: float, silence: float, hang: float) -> None:
+        self._late, self._silence, self._hang = 2.5 * every, silence, hang
+        self._beats: dict[int, Beat] = {}
+        self._quiet: dict[int, float] = {}
+        """seconds since the last new beat, by rank"""
+        self._still = 0.0
+        """seconds since any rank made a mark"""
+        self._parted = 0.0
+        """seconds since a rank first said that it had lost another"""
+
+    def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
+        """Takes the beats as they are now, `passed` seconds after the last call."""
+        before = {rank: self._beats.get(rank, Beat()) for rank in beats}
+        self._quiet = {
+            rank: 0.0 if beat.number != before[rank].number else self._quiet.get(rank, 0.0) + passed
+            for rank, beat in beats.items()
+        }
+        moved = any(beat.marks != before[rank].marks for rank, beat in beats.items())
+        works = any(beat.marks for beat in beats.values()) and not any(beat.paused for beat in beats.values())
+        self._still = self._still + passed if works and not moved else 0.0
+        self._parted += passed if any(beat.lost for beat in before.values()) else 0.0
+        self._beats = dict(beats)
+
+    def verdict(self) -> str | None:
+        """Says what has failed, in words for the user; None where all is well."""
+        if self._parted >= self._late:  # by now, those that live have beaten once more
+            return self._explain_loss()
+        if silent := self.silent():
+            return say_gone(silent)
+        return self._explain_hang() if self._still >= self._hang else None
+
+    def silent(self) -> list[int]:
+        """The ranks that are gone, even if no other rank has missed them in an operation."""
+        if max(self._quiet.values(), default=0.0) < self._silence:
+            return []
+        return [rank for rank, quiet in self._quiet.items() if quiet >= self._silence - self._late]
+
+    def late(self) -> list[int]:
+        """The ranks that may be gone, because a beat of theirs is overdue."""
+        return [rank for rank, quiet in self._quiet.items() if quiet >= self._late]
+
+    def _explain_loss(self) -> str:
+        """Names the ranks that others have lost. A rank that has lost another is not the cause, even if it is late."""
+        suspects = [rank for rank, beat in self._beats.items() if not beat.lost]
+        if gone := [rank for rank in suspects if rank in self.late()]:
+            return say_gone(gone)
+        reasons = [beat.lost for beat in self._beats.values() if beat.lost]
+        if suspects and any("timed out" in reason.lower() for reason in reasons):
+            return f"{name_ranks(suspects)} did not come to where the others wait\n{HANG_WHY}"
+        return str(LostError(reasons[0]))
+
+    def _explain_hang(self) -> str:
+        """Names the ranks for which the others wait, unless all stand at the same place."""
+        fewest = min(beat.marks for beat in self._beats.values())
+        last = [rank for rank, beat in self._beats.items() if beat.marks == fewest]
+        long = f"{self._hang / 60:.0f} min" if self._hang >= 60 else f"{self._hang:.0f} s"
+        if len(last) == len(self._beats):
+            return f"no rank has moved for {long}\n{HANG_WHY}"
+        has, hangs, it = ("have", "they hang", "them") if len(last) > 1 else ("has", "it hangs", "it")
+        return f"{name_ranks(last)} {has} not moved for {long}: {hangs}, and the others wait for {it}\n{HANG_WHY}"
+
+
+def say_gone(ranks: Sequence[int]) -> str:
+    """The message that these ranks give no more beats."""
+    has = "have" if len(ranks) > 1 else "has"
+    return f"{name_ranks(ranks)} {has} ended, or cannot be reached any more\n{LOST_WHY}"
+
+
+class LapTimer:
+    """Measures the seconds from call to call, and counts at most `most` of them: in a longer time this process was
+    itself stopped or starved, which tells nothing of the other ranks."""
+
+    def __init__(self, most: float) -> None:
+        self._most, self._before = most, time.monotonic()
+
+    def lap(self) -> float:
+        before, self._before = self._before, time.monotonic()
+        return min(self._before - before, self._most)

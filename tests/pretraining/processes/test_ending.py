@@ -1,0 +1,134 @@
+"""How a process ends: what it prints, what it leaves in the run's folder, and with which code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import spawn
+from support.ranks import expect_end, take_part
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, write_json
+from pretraining.processes import ending as ending_module
+from pretraining.processes.ending import ENDED, INTERRUPTION, STACKS, Code, Ending
+from pretraining.processes.group import LostError, SharedError, UnreachedError
+from pretraining.processes.launchers import World
+from pretraining.processes.stopping import StoppedError
+from pretraining.processes.watchdog import Watch
+
+pytestmark = pytest.mark.usefixtures("kept_signals")
+
+
+def end_with(error: Exception | int | None, run: Path | None = None, rank: int = 0) -> int:
+    """The code of a process in whose work an error happens, or a signal arrives."""
+    with Ending() as ending:
+        ending.world = World(rank, 3, rank, 3)
+        if run is not None:
+            ending.record_in(run)
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:
+            os.kill(os.getpid(), error)
+            time.sleep(5)
+    return ending.code
+
+
+LOST = "another rank has ended, or cannot be reached any more: gone\nits own output or its machine's log says why"
+ENDS = [
+    (None, Code.DONE, "done", ""),
+    (UserError("no room"), Code.CURE, "no room", "error: no room\n"),
+    (SharedError("no shards"), Code.CURE, "no shards", "error: no shards\n"),
+    (StoppedError("saved"), Code.STOPPED, "saved", "saved\n"),
+    (signal.SIGTERM, Code.STOPPED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
+    (signal.SIGINT, Code.INTERRUPTED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "reason", "message"), ENDS)
+def test_every_end_has_its_code_message_and_record(
+    error: Exception | int | None,
+    code: Code,
+    reason: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_json(tmp_path / ENDED, {"code": 76})  # why the run ended the last time
+    assert end_with(error, tmp_path) == code
+    assert capsys.readouterr().err == message
+    ended = read_json(tmp_path / ENDED)
+    assert datetime.now(timezone.utc) - datetime.fromisoformat(ended.pop("time")) < timedelta(minutes=1)
+    assert ended == {"code": code, "reason": reason, "rank": 0}
+    assert [path.name for path in tmp_path.iterdir()] == [ENDED], "no stacks"
+
+
+def test_a_mistake_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_with(AssertionError("of ours"), tmp_path) == Code.MISTAKE
+    errors = capsys.readouterr().err
+    assert errors.startswith("Traceback")
+    assert errors.endswith("\nAssertionError: of ours\n")
+    assert read_json(tmp_path / ENDED)["reason"] == "AssertionError: of ours"
+
+
+def test_a_rank_that_has_lost_another_leaves_its_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_with(LostError("gone\nframes"), tmp_path) == Code.RANK_LOST
+    told = f"the stacks of the ranks that still run are in {tmp_path / STACKS}"
+    assert capsys.readouterr().err == f"error: {LOST}\n{told}\n"
+    assert read_json(tmp_path / ENDED)["reason"] == LOST
+    assert [path.name for path in (tmp_path / STACKS).iterdir()] == ["rank-00000.txt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "speakers"), [(UserError("no room"), [0]), (UnreachedError("far"), [0, 1]), (LostError("gone"), [0, 1])]
+)
+def test_who_speaks(error: Exception, speakers: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        end_with(error, tmp_path / str(rank), rank)
+        assert bool(capsys.readouterr().err) == (rank in speakers)
+        assert (tmp_path / str(rank) / ENDED).exists() == (rank in speakers)
+
+
+def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_with(LostError("gone")) == Code.RANK_LOST
+    assert capsys.readouterr().err == f"error: {LOST}\n"
+
+
+@pytest.mark.parametrize("disk", ["refuses", "never answers"])
+def test_a_disk_hides_no_error(
+    disk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, _: object) -> None:
+        if disk == "refuses":
+            raise UserError(f"{path}: cannot be written")
+        threading.Event().wait()
+
+    monkeypatch.setattr(ending_module, "write_json", write)
+    monkeypatch.setattr(ending_module, "WRITE_SECONDS", 0.2)
+    assert end_with(UserError("no room"), tmp_path) == Code.CURE
+    assert capsys.readouterr().err == "error: no room\n"
+
+
+def fail_where_no_group_can_be_left(run: Path, world: World) -> None:
+    dist.destroy_process_group = lambda: time.sleep(3600)  # type: ignore[assignment, misc]  # as NCCL's may
+    with Watch(world, every=0.2, run=run):
+        dist.all_reduce(torch.ones(1))
+        if world.rank == 1:
+            raise UserError("no room")
+        dist.all_reduce(torch.ones(1))
+
+
+def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> None:
+    done = spawn(2, take_part, partial(fail_where_no_group_can_be_left, tmp_path), timeout=30)
+    expect_end(done, Code.CURE, "error: rank 1: no room\n")
+    ended = read_json(tmp_path / ENDED)
+    assert (ended["code"], ended["reason"], ended["rank"]) == (2, "no room", 1)
+    assert not (tmp_path / STACKS).exists(), "of an error that says all"
