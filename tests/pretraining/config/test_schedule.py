@@ -11,8 +11,9 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.config.overrides import Recipe, load_recipe
+from pretraining.config.overrides import load_recipe
 from pretraining.config.schedule import Schedule, build_schedules
+from pretraining.config.settings import Recipe
 
 RECIPES = ROOT / "pretraining/recipes"
 DECAYS = ["linear", "polynomial", "cosine", "constant", "wsd"]
