@@ -1,21 +1,29 @@
-# make demo: from nothing to a trained model, on a corpus that every machine has.   make test: everything CI checks.
+# make demo: from nothing to a trained model, on a corpus that every machine has.   make test: the tests of every day.
+#
+# Everything is installed in the versions of requirements.lock. `make LOCK= test` lifts the pins and takes the newest that
+# pyproject.toml allows (make clean-venv first, where older ones are installed); `make lock` writes the file anew.
 PYTHON ?= python3
 BIN := .venv/bin
+LOCK ?= requirements.lock
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 
-.PHONY: demo test test-all lint benchmark clean
+.PHONY: demo test test-slow test-all lint lock benchmark clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
 	  $(BIN)/python data_prep/shard.py --docs demo --out build/demo --duplicates 2 --vocab-size 8192
 	$(BIN)/python data_prep/verify.py build/demo
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -- \
-	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --run build/demo-run
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 \
+	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --out build/demo-run
 
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest
+
+test-slow: .venv/installed-dev
+	$(BIN)/python -m pytest -m "slow and not slurm"
 
 test-all: .venv/installed-dev lint
 	$(BIN)/python -m pytest -m ""
@@ -24,6 +32,11 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lock: .venv/installed-dev
+	$(INSTALL) uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-header --no-annotate --quiet | \
+	  grep -vE '^(nvidia|cuda|triton)' | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | uniq > requirements.lock
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
@@ -34,13 +47,16 @@ benchmark: .venv/installed-dev
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+.venv/installed: pyproject.toml requirements.lock | .venv/bin/python
+	$(INSTALL) -e .
 	touch $@
 
-.venv/installed-dev: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,mpi]'
+.venv/installed-dev: pyproject.toml requirements.lock | .venv/bin/python
+	$(INSTALL) -e '.[dev,mpi]'
 	touch .venv/installed $@
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache
+
+clean-venv:
+	rm -rf .venv

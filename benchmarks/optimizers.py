@@ -72,7 +72,7 @@ def _flat_groups(
 ) -> tuple[list[dict[str, Any]], list[FlatTensor]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, shares = [], []
-    for group in parameter_groups(model, settings):
+    for group in parameter_groups(model):
         sizes = {names[id(each)]: each.numel() for each in group["params"]}
         offsets = [0, *itertools.accumulate(sizes.values())]
         flat = torch.randn(offsets[-1], device=device)

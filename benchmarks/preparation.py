@@ -30,7 +30,7 @@ from benchmarks.measure import DATA, SHARD, alternate, environment, median_ratio
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS
-from data_prep.readers.base import Options, Problems
+from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import load_vocabulary
@@ -54,7 +54,7 @@ def prepare(data: Path, docs: list[str], workers: int, **more: Any) -> Callable[
     """A whole run of shard.py in this process, from files to shards."""
 
     def run() -> None:
-        with tempfile.TemporaryDirectory() as out, open_workers(workers) as pool:
+        with tempfile.TemporaryDirectory() as out, open_workers(workers, preload=Pipeline.__module__) as pool:
             assert pool is not None
             settings = Settings(docs=(tuple(docs),), vocab=data / "vocab.txt", **more)
             Pipeline(Path(out), settings, pool, Console(file=io.StringIO())).run()

@@ -1,4 +1,4 @@
-"""What a user can set: flags of shard.py, or the same names in a TOML file."""
+"""The settings of shard.py: what they mean, where they come from, and which of them cannot be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tyro
 
@@ -18,15 +18,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from data_prep.common.errors import UserError
-from data_prep.readers import READERS
+from data_prep.common.errors import Checks, UserError
 
-SHORTEST, LONGEST = 8, 512
+SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
+NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")  # change nothing, or are in the plan in a better form
 
-NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")
-"""settings that do not change what comes out, or that the plan records in a better form"""
+Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
+Errors = Literal["fail", "replace", "skip"]
+MaskedUnit = Literal["token", "whole-word"]
+Pairing = Literal["nsp", "none"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Settings:
     """Field or column with the text, in JSON lines and Parquet."""
     language: str = "en"
     """Language of the text, for the ends of sentences: a code such as en, de or zh."""
-    errors: Literal["fail", "replace", "skip"] = "fail"
+    errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave the document out and list it."""
     vocab: Path | None = None
     """A vocab.txt to use (default: train one from the text)."""
@@ -62,7 +63,7 @@ class Settings:
     """How many times the text is masked anew, one set of shards for each."""
     max_predictions: tuple[int, ...] = ()
     """Most masked pieces of an example, one number for each length (default: 20 at 128, 80 at 512)."""
-    masking: Literal["token", "whole-word"] = "token"
+    masking: MaskedUnit = "token"
     """What is masked: single pieces, or all pieces of a word."""
     mask_rate: float = 0.15
     """Share of the pieces that is masked."""
@@ -70,7 +71,7 @@ class Settings:
     """Of the masked pieces, how many become [MASK], become a random piece, stay; in percent."""
     short_probability: float = 0.1
     """Share of the documents that are made into examples of a random, shorter length."""
-    pairs: Literal["nsp", "none"] = "nsp"
+    pairs: Pairing = "nsp"
     """Pairs of segments for next-sentence prediction, or full sentences up to the length."""
     validation: float = 0.005
     """Share of the documents held out for validation; at least one of them, unless 0."""
@@ -83,21 +84,22 @@ class Settings:
 
     @property
     def shard_bytes(self) -> int:
+        """Says how many bytes a shard is to have, about; raises ValueError for what is no size."""
         return parse_size(self.shard_size)
 
     @property
     def sources(self) -> list[str]:
-        """All that was given as --docs."""
-        return [each for group in self.docs for each in group]
+        """Lists all that was given as --docs, however often the flag was given."""
+        return [source for group in self.docs for source in group]
 
     def predictions(self, length: int) -> int:
-        """The most masked pieces of an example of this length."""
+        """Says how many pieces of an example of this length are masked at most."""
         if self.max_predictions:
             return self.max_predictions[self.lengths.index(length)]
         return math.ceil(length * self.mask_rate * 25 / 24)  # 20 of 128 and 80 of 512 at a rate of 0.15
 
     def recorded(self) -> dict[str, Any]:
-        """What decides the output, for the manifest and for comparison with an earlier run."""
+        """Lists what decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_IN_THE_BYTES}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
@@ -106,7 +108,7 @@ class Settings:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `64MB`; raises ValueError."""
+    """Turns a size such as `64MB` into bytes; raises ValueError for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in UNITS:
         raise ValueError(text)
@@ -114,18 +116,17 @@ def parse_size(text: str) -> int:
 
 
 def parse_settings(arguments: list[str]) -> Settings:
-    """From the command line and the TOML file it may name; every fault of them is reported at once."""
+    """Reads the settings from the command line and the TOML file it may name; reports all faults of them at once."""
     settings = tyro.cli(
         Settings, args=arguments, default=_defaults(arguments), prog="shard.py", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    faults = find_faults(settings)
-    if faults:
+    if faults := find_faults(settings):
         raise UserError("\n".join(faults))
     return settings
 
 
 def _defaults(arguments: list[str]) -> Settings:
-    """The settings of the file given as --config, if one is."""
+    """Gives the settings that the command line changes: those of the file that --config names, where it names one."""
     path: str | None = None
     for at, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -139,7 +140,7 @@ def _defaults(arguments: list[str]) -> Settings:
 
 
 def read_config(path: Path) -> Settings:
-    """The settings of a TOML file; keys are the names of the flags, with - or _."""
+    """Reads the settings of a TOML file, whose keys are the names of the flags, with - or _."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -165,9 +166,9 @@ def read_config(path: Path) -> Settings:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A value from TOML as the type that the setting has; raises TypeError or ValueError."""
+    """Turns a value from TOML into the type of its setting; raises TypeError or ValueError where it is of another."""
     if name == "docs":
-        return ((value,) if isinstance(value, str) else tuple(str(each) for each in value),)
+        return ((value,) if isinstance(value, str) else tuple(str(source) for source in value),)
     if name in ("out", "vocab"):
         return Path(value)
     default = 1 if name == "workers" else Settings.__dataclass_fields__[name].default
@@ -177,7 +178,7 @@ def _typed(name: str, value: Any) -> Any:
         return value
     if isinstance(default, tuple):
         kind = float if name == "mask_split" else int
-        return tuple(_number(kind, each) for each in value)
+        return tuple(_number(kind, number) for number in value)
     if isinstance(default, int | float):
         return _number(type(default), value)
     if default is not None and not isinstance(value, type(default)):
@@ -186,55 +187,62 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _number(kind: type, value: Any) -> Any:
-    """A number that loses nothing by being of this kind; raises TypeError for anything else."""
+    """Turns a number into this kind where it loses nothing by that; raises TypeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
         raise TypeError(value)
     return kind(value)
 
 
 def find_faults(settings: Settings) -> list[str]:
-    """All that cannot be, each with its cure."""
-    s = settings
-    faults = []
+    """Lists all settings that cannot be, with what they can be instead, so that a user corrects them in one go."""
+    checks = (_check_text, _check_lengths, _check_masking, _check_numbers, _check_choices)
+    return [message for check in checks for holds, message in check(settings) if not holds]
 
-    def check(holds: bool, message: str) -> None:
-        if not holds:
-            faults.append(message)
 
-    check(bool(s.sources), "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)")
-    check(s.format in (None, *READERS), f"--format {s.format}: there is {', '.join(READERS)}")
-    check(bool(s.lengths), "--lengths: give at least one, such as 128")
+def _check_text(s: Settings) -> Checks:
+    """Checks what is read, and as what."""
+    yield bool(s.sources), "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
+    formats = get_args(Format)
+    yield s.format in (None, *formats), f"--format {s.format}: there is {', '.join(formats)}"
+
+
+def _check_lengths(s: Settings) -> Checks:
+    """Checks the lengths of examples, and the numbers that there are for every length."""
+    yield bool(s.lengths), "--lengths: give at least one, such as 128"
     for length in s.lengths:
-        check(
-            SHORTEST <= length <= LONGEST, f"--lengths {length}: from {SHORTEST} to {LONGEST}, the positions BERT has"
-        )
-    check(len(set(s.lengths)) == len(s.lengths), "--lengths: each length once")
-    check(
-        len(s.max_predictions) in (0, len(s.lengths)),
-        f"--max-predictions: one number for each of the {len(s.lengths)} lengths",
-    )
+        allowed = SHORTEST <= length <= LONGEST
+        yield allowed, f"--lengths {length}: from {SHORTEST} to {LONGEST}, the positions BERT has"
+    yield len(set(s.lengths)) == len(s.lengths), "--lengths: each length once"
+    fit = len(s.max_predictions) in (0, len(s.lengths))
+    yield fit, f"--max-predictions: one number for each of the {len(s.lengths)} lengths"
     for number, length in zip(s.max_predictions, s.lengths, strict=False):
-        check(0 < number <= length - 3, f"--max-predictions {number}: from 1 to {length - 3} at length {length}")
-    check(1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000")
-    check(len(s.mask_split) == 3, "--mask-split: three shares, such as 80 10 10")
-    check(0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1")
-    check(
-        min(s.mask_split) >= 0 and math.isclose(sum(s.mask_split), 100, abs_tol=1e-6),
-        f"--mask-split {' '.join(map(str, s.mask_split))}: three shares in percent that make 100",
-    )
-    check(0 <= s.short_probability <= 1, f"--short-probability {s.short_probability}: from 0 to 1")
-    check(0 <= s.validation < 1, f"--validation {s.validation}: a share from 0, below 1")
-    check(s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1")
-    check(0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1")
-    check(s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual")
-    for name, allowed in (
-        ("errors", ("fail", "replace", "skip")),
-        ("masking", ("token", "whole-word")),
-        ("pairs", ("nsp", "none")),
-    ):
-        check(getattr(s, name) in allowed, f"--{name} {getattr(s, name)}: one of {', '.join(allowed)}")
+        yield 0 < number <= length - 3, f"--max-predictions {number}: from 1 to {length - 3} at length {length}"
+
+
+def _check_masking(s: Settings) -> Checks:
+    """Checks how often, how much and how the pieces of examples are masked."""
+    yield 1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000"
+    yield len(s.mask_split) == 3, "--mask-split: three shares, such as 80 10 10"
+    yield 0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1"
+    whole = min(s.mask_split, default=0) >= 0 and math.isclose(sum(s.mask_split), 100, abs_tol=1e-6)
+    yield whole, f"--mask-split {' '.join(map(str, s.mask_split))}: three shares in percent that make 100"
+
+
+def _check_numbers(s: Settings) -> Checks:
+    """Checks the settings that are one number."""
+    yield 0 <= s.short_probability <= 1, f"--short-probability {s.short_probability}: from 0 to 1"
+    yield 0 <= s.validation < 1, f"--validation {s.validation}: a share from 0, below 1"
+    yield s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1"
+    yield 0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1"
+    yield s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual"
+
+
+def _check_choices(s: Settings) -> Checks:
+    """Checks what a TOML file may get wrong and a flag may not, and the size of a shard."""
+    for name, kind in (("errors", Errors), ("masking", MaskedUnit), ("pairs", Pairing)):
+        value, choices = getattr(s, name), get_args(kind)
+        yield value in choices, f"--{name} {value}: one of {', '.join(choices)}"
     try:
-        check(64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB")
+        yield 64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB"
     except ValueError:
-        faults.append(f"--shard-size {s.shard_size}: a number and a unit, such as 64MB")
-    return faults
+        yield False, f"--shard-size {s.shard_size}: a number and a unit, such as 64MB"

@@ -17,27 +17,28 @@ from pathlib import Path
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.progress import closing_table, duration
+from data_prep.common.progress import duration
 from data_prep.common.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
+from data_prep.inspection.figures import figures_table
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings, parse_settings
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
+    """Runs the pipeline; returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
     silence_other_ranks()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, and say how to go on
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     errors = Console(stderr=True, highlight=False)
     try:
         settings = parse_settings(arguments)
-        with open_workers(settings.workers or num_cores()) as workers:
+        with open_workers(settings.workers or num_cores(), preload=Pipeline.__module__) as workers:
             if workers is not None:
                 start = time.monotonic()
                 folder = settings.out or default_folder(settings)
                 manifest = Pipeline(folder, settings, workers, console).run()
-                console.print(closing_table(manifest))
+                console.print(figures_table(manifest))
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
     except UserError as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def default_folder(settings: Settings) -> Path:
-    """data/<names of the sources>."""
+    """Names the output folder after the sources, where the user gives none."""
     names = list(dict.fromkeys(name for name, _ in group_sources(settings.sources)))
     return Path("data") / ("-".join(names) if len(names) <= 3 else f"{names[0]}-and-{len(names) - 1}-more")
 

@@ -10,7 +10,7 @@
 A shard is one Arrow record batch, so that a reader maps it into memory and finds any row at once. A row is an example:
 
     pieces        `[CLS] A [SEP] B [SEP]` as the model reads it: masks applied, no padding
-    masked        for each predicted position, ascending: the position, and the piece that stood there
+    masked        the predicted positions, ascending, with the pieces that stood there
     boundary      where B begins (segment 1); the length of `pieces` where there is no B
     random_next   the NSP label: whether B was drawn from another document
     document      the number of the document that A comes from
@@ -35,7 +35,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "files", "sets", "bytes", "fingerprint"}
 DOCUMENTS = "documents.arrow"
-WORK = ".cloze-work"  # what a run needs until it is finished
+WORK = ".cloze-work"  # the folder of what a run needs until it is finished
+PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
 DOCUMENTS_SCHEMA = pa.schema(
     [
@@ -48,7 +49,7 @@ DOCUMENTS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, order=True)
 class ShardSet:
-    """The shards of one length and one masking duplicate, or of the validation documents."""
+    """A set of shards: those of one length and one masking duplicate, or of the documents held out for validation."""
 
     length: int
     duplicate: int
@@ -56,20 +57,21 @@ class ShardSet:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> ShardSet:
-        """The set that an entry of the manifest speaks of."""
+        """Reads the set from an entry of a manifest, which has its figures too."""
         return cls(content["length"], content["duplicate"], content["validation"])
 
     @property
     def folder(self) -> str:
+        """Names the folder of the set, relative to the output folder."""
         return f"length-{self.length}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
 
     def shard(self, index: int) -> str:
-        """The path of a shard in the output folder."""
+        """Names a shard by its path, relative to the output folder."""
         return f"{self.folder}/shard-{index:05}.arrow"
 
 
 def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.Schema:
-    """What the shards of a length hold, in the smallest types that do."""
+    """Gives the columns of the shards of one length, in the smallest types that hold their numbers."""
     piece = pa.from_numpy_dtype(smallest_type(vocabulary_size - 1))
     position = pa.from_numpy_dtype(smallest_type(length))
     masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
@@ -87,7 +89,7 @@ def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.
 def write_batches(
     folder: Path, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], compression: str | None = None
 ) -> FileRecord:
-    """Writes an Arrow file, a record batch at a time."""
+    """Writes an Arrow file a record batch at a time, so that it is never in memory as a whole; returns its record."""
     rows, options = 0, pa.ipc.IpcWriteOptions(compression=compression)
     with replacing(folder / name) as file:
         with pa.ipc.new_file(file, schema, options=options) as writer:
@@ -98,7 +100,10 @@ def write_batches(
 
 
 def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array) -> pa.RecordBatch:
-    """Examples from flat arrays; `positions` are in the order of `labels`, `others` are the remaining columns."""
+    """Makes a record batch of examples from flat arrays.
+
+    `positions` has the place in its example of every piece of `labels`; `others` are the columns that remain.
+    """
     item = schema.field("masked").type.value_type
     masked = pa.StructArray.from_arrays([pa.array(positions), pa.array(labels.values)], fields=list(item))
     columns = [
@@ -110,21 +115,21 @@ def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Li
 
 
 class Lists(NamedTuple):
-    """Lists of numbers, one after another."""
+    """Lists of numbers, stored one after another, as Arrow stores them."""
 
-    values: Array
-    ends: Array
+    values: Array  # the numbers of all lists
+    ends: Array  # where every list ends in them
 
 
 def list_offsets(ends: Array) -> pa.Array:
-    """What Arrow wants to know of lists that end there."""
+    """Turns the ends of lists into the offsets that Arrow has for lists, which begin with a zero."""
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
     return pa.array(offsets)
 
 
 def map_batches(path: Path) -> pa.RecordBatchFileReader:
-    """Opens an Arrow file through the page cache, nothing read yet."""
+    """Maps an Arrow file into memory, of which nothing is read yet; raises DamageError where it is not whole."""
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
     except FileNotFoundError as error:
@@ -134,7 +139,7 @@ def map_batches(path: Path) -> pa.RecordBatchFileReader:
 
 
 def read_shard(path: Path) -> pa.RecordBatch:
-    """A shard, mapped into memory."""
+    """Maps a shard into memory; raises DamageError where it is none."""
     reader = map_batches(path)
     if reader.num_record_batches != 1:
         raise DamageError(f"{path}: {reader.num_record_batches} record batches; a shard has one")
@@ -143,19 +148,19 @@ def read_shard(path: Path) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What manifest.json says of a finished folder."""
+    """What manifest.json says of a finished folder of shards."""
 
     content: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Of a finished folder; UserError where there is none."""
+        """Reads the manifest of a finished folder; raises UserError where the folder is anything else."""
         try:
             content = read_json(folder / MANIFEST)
         except FileNotFoundError:
             if not folder.is_dir():
                 raise UserError(f"{folder}: no such folder") from None
-            if (folder / WORK / "plan.json").exists():
+            if is_unfinished(folder):
                 raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -166,27 +171,33 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Stands for the data as a whole: other settings, vocabulary or examples, another fingerprint."""
+        """Stands for the data as a whole: another fingerprint means other settings, vocabulary or examples."""
         return str(self.content["fingerprint"])
 
     @property
     def vocabulary_size(self) -> int:
+        """Counts the pieces of the vocabulary."""
         return int(self.content["vocabulary"]["size"])
 
     def files(self) -> list[FileRecord]:
-        """Every file of the folder but the manifest itself."""
+        """Lists the records of all files of the folder but the manifest itself."""
         return self.tables() + [record for shards in self.sets().values() for record in shards]
 
     def tables(self) -> list[FileRecord]:
-        """The files that are no shards."""
+        """Lists the records of the files that are no shards: the vocabulary and the table of documents."""
         return [FileRecord(**record) for record in self.content["files"]]
 
     def sets(self) -> dict[ShardSet, list[FileRecord]]:
-        """The shards of each set, in their order."""
-        return {ShardSet.of(each): [FileRecord(**record) for record in each["shards"]] for each in self.content["sets"]}
+        """Lists the records of the shards of every set, in their order."""
+        return {ShardSet.of(said): [FileRecord(**record) for record in said["shards"]] for said in self.content["sets"]}
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """The fingerprint of a manifest: a hash of all that it says, versions of libraries and of itself left out."""
+    """Hashes all that a manifest says, apart from versions of libraries and the fingerprint itself."""
     parts = {key: value for key, value in content.items() if key not in ("fingerprint", "versions")}
     return hashlib.sha256(json_bytes(parts)).hexdigest()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Tells whether a run began in the folder and has not finished: it has a plan and no manifest."""
+    return not (folder / MANIFEST).exists() and (folder / PLAN).exists()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.processes import end_runs
 
 from pretraining.processes.environment import prepare_process
 
@@ -39,6 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_teardown() -> None:
+    """What a test has started ends with it."""
+    end_runs()
 
 
 @pytest.fixture(scope="session")
@@ -90,3 +99,48 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def place(shared: Place, tmp_path: Path) -> Place:
     """The same with folders of the test's own for runs."""
     return dataclasses.replace(shared, folder=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def straight(shared: Place) -> Path:
+    """A run that nothing happens to: five steps of the first phase, three of the second, with all their checkpoints."""
+    from support.training import SAVES, train_straight
+
+    return train_straight(shared, "straight with checkpoints", *SAVES)
+
+
+@pytest.fixture(scope="session")
+def long(shared: Place) -> Path:
+    """A run that nothing happens to: thirty steps of the first phase, and three of the second."""
+    from support.training import LONG, train_straight
+
+    return train_straight(shared, "long", *LONG)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def other_data(shared: Place) -> Path:
+    """Other shards with the same vocabulary, nothing of them held out."""
+    from support.shards import make_shards
+
+    folder = make_shards(shared.folder / "other", validation=0)
+    shutil.copy(shared.data / "vocab.txt", folder / "vocab.txt")
+    return folder
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """Gives back what the command, called in this process, takes for itself."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The one name for a NumPy array of any type, and the smallest type for a range."""
+"""Types of NumPy arrays: the name that annotations have for them, and the smallest that holds a range of numbers."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ Array: TypeAlias = NDArray[Any]
 
 
 def smallest_type(largest: int) -> np.dtype[Any]:
-    """The smallest unsigned integer type that holds 0 … largest."""
+    """Finds the smallest unsigned integer type that holds 0 … largest, so that files stay small."""
     return np.min_scalar_type(largest)

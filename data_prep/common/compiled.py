@@ -1,4 +1,4 @@
-"""How loops over pieces are compiled: with numba, once for each version of these sources.
+"""Compiles the loops over single pieces with numba, once for every version of these sources.
 
 numba keeps compiled code on the disk, but notices a change only in the file that a function stands in, not in those
 that it calls into. So the folder that it is kept in is named after all our sources together.
@@ -21,12 +21,12 @@ PREFIX = "cloze-numba-"
 
 
 def compiled(function: Function) -> Function:
-    """Compiles a function when it is first called."""
+    """Compiles a function when it is first called, or takes what an earlier process compiled."""
     return cast(Function, numba.njit(cache=True)(function))
 
 
 def _cache_folder() -> Path:
-    """A folder that may be written, for this version of the sources; those of earlier versions are removed."""
+    """Makes a folder for what this version of the sources compiles, where it may; removes those of earlier versions."""
     here = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(here.rglob("*.py")):
@@ -47,7 +47,7 @@ def _cache_folder() -> Path:
 
 
 def nothing_compiled_yet() -> bool:
-    """Whether the first calls will take some seconds more than all later ones."""
+    """Tells whether first calls will take seconds to compile, so that a user can be told why a run begins slowly."""
     return not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))  # type: ignore[attr-defined, unused-ignore]
 
 

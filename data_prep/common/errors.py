@@ -1,11 +1,15 @@
-"""What can go wrong for a user, as opposed to what is wrong in the code."""
+"""The errors that a user can do something about; all others are faults of the code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+Checks = Iterator[tuple[object, str]]  # whether something holds, and what to tell the user where it does not
+
 
 class UserError(ValueError):
-    """The user can cure this: the message says how. Entries print it without a traceback and exit with 2."""
+    """An error that the user can cure: its message says how. Entries print it without a traceback and exit with 2."""
 
 
 class DamageError(UserError):
-    """A file of ours is not what its record says: the message names it."""
+    """An error for a file that is not what its record says: its message names the file."""

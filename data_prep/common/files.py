@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, with their checksums."""
+"""Files that appear whole or not at all, and the records by which damage to them is found."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from typing import Any, BinaryIO
 from data_prep.common.errors import DamageError, UserError
 
 BLOCK = 1 << 20
-UNFINISHED = ".tmp"
-NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # lists of numbers go on one line
+UNFINISHED = ".tmp"  # what the name of a file ends in until the file is complete
+NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a finished file was when it was written."""
+    """What a file was when it was finished, so that a later change to it is noticed."""
 
     path: str
-    """relative to the output folder"""
+    """Where the file is, relative to the output folder."""
     size: int
-    """bytes"""
+    """The size of the file in bytes."""
     rows: int
+    """How many rows or entries the file has, 0 where it is no table."""
     sha256: str
+    """The checksum of the content."""
 
     @classmethod
     def of(cls, folder: Path, path: str, rows: int = 0) -> FileRecord:
-        """Of a file that is there."""
+        """Makes the record of a file that is finished."""
         return cls(path, (folder / path).stat().st_size, rows, sha256(folder / path))
 
     def check(self, folder: Path) -> None:
-        """Raises DamageError unless the file is there with the same bytes."""
+        """Raises DamageError unless the file is in the folder, with the bytes that it was finished with."""
         path = folder / self.path
         if not path.is_file():
             raise DamageError(f"{path}: missing; its record says {self.size:,} bytes")
@@ -48,11 +50,12 @@ class FileRecord:
             )
 
     def as_json(self) -> dict[str, Any]:
+        """Gives the record the form that manifests and records of tasks have it in."""
         return asdict(self)
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file's content."""
+    """Computes the checksum of the content of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -62,7 +65,10 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes its name `path` only when it is complete and on the disk."""
+    """Opens a file for writing that takes its name `path` only when it is complete and on the disk.
+
+    So an interruption leaves the file that was there before, or none, but no half of one.
+    """
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,18 +84,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes `content` atomically, in the one form that we hash and compare."""
+    """Writes a JSON file whole or not at all."""
     with replacing(path) as file:
         file.write(json_bytes(content))
 
 
 def json_bytes(content: Any) -> bytes:
+    """Spells JSON in one form only, so that equal contents have equal hashes."""
     text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
     return (NUMBERS.sub(lambda match: " ".join(match[0].split()), text) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    """Reads what write_json wrote."""
+    """Reads a JSON file; raises DamageError where it is not whole, FileNotFoundError where it is missing."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where work is done: in this process, in several processes of this machine, or on the ranks of an MPI job.
+"""Hands out work: to this process, to several processes of this machine, or to the ranks of an MPI job.
 
 All three are executors of `concurrent.futures`, so there is one path through the code. Under `mpirun -n N` or `srun`
 rank 0 hands out the work and writes to the terminal, and the other ranks do the work.
@@ -28,27 +28,22 @@ AHEAD = 4  # tasks handed out for each worker, so that none waits
 
 
 def mpi_size() -> int:
-    """How many ranks the launcher started, 1 without one."""
-    return int(
-        next(
-            (
-                os.environ[name]
-                for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-                if name in os.environ
-            ),
-            1,
-        )
-    )
+    """Counts the ranks that a launcher such as mpirun started; without a launcher there is one."""
+    return _number_from_launcher(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"), 1)
 
 
 def mpi_rank() -> int:
-    """This process's rank."""
-    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if mpi_size() > 1 else ()
-    return int(next((os.environ[name] for name in names if name in os.environ), 0))
+    """Numbers this process among the ranks that a launcher such as mpirun started; without a launcher it is rank 0."""
+    return _number_from_launcher(("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0) if mpi_size() > 1 else 0
+
+
+def _number_from_launcher(names: tuple[str, ...], default: int) -> int:
+    """Reads the first of some environment variables that is set: every launcher has a name of its own."""
+    return int(next((os.environ[name] for name in names if name in os.environ), default))
 
 
 def num_cores() -> int:
-    """The cores that this process may use: its affinity, which Slurm sets, and its quota, which containers have."""
+    """Counts the cores that this process may use, by its affinity, which Slurm sets, and its quota in a container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -58,13 +53,13 @@ def num_cores() -> int:
 
 
 class Workers:
-    """Runs tasks and yields their results as they come."""
+    """Runs tasks, in this process or in others, and yields their results as they come."""
 
     def __init__(self, executor: Executor | None, size: int) -> None:
         self._executor, self.size = executor, size
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result, in the order in which they finish."""
+        """Yields tasks with their results, in the order in which they finish."""
         if self._executor is None:
             for task in tasks:
                 yield task, function(task)
@@ -88,13 +83,18 @@ class Workers:
 
     @staticmethod
     def _finished(waiting: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
+        """Waits until some tasks are finished, and takes them out of those that wait."""
         for future in wait(waiting, return_when=FIRST_COMPLETED).done:
             yield waiting.pop(future), future.result()
 
 
 @contextmanager
-def open_workers(size: int) -> Iterator[Workers | None]:
-    """The workers of this machine or MPI job; None on the ranks that are workers themselves, when all is done."""
+def open_workers(size: int, preload: str) -> Iterator[Workers | None]:
+    """Starts the workers of this machine or MPI job.
+
+    Yields None on the ranks of an MPI job that are workers themselves, when all is done. Processes of this machine
+    are forked from one that has loaded the module `preload`, so that they begin at once.
+    """
     if mpi_size() > 1:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
@@ -112,7 +112,7 @@ def open_workers(size: int) -> Iterator[Workers | None]:
         yield Workers(None, 1)
     else:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["data_prep.pipeline"])
+        context.set_forkserver_preload([preload])
         with ProcessPoolExecutor(size, context, _start_worker) as executor:
             try:
                 yield Workers(executor, size)
@@ -122,6 +122,7 @@ def open_workers(size: int) -> Iterator[Workers | None]:
 
 
 def _start_worker() -> None:
+    """Prepares a worker process, so that it ends with the main process and by nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
@@ -136,7 +137,7 @@ def _end_with_main() -> None:
 
 
 def _quiet() -> None:
-    """One worker, one core: the libraries below start no threads of their own."""
+    """Keeps libraries from starting threads of their own, since there is a worker for every core already."""
     import pyarrow
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -144,6 +145,6 @@ def _quiet() -> None:
 
 
 def silence_other_ranks() -> None:
-    """What all ranks would print, rank 0 alone does."""
+    """Silences all ranks but the first, so that a message appears once."""
     if mpi_rank() > 0:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -1,8 +1,8 @@
-"""Which pieces of an example the model has to predict, and what stands in their place.
+"""Chooses the pieces of an example that the model has to predict, and what stands in their place.
 
-`rate` of the pieces ([CLS] and [SEP] are counted but never chosen), at least one and at most a set number; of these
-80% become [MASK], 10% a random piece of the whole vocabulary and 10% stay as they are. With whole-word masking the
-`##` pieces go with the word before them, and a word that would exceed the number is passed over.
+A share of the pieces is chosen, at least one and at most a set number; [CLS] and [SEP] are counted but never chosen.
+Of those chosen, 80% become [MASK], 10% a random piece of the whole vocabulary and 10% stay as they are. Where whole
+words are masked, `##` pieces go with the word before them, and a word that would exceed the number is passed over.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from data_prep.examples.streams import below, uniform
 
 
 class Masking(NamedTuple):
-    """The rules of masking for one length."""
+    """The rules by which examples of up to one length are masked."""
 
-    predictions: Array  # (length + 1,) how many pieces of an example of each length are predicted
+    predictions: Array  # (length + 1,) how many pieces of an example are predicted, by its length
     whole_word: bool
     continues: Array  # (vocabulary,) whether a piece continues a word
     mask_piece: int
-    mask_share: float  # of the chosen pieces, those that become [MASK] …
-    random_share: float  # … and those that become a random piece
+    mask_share: float  # which share of the chosen pieces becomes [MASK]
+    random_share: float  # which share of the chosen pieces becomes a random piece
 
 
 def num_predictions(length: int, rate: float, most: int) -> Array:
-    """How many pieces of an example of each length up to `length` are predicted.
+    """Works out how many pieces of an example are predicted, for all lengths up to `length`.
 
-    Python's own `round`, as in the original: a half goes to the even neighbour.
+    They are rounded by Python's own `round`, as in the original: a half goes to the even neighbour.
     """
     return np.array([min(most, max(1, round(size * rate))) for size in range(length + 1)], np.int64)
 
 
 @compiled
 def choose_positions(state, candidates, words, wanted):
-    """Moves the chosen of `candidates` to its front and returns how many they are.
+    """Moves the chosen of the candidates to the front and returns how many they are.
 
-    `words` has where each word begins among the candidates, and their number at its end; the words are shuffled as
+    `words` has where every word begins among the candidates, and their number at its end; the words are shuffled as
     far as is needed.
     """
     num_words = words.size - 1
@@ -62,7 +62,7 @@ def choose_positions(state, candidates, words, wanted):
 
 @compiled
 def find_candidates(pieces, boundary, masking, candidates, words):
-    """Fills in the positions that may be chosen, and where each word begins among them; returns their numbers.
+    """Fills in the positions that may be chosen, and where every word begins among them; counts the words.
 
     `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
     """
@@ -81,10 +81,10 @@ def find_candidates(pieces, boundary, masking, candidates, words):
 
 
 @compiled
-def mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, tally):
-    """Masks `pieces` in place; fills in the positions in their order and the pieces that stood there.
+def mask_example(state, pieces, boundary, masking, candidates, words, positions, labels, split):
+    """Masks the pieces in place; fills in the positions masked, in their order, and the pieces that stood there.
 
-    Returns how many there are. `tally` counts the pieces masked, replaced and kept.
+    Returns how many there are, and adds the pieces masked, replaced and kept to `split`.
     """
     num_words = find_candidates(pieces, boundary, masking, candidates, words)
     wanted = min(masking.predictions[pieces.size], words[num_words])
@@ -96,10 +96,10 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
         share = uniform(state)
         if share < masking.mask_share:
             pieces[position] = masking.mask_piece
-            tally[0] += 1
+            split[0] += 1
         elif share < masking.mask_share + masking.random_share:
             pieces[position] = below(state, masking.continues.size)
-            tally[1] += 1
+            split[1] += 1
         else:
-            tally[2] += 1
+            split[2] += 1
     return count

@@ -1,4 +1,4 @@
-"""Which pieces make up each training example: segments A and B, by the rules of the original generator.
+"""Decides which pieces make up a training example: segments A and B, by the rules of the original generator.
 
 Sentences are gathered until a target length is reached or the document ends. In half of the cases B is what follows
 A in the document; in the other half it is drawn from another document, and the sentences that were not used are put
@@ -20,13 +20,14 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.examples.streams import below, draw, heads, stream, uniform
+from data_prep.vocabulary.tokens import Corpus
 
 PARTNER_DRAWS = 10  # attempts to find a document other than one's own
 COLUMNS = 8
 
 
 class Plan(NamedTuple):
-    """Some examples: a column an array, all of one length."""
+    """Several examples: every column an array, all of one length."""
 
     row: Array  # the document, as a row of its file
     a_start: Array  # segment A, a range of the file's pieces
@@ -39,36 +40,27 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, columns: Array) -> Plan:
-        """From the (COLUMNS, examples) int64 matrix that the compiled code fills."""
+        """Takes the columns from the (COLUMNS, examples) int64 matrix that the compiled code fills."""
         return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
-
-
-class Corpus(NamedTuple):
-    """The documents of one file as flat arrays."""
-
-    pieces: Array  # (pieces,)
-    sentence_ends: Array  # (sentences,) in pieces
-    document_ends: Array  # (documents,) in sentences
-    first: int  # the number of the first document
 
 
 def plan_pairs(
     corpus: Corpus, rows: Array, members: Array, length: int, duplicate: int, seed: int, short: float
 ) -> Plan:
-    """Examples of the documents `rows`; partners are drawn from `members`, the numbers of the documents allowed."""
+    """Plans the examples of the documents `rows`; partners are drawn from `members`, the numbers of those allowed."""
     limits = (length - 3, seed, length, duplicate, short)
     return Plan.of(_plan_pairs(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, members, limits))
 
 
 def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Plan:
-    """Examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
+    """Plans examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
     limits = (length - 2, seed, length, duplicate, short)
     return Plan.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
 
 
 @compiled
 def room_of(state, room, shortest, short):
-    """The target length of a document: mostly all the room there is, sometimes less."""
+    """Draws the target length of a document: mostly all the room there is, sometimes less."""
     if uniform(state) < short:
         return shortest + below(state, room - shortest + 1)
     return np.int64(room)
@@ -76,6 +68,7 @@ def room_of(state, room, shortest, short):
 
 @compiled
 def _with_room(columns, count):
+    """Returns the columns, or a copy twice as long where they have no room for another example."""
     if count < columns.shape[1]:
         return columns
     larger = np.empty((columns.shape[0], columns.shape[1] * 2), np.int64)
@@ -85,6 +78,7 @@ def _with_room(columns, count):
 
 @compiled
 def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
+    """Fills the columns of a plan of pairs, all but where the partners' segments lie."""
     room, seed, length, duplicate, short = limits
     columns = np.empty((COLUMNS, 1024), np.int64)
     count = 0
@@ -124,6 +118,7 @@ def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
 
 @compiled
 def _draw_partner(state, members, own):
+    """Draws another document; after some attempts it takes the document itself, which may be the only one."""
     partner = own
     for _ in range(PARTNER_DRAWS):
         partner = np.int64(members[below(state, members.size)])
@@ -134,6 +129,7 @@ def _draw_partner(state, members, own):
 
 @compiled
 def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
+    """Fills the columns of a plan of single segments."""
     room, seed, length, duplicate, short = limits
     columns = np.zeros((COLUMNS, 1024), np.int64)
     count = 0
@@ -160,8 +156,8 @@ def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
 
 
 @compiled
-def place_partners(chosen, plan, corpus):
-    """Sets b_start and b_end of the `chosen` examples, whose partners all lie in `corpus`."""
+def place_partners(chosen: Array, plan: Plan, corpus: Corpus) -> None:
+    """Finds segment B of the chosen examples, whose partners all lie in this corpus."""
     for example in chosen:
         row = plan.partner[example] - corpus.first
         begin = corpus.document_ends[row - 1] if row else 0
@@ -175,10 +171,10 @@ def place_partners(chosen, plan, corpus):
 
 
 @compiled
-def truncate(chosen, plan, room):
-    """Shortens the segments until they fit: a piece at a time from the longer (a tie: B), from either of its ends.
+def truncate(chosen: Array, plan: Plan, room: int) -> None:
+    """Shortens segments until they fit: drops pieces of the longer, or of B where both are as long, at either end.
 
-    How many pieces each segment loses follows from the lengths; only the end that each is taken from is random.
+    How many pieces a segment loses follows from the lengths; only the end that a piece is taken from is random.
     """
     for example in chosen:
         size_a = plan.a_end[example] - plan.a_start[example]
@@ -198,8 +194,8 @@ def truncate(chosen, plan, room):
 
 
 @compiled
-def copy_second(chosen, plan, corpus, second):
-    """Copies B of the `chosen` examples, which lies in `corpus`, to their rows of `second`."""
+def copy_second(chosen: Array, plan: Plan, corpus: Corpus, second: Array) -> None:
+    """Copies segment B of the chosen examples, which lies in this corpus, to their rows of `second`."""
     for example in chosen:
         start, end = plan.b_start[example], plan.b_end[example]
         second[example, : end - start] = corpus.pieces[start:end]

@@ -1,4 +1,4 @@
-"""Step 5, shards: all examples of the corpus in one range of keys, sorted by their keys."""
+"""Step 5, shards: gathers all examples of the corpus in one range of keys, and sorts them by their keys."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ import pyarrow as pa
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.examples.examples import KEY
+from data_prep.examples.assembly import KEY
 from data_prep.shards import Lists, ShardSet, example_batch, map_batches, write_batches
 
-KEYS = 1 << 64
+KEYS = 1 << 64  # how many keys there can be
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Write one shard."""
+    """Asks a worker for one shard."""
 
     folder: Path
+    """The output folder."""
     shards: ShardSet
     index: int
     total: int
-    """shards of this set"""
+    """How many shards the set has."""
     batch: int
-    """the number of the set's record batch in each file of examples"""
+    """Which record batch of a file of examples is of this set."""
     paths: tuple[str, ...]
-    """the files of examples of this length"""
+    """The files of examples of this length, relative to the output folder."""
     weight: int
-    """pieces, about"""
+    """How many pieces the shard will have, about."""
 
     @property
     def name(self) -> str:
+        """Tells the task from the others of its step."""
         return self.shards.shard(self.index).replace("/", "-").removesuffix(".arrow")
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
     """Gathers the shard's examples from every file and puts them into their final order.
 
-    In two sweeps over the files: the first finds out where each example goes, the second copies it there. So the
-    shard is in memory once, and its sources are never in memory together.
+    That takes two sweeps over the files: the first finds out where an example goes, the second copies it there. So
+    the shard is in memory once, and its sources are never in memory together.
     """
     schema = map_batches(task.folder / task.paths[0]).schema
     keys, sizes, num_masked, others = [], [], [], []
-    for each in _slices(task):
-        keys.append(np.array(each[KEY]))
-        sizes.append(np.diff(each["pieces"].offsets))
-        num_masked.append(np.diff(each["masked"].offsets))
-        others.append([np.array(each[name]) for name in schema.names[2:-1]])
+    for examples in _slices(task):
+        keys.append(np.array(examples[KEY]))
+        sizes.append(np.diff(examples["pieces"].offsets))
+        num_masked.append(np.diff(examples["masked"].offsets))
+        others.append([np.array(examples[name]) for name in schema.names[2:-1]])
     order = np.argsort(np.concatenate(keys), kind="stable")
     piece_starts, piece_ends = _places(np.concatenate(sizes), order)
     masked_starts, masked_ends = _places(np.concatenate(num_masked), order)
@@ -60,11 +62,11 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     labels = np.empty(masked_ends[-1] if len(order) else 0, pieces.dtype)
     positions = np.empty(len(labels), item.field("position").type.to_pandas_dtype())
     row = 0
-    for each in _slices(task):
-        end = row + each.num_rows
-        _scatter(*_flat(each["pieces"], lambda values: values), piece_starts[row:end], pieces)
-        _scatter(*_flat(each["masked"], lambda values: values.field("piece")), masked_starts[row:end], labels)
-        _scatter(*_flat(each["masked"], lambda values: values.field("position")), masked_starts[row:end], positions)
+    for examples in _slices(task):
+        end = row + examples.num_rows
+        _scatter(*_flat(examples["pieces"], lambda values: values), piece_starts[row:end], pieces)
+        _scatter(*_flat(examples["masked"], lambda values: values.field("piece")), masked_starts[row:end], labels)
+        _scatter(*_flat(examples["masked"], lambda values: values.field("position")), masked_starts[row:end], positions)
         row = end
     columns = [np.concatenate(column)[order] for column in zip(*others, strict=True)]
     schema = schema.remove(schema.get_field_index(KEY))
@@ -73,7 +75,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
 
 
 def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
-    """Where each example begins, in the order of the sources; and where it ends, in the order of the shard."""
+    """Finds where every example begins, in the order of the sources, and where it ends, in the order of the shard."""
     ends = np.cumsum(sizes[order])
     starts = np.empty_like(ends)
     starts[order] = ends - sizes[order]
@@ -81,20 +83,21 @@ def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
 
 
 def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[Array, Array]:
-    """The values of lists, and where each list begins and ends in them."""
+    """Gives the values of lists, and the offsets at which the lists begin and end in them."""
     return np.asarray(part(column.values)), np.asarray(column.offsets)
 
 
 @compiled
 def _scatter(values, offsets, starts, target):
-    """Copies each list to its place in `target`."""
+    """Copies every list to its place in the target."""
     for row in range(starts.size):
         size = offsets[row + 1] - offsets[row]
         target[starts[row] : starts[row] + size] = values[offsets[row] : offsets[row] + size]
 
 
 def _slices(task: ShardTask) -> Iterator[pa.RecordBatch]:
-    low, high = (KEYS * each // task.total for each in (task.index, task.index + 1))
+    """Finds the examples of the shard in every file: those with keys in its range."""
+    low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
     for path in task.paths:
         batch = map_batches(task.folder / path).get_batch(task.batch)
         keys = np.asarray(batch[KEY])

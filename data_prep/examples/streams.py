@@ -1,4 +1,4 @@
-"""Random numbers for compiled code: one independent stream for each key, the same on every machine.
+"""Random numbers for compiled code: one independent stream for every key, the same on every machine.
 
 A stream is SplitMix64 (Steele, Lea & Flood 2014): 64 bits of state, a full period, and results that depend on integer
 arithmetic alone. A key such as (seed, length, duplicate, document) is folded into the state, so what a document
@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from data_prep.common import hashing
 from data_prep.common.compiled import compiled
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-BITS_32, BITS_64, BITS_11 = np.uint64(32), np.uint64(64), np.uint64(11)
+GOLDEN = np.uint64(hashing.GOLDEN)
+BITS_32, BITS_11 = np.uint64(32), np.uint64(11)
 
-
-@compiled
-def mix(value):
-    """Scrambles 64 bits."""
-    value = (value ^ (value >> np.uint64(30))) * MIX_1
-    value = (value ^ (value >> np.uint64(27))) * MIX_2
-    return value ^ (value >> np.uint64(31))
+mix = compiled(hashing.scramble_bits)
 
 
 @compiled
 def stream(seed, length, duplicate, document):
-    """A new stream, as an array of its one word of state."""
+    """Begins the stream of a document; returns it as an array of its one word of state, which the draws change."""
     state = np.empty(1, np.uint64)
     state[0] = mix(np.uint64(seed) + GOLDEN)
     for part in (length, duplicate, document):
@@ -36,26 +30,26 @@ def stream(seed, length, duplicate, document):
 
 @compiled
 def draw(state):
-    """64 random bits."""
+    """Draws 64 random bits."""
     state[0] += GOLDEN
     return mix(state[0])
 
 
 @compiled
 def below(state, limit):
-    """An integer, uniform in 0 … limit-1; limit below 2³²."""
+    """Draws an integer, uniform in 0 … limit-1, for a limit below 2³²."""
     return np.int64(((draw(state) >> BITS_32) * np.uint64(limit)) >> BITS_32)
 
 
 @compiled
 def uniform(state):
-    """A number, uniform in [0, 1)."""
+    """Draws a number, uniform in [0, 1)."""
     return np.float64(draw(state) >> BITS_11) * 2.0**-53
 
 
 @compiled
 def heads(state, tosses):
-    """How many of so many tosses of a fair coin fall heads."""
+    """Counts how many tosses of a fair coin fall heads, 64 tosses at a time."""
     count = np.int64(0)
     while tosses > 0:
         bits = draw(state)

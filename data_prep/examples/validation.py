@@ -1,19 +1,34 @@
-"""Which documents are held out for validation."""
+"""Holds documents out for validation, so that a model is measured on text that it was not trained on."""
 
 from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.examples.streams import mix
+from data_prep.shards import WORK
+
+HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out
 
 
-def held_out(digests: Array, share: float, seed: int) -> Array:
-    """The numbers of the documents for validation, from the digests of all documents.
+class Members(NamedTuple):
+    """The numbers of the documents for training, and of those held out for validation."""
 
-    Those whose salted digests are smallest: copies of a text have one digest, so they are held out together and a text
-    in validation is in no training example. At least one document, unless the share is 0 or there is no other.
+    training: Array
+    validation: Array
+
+
+def choose_held_out(digests: Array, share: float, seed: int) -> Array:
+    """Chooses the documents for validation by the digests of all documents; returns their numbers.
+
+    They are those whose salted digests are smallest: copies of a text have one digest, so they are held out together
+    and a text in validation is in no training example. There is at least one, unless the share is 0 or there is no
+    other document.
     """
     count = min(max(1, round(len(digests) * share)) if share else 0, len(digests) - 1)
     if count < 1:
@@ -25,9 +40,16 @@ def held_out(digests: Array, share: float, seed: int) -> Array:
 
 @compiled
 def _ranks(digests, seed):
-    """The digests in another order for each seed."""
+    """Puts the digests in another order for every seed."""
     salt = mix(seed)
     ranks = np.empty(digests.size, np.uint64)
     for document in range(digests.size):
         ranks[document] = mix(digests[document] ^ salt)
     return ranks
+
+
+@functools.lru_cache(maxsize=1)
+def read_members(folder: Path, num_documents: int, sha256: str) -> Members:
+    """Reads which documents are held out, once for all tasks of a worker; another checksum means another file."""
+    held_out = np.load(folder / HELD_OUT)
+    return Members(np.delete(np.arange(num_documents, dtype=np.uint32), held_out), held_out.astype(np.uint32))

@@ -11,185 +11,55 @@ import hashlib
 import os
 import re
 import shutil
-import socket
-import ssl
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPResponse
 from pathlib import Path
-from typing import TypeVar
-from urllib.error import HTTPError
-from urllib.parse import quote
-
-from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK, read_json, write_json
-from data_prep.common.progress import StepProgress, duration
+from data_prep.common.progress import StepProgress
+from data_prep.fetching.client import Changed, Client, blocks, content_length
 
-AGENT = "cloze-fetch/0.1"
-LONGEST_PAUSE = 60.0  # seconds
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 ALGORITHMS = {40: "sha1", 64: "sha256"}  # by the length of the checksum
-OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What all commands have."""
-
-    out: Path | None = None
-    """Folder for the files (default: data/raw/<name>)."""
-    retries: int = 5
-    """Attempts in a row that may fail without any progress."""
-    wait: float = 1.0
-    """Seconds before another attempt; doubles each time."""
-    timeout: float = 60.0
-    """Seconds without a byte after which a connection counts as lost."""
-
-    @property
-    def elsewhere(self) -> str:
-        """What to do if this server cannot be reached and another can."""
-        return "name a mirror with --mirror"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A file to fetch."""
+    """A file to fetch, and where it goes."""
 
     url: str
     path: Path
     checksum: str = ""
-    """SHA-1 or SHA-256 in hex, where somebody says it"""
+    """The SHA-1 or SHA-256 of the content in hex; empty where nobody says it."""
     hint: str = "check the address"
-    """what a user can do when the server refuses"""
+    """What a user can do when the server refuses."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """What the server is sent besides, such as a token of the user."""
 
     @property
     def algorithm(self) -> str:
+        """Names the algorithm of the checksum."""
         return ALGORITHMS[len(self.checksum)]
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Of which file NAME.part is the beginning; kept beside it, in NAME.part.json."""
+    """What the file is that NAME.part is the beginning of; kept beside it, in NAME.part.json."""
 
     url: str
     validator: str
-    """ETag or date, by which the server knows the file again"""
+    """The ETag or date by which the server knows the file again."""
     size: int | None
-    """of the whole file, where the server said it"""
+    """How many bytes the whole file has, where the server said so."""
     checksum: str
-
-
-class Interrupted(Exception):
-    """It ended too early; another attempt may go on from there."""
-
-    def __init__(self, reason: str, pause: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause = pause
-
-
-class Changed(Interrupted):
-    """What we have is no beginning of what the server has."""
-
-
-class Client:
-    """Asks servers, and asks again."""
-
-    def __init__(self, console: Console, options: Options) -> None:
-        self.console, self._options = console, options
-        self.cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
-        self._reached = False  # once a server was reached, a network that is lost is waited for
-
-    def patiently(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
-        """Repeats the attempt while it is interrupted, until too many in a row got no further than any before them."""
-        failures, furthest = 0, position()
-        while True:
-            try:
-                return attempt()
-            except Interrupted as error:
-                failures = 0 if position() > furthest else failures + 1
-                furthest = max(furthest, position())
-                if failures > self._options.retries:
-                    raise UserError(
-                        f"{name}: {error}; gave up after {failures} attempts without progress\n"
-                        f"{self.cure}; the same command continues"
-                    ) from None
-                pause = max(min(self._options.wait * 2 ** max(failures - 1, 0), LONGEST_PAUSE), error.pause)
-                self.console.print(f"{name}: {error}; again in {duration(pause)}")
-                time.sleep(pause)
-
-    def open(self, url: str, hint: str, headers: Mapping[str, str]) -> HTTPResponse:
-        """The answer of the server; raises Interrupted where another attempt may help and UserError where not."""
-        request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers={"User-Agent": AGENT})
-        for name, value in headers.items():
-            request.add_unredirected_header(name, value) if name == "Authorization" else request.add_header(name, value)
-        try:
-            response: HTTPResponse = urllib.request.urlopen(request, timeout=self._options.timeout)
-        except HTTPError as error:
-            self._reached = True
-            with error:
-                raise self._judge_answer(error, url, hint) from None
-        except (OSError, HTTPException, UnicodeError) as error:
-            raise self._judge_failure(getattr(error, "reason", error), url) from None
-        self._reached = True
-        return response
-
-    def _judge_answer(self, error: HTTPError, url: str, hint: str) -> Exception:
-        said = f"the server says {error.code} {error.reason}"
-        if error.code == 416:
-            return Changed("the server's file is shorter than what is here")
-        if error.code in (408, 429) or error.code >= 500:
-            asked = error.headers.get("Retry-After", "")
-            return Interrupted(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
-        return UserError(f"{url}: {said}\n{hint}")
-
-    def _judge_failure(self, reason: object, url: str) -> Exception:
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            return UserError(f"{url}: its certificate is not trusted: {reason}\n{self.cure}")
-        lost = isinstance(reason, socket.gaierror | ConnectionRefusedError) or getattr(reason, "errno", 0) in OFFLINE
-        if lost and not self._reached:
-            return UserError(f"{url}: cannot be reached: {reason}\n{self.cure}")
-        return Interrupted(str(reason) or type(reason).__name__)
-
-    def read_text(self, url: str, hint: str) -> str:
-        """A small file."""
-
-        def attempt() -> str:
-            with self.open(url, hint, {}) as response:
-                return b"".join(blocks(response, content_length(response))).decode(errors="replace")
-
-        return self.patiently(url, attempt)
-
-
-def content_length(response: HTTPResponse) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
-
-
-def blocks(response: HTTPResponse, length: int | None) -> Iterator[bytes]:
-    """The content as it comes; raises Interrupted if it ends before its length."""
-    received = 0
-    while length is None or received < length:
-        try:
-            block = response.read1(BLOCK if length is None else min(BLOCK, length - received))
-        except (OSError, HTTPException) as error:
-            raise Interrupted(f"connection lost ({error or type(error).__name__})") from None
-        if not block:
-            if length is None:
-                return
-            raise Interrupted("connection closed by the server")
-        received += len(block)
-        yield block
+    """The checksum that the whole file must have; empty where nobody says it."""
 
 
 class Download:
-    """One file: NAME.part grows to the size that the server says, is checked, and takes its name."""
+    """The download of one file: NAME.part grows to the size that the server says, is checked, and takes its name."""
 
     def __init__(self, client: Client, item: Item) -> None:
         self._client, self._item = client, item
@@ -218,10 +88,11 @@ class Download:
         self._client.console.print(f"{path}: {'already there' if there else 'complete'}{verdict}")
 
     def _position(self) -> int:
+        """Counts the bytes that are here."""
         return self._part.stat().st_size if self._part.exists() else 0
 
     def _receive(self) -> None:
-        """One attempt: returns when the whole file is there."""
+        """Makes one attempt; returns when the whole file is there."""
         known, offset = self._beginning(), self._position()
         if known is None:
             offset = 0
@@ -242,7 +113,7 @@ class Download:
             raise
 
     def _beginning(self) -> Beginning | None:
-        """What is known of NAME.part, if that is enough to go on: the server can tell, or the checksum will."""
+        """Reads what NAME.part is the beginning of, if the server can tell that it still is, or the checksum will."""
         try:
             known = Beginning(**read_json(self._record))
         except (OSError, UserError, TypeError):
@@ -252,7 +123,7 @@ class Download:
         return known if same_place or same_content else None
 
     def _check_rest(self, response: HTTPResponse, known: Beginning, offset: int) -> int | None:
-        """The size of the whole file; raises Changed if this is not the rest of what we have."""
+        """Returns the size of the whole file; raises Changed if the answer is not the rest of what is here."""
         match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         size = int(match[2]) if match and match[2] != "*" else known.size
         other = known.url == self._item.url and validator(response) not in ("", known.validator)
@@ -261,6 +132,7 @@ class Download:
         return size
 
     def _start_anew(self, response: HTTPResponse) -> int | None:
+        """Drops what is here, for an answer that begins at the first byte; returns the size of the whole file."""
         size = content_length(response)
         if lost := self._position():
             self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
@@ -269,6 +141,7 @@ class Download:
         return size
 
     def _store(self, response: HTTPResponse, offset: int, size: int | None) -> None:
+        """Appends the answer to NAME.part; refuses at once what the disk has no room for."""
         rest, free = (size or 0) - offset, shutil.disk_usage(self._part.parent).free
         if rest > free:
             raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
@@ -298,6 +171,7 @@ class Download:
         )
 
     def _checksum(self, path: Path) -> str:
+        """Computes the checksum of a file by the algorithm of the one that it must have."""
         if path.stat().st_size > LONG_CHECK:
             self._client.console.print(f"{path}: reading it again for its {self._item.algorithm}")
         digest = hashlib.new(self._item.algorithm, usedforsecurity=False)
@@ -308,6 +182,6 @@ class Download:
 
 
 def validator(response: HTTPResponse) -> str:
-    """By what the server knows this very content again: a strong ETag, or a date."""
+    """Reads the strong ETag, or the date, by which the server knows this very content again."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")

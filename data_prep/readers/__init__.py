@@ -1,9 +1,9 @@
-"""The formats that Cloze reads, one file each. A new one is a new file here with a READER, and its line below."""
+"""The formats that Cloze reads: a new one is a new file here with a READER, and a line for it below."""
 
 from __future__ import annotations
 
 from data_prep.readers import books, demo, jsonlines, mediawiki, parquet, sentences, wikiextractor
-from data_prep.readers.base import Reader
+from data_prep.readers.reader import Reader
 
 # In the order in which they are tried on a file; `text` takes any text file, so it comes last.
 READERS: dict[str, Reader] = {

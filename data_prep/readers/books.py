@@ -1,4 +1,4 @@
-"""Plain text and markdown: one document a file, its paragraphs in their order.
+"""Reads plain text and markdown: one document a file, its paragraphs in their order.
 
 Headings, rules and marks of emphasis are no text. Project Gutenberg's header and licence are removed.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import COMPRESSED, LARGEST_DOCUMENT, Options, Reader, Span, decompressed, whole
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import LARGEST_DOCUMENT, decompressed, whole
+from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span
 from data_prep.readers.wikitext import unescape, without_tags
 
 SUFFIXES = (".txt", ".text", ".md", ".markdown")
@@ -51,6 +51,7 @@ ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+.!>|~-])")
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads a file as one document, named after the file."""
     path = Path(span.path)
     data = bytearray()
     for block in decompressed(path):
@@ -70,7 +71,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def passages(text: str, markdown: bool) -> list[str]:
-    """The paragraphs of a book, each on one line."""
+    """Finds the paragraphs of a book and puts every one on one line."""
     text = without_gutenberg(LINE_END.sub("\n", text.removeprefix("\ufeff")))
     if markdown:
         text = UNDERLINED.sub("", FENCE.sub("", FRONT_MATTER.sub("", QUOTE.sub("", text))))
@@ -79,16 +80,17 @@ def passages(text: str, markdown: bool) -> list[str]:
         paragraphs = [_without_marks(item) for paragraph in paragraphs for item in _items(paragraph.lstrip("\n"))]
     else:
         paragraphs = [UNDERSCORES.sub(r"\2", paragraph) for paragraph in paragraphs]
-    lines = (" ".join(line for each in paragraph.split("\n") if (line := each.strip())) for paragraph in paragraphs)
+    lines = (" ".join(line for raw in paragraph.split("\n") if (line := raw.strip())) for paragraph in paragraphs)
     return [line for line in lines if line]
 
 
 def _items(paragraph: str) -> list[str]:
-    """The items of a list; a line of a paragraph that begins with a number is none."""
-    return [item for each in BULLET.split(paragraph) for item in (NUMBER.split(each) if NUMBER.match(each) else [each])]
+    """Divides a list into its items; a line within a paragraph that begins with a number is none."""
+    return [item for text in BULLET.split(paragraph) for item in (NUMBER.split(text) if NUMBER.match(text) else [text])]
 
 
 def _without_marks(text: str) -> str:
+    """Frees a paragraph of markdown: links and emphasis leave their words, images nothing."""
     if not MARK.search(text):
         return text
     text = LINK.sub(r"\1", IMAGE.sub("", without_tags(text)))
@@ -98,7 +100,7 @@ def _without_marks(text: str) -> str:
 
 
 def without_gutenberg(text: str) -> str:
-    """What stands between Project Gutenberg's header and its licence, which has marks of its own in old files."""
+    """Frees a book of Project Gutenberg's header and licence, whose marks are others in old files."""
     start = GUTENBERG_START.search(text)
     end = GUTENBERG_END.search(text, start.end() if start else 0)
     if start and not end and (end := GUTENBERG_END.search(text)):
@@ -107,7 +109,7 @@ def without_gutenberg(text: str) -> str:
 
 
 def detect(name: str, head: bytes) -> bool:
-    """A file whose name says that it is text, or whose name says nothing and that has nothing but text in it."""
+    """Tells a text by its name, or where the name says nothing, by having nothing but text in it."""
     rest = len(head) - len(head.decode(errors="ignore").encode())  # the last character may be cut
     return name.endswith(SUFFIXES) or ("." not in name and rest < 4 and not CONTROL.search(head))
 

@@ -1,4 +1,4 @@
-"""A corpus of real English that every machine has: the documentation strings of its installed Python packages.
+"""Reads a corpus of real English that every machine has: the documentation strings of its Python packages.
 
 A document is a module: the strings of its classes and functions, in the order of the file.
 """
@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, whole
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import whole
+from data_prep.readers.reader import Document, Options, Reader, Span
 
 NAME = "demo"
 SHORTEST = 200  # characters of text that make a module worth reading
@@ -22,7 +22,7 @@ PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}")
 
 
 def files() -> list[Path]:
-    """Every other Python file of the standard library and the installed packages: some 20 MB of text."""
+    """Lists every other Python file of the standard library and the installed packages: some 20 MB of text."""
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     found = {path: folder for folder in folders for path in folder.rglob("*.py") if path.is_file()}
     skipped = {"test", "tests", "__pycache__"}
@@ -30,6 +30,7 @@ def files() -> list[Path]:
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads a module as a document, if it has enough text."""
     path = Path(span.path)
     source = path.read_bytes().decode(errors="ignore")
     passages = [passage for text in DOCSTRING.findall(source) for passage in prose(text[1])]
@@ -38,7 +39,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def prose(text: str) -> list[str]:
-    """The paragraphs of a documentation string that read as sentences."""
+    """Finds the paragraphs of a documentation string that read as sentences."""
     paragraphs = []
     for paragraph in BLANK_LINE.split(text):
         lines = [line.strip() for line in paragraph.split("\n") if not CODE.match(line)]

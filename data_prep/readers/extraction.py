@@ -1,4 +1,4 @@
-"""Step 1, documents: files of any format to Arrow files of documents, each a list of its sentences."""
+"""Step 1, documents: turns files of any format into Arrow files of documents, which are lists of their sentences."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from data_prep.readers import READERS
-from data_prep.readers.base import Errors, Options, Problems
-from data_prep.readers.documents import Document
+from data_prep.readers.reader import Document, Options, Problems
 from data_prep.readers.sources import Bundle
 from data_prep.readers.splitting import split_sentences
+from data_prep.settings import Errors
 from data_prep.shards import WORK, write_batches
 
 SCHEMA = pa.schema(
@@ -27,9 +27,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ExtractTask:
-    """Read one bundle."""
+    """Asks a worker to read one bundle."""
 
     folder: Path
+    """The output folder."""
     bundle: Bundle
     language: str
     text_field: str
@@ -37,26 +38,28 @@ class ExtractTask:
 
     @property
     def name(self) -> str:
+        """Tells the task from the others of its step."""
         return self.bundle.name
 
     @property
     def weight(self) -> int:
+        """Says how many bytes the task reads."""
         return self.bundle.weight
 
 
 def extract(task: ExtractTask) -> dict[str, Any]:
-    """Writes the documents of a bundle; a bundle of one huge file makes several parts."""
+    """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = READERS[task.bundle.format]
     options = Options(problems, task.text_field)
-    language = task.language
 
     def documents() -> Iterator[Document]:
         for span in task.bundle.spans:
-            for each in reader.read(span, options):
-                sentences = each.passages if reader.has_sentences else split_sentences(language, each.passages)
+            for document in reader.read(span, options):
+                passages = document.passages
+                sentences = passages if reader.has_sentences else split_sentences(task.language, passages)
                 if sentences:
-                    yield Document(each.id, each.title, sentences)
+                    yield Document(document.id, document.title, sentences)
 
     parts = []
     for number, batch in enumerate(_parts(documents(), task.bundle.part_bytes)):
@@ -86,6 +89,7 @@ def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.Record
 
 
 def _as_batch(group: list[Document]) -> pa.RecordBatch:
+    """Puts documents into a record batch."""
     columns = [
         pa.array([document.id for document in group]),
         pa.array([document.title for document in group]),

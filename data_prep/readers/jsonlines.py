@@ -1,4 +1,4 @@
-"""JSON lines: an object on each line, its text in one field (`text` unless --text-field says otherwise).
+"""Reads JSON lines: an object on every line, its text in one field (`text` unless --text-field says otherwise).
 
 `id` (or `_id`, `docid`) and `title` are taken where they are there; .gz, .bz2 and .zst are expanded.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import ranges, records
+from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
 OPENING = re.compile(rb"\n(?=[^\r\n])")
@@ -21,6 +21,7 @@ WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets 
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the lines that begin in a span, a document from every one."""
     name = Path(span.path).name
     for offset, record in records(span, OPENING):
         where = span.at(offset)
@@ -46,7 +47,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def find_fault(content: Any, field: str) -> str:
-    """What keeps a record from having a text; nothing if it has one, or null in its place."""
+    """Says what keeps a record from having a text; nothing if it has one, or null in its place."""
     if not isinstance(content, dict):
         return f"a JSON {type(content).__name__}; each line must be an object with a field {field!r}"
     if field not in content:
@@ -57,6 +58,7 @@ def find_fault(content: Any, field: str) -> str:
 
 
 def detect(name: str, head: bytes) -> bool:
+    """Tells JSON lines by a file that begins with an object."""
     return head.lstrip().startswith(b"{") and b'":' in head.replace(b" ", b"")
 
 

@@ -1,6 +1,6 @@
-"""MediaWiki's XML dumps, plain or .bz2, as Wikipedia publishes them; a multistream dump is read in parallel.
+"""Reads MediaWiki's XML dumps, plain or .bz2, as Wikipedia publishes them; a multistream dump is read in parallel.
 
-Articles only: no redirects, no disambiguation pages, nothing outside the main namespace. Each page is parsed by
+It reads articles only: no redirects, no disambiguation pages, nothing outside the main namespace. A page is parsed by
 itself, so a document type or an entity that a hostile file defines at its top is never seen by the parser.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import Options, Reader, Span, bz2_ranges, read_head, records
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import bz2_ranges, read_head, records
+from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(?=<page[\s>])")
@@ -24,6 +24,7 @@ FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the articles among the pages that begin in a span."""
     wikitext = Wikitext(_skipped_prefixes(span.path))
     for offset, record in records(span, OPENING):
         if not record.startswith(b"<page"):
@@ -49,6 +50,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
+    """Makes a document of a page, unless it is no article."""
     if page.findtext("{*}ns", "0").strip() != "0" or page.find("{*}redirect") is not None:
         return None
     revisions = page.findall("{*}revision/{*}text")  # a dump with the history has the newest at the end
@@ -60,7 +62,7 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
 
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
-    """What the dump's own language calls the namespaces whose links are no text."""
+    """Reads what the dump's own language calls the namespaces whose links are no text; refuses hostile dumps."""
     head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page")[0]
     if "<!DOCTYPE" in head or "<!ENTITY" in head:
         raise UserError(
@@ -70,6 +72,7 @@ def _skipped_prefixes(path: str) -> frozenset[str]:
 
 
 def detect(name: str, head: bytes) -> bool:
+    """Tells a dump by XML that opens a wiki or a page."""
     return head.lstrip().startswith((b"<?xml", b"<!", b"<mediawiki", b"<page")) and bool(DUMP.search(head))
 
 

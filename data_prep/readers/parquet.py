@@ -1,6 +1,6 @@
-"""Parquet with a text column, as Wikipedia and BookCorpus are published today.
+"""Reads Parquet with a text column, as Wikipedia and BookCorpus are published today.
 
-BookCorpus has a sentence on each row and nothing else: there, a document is ROWS of them in their order.
+BookCorpus has a sentence on every row and nothing else: there, a document is ROWS of them in their order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
-from data_prep.readers.base import Options, Reader, Span
-from data_prep.readers.documents import Document
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
+from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
@@ -24,7 +23,7 @@ ROWS = 1000  # that are read at once
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
-    """A span counts row groups, not bytes."""
+    """Reads the row groups of a span, which counts row groups and not bytes."""
     path = Path(span.path)
     if _rows_are_sentences(span.path, options.text_field):
         for place, batch in _batches(span, [options.text_field]):
@@ -46,7 +45,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """Some rows at a time, each with its place `row group:row`; texts are bytes, as they may not be UTF-8."""
+    """Yields some rows at a time with their places `row group:row`; texts are bytes, as they may not be UTF-8."""
     for group in range(span.start, span.end):
         at = 0
         try:
@@ -60,6 +59,7 @@ def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[s
 
 
 def _values(column: pa.Array) -> list[Any]:
+    """Turns a column into Python values, with texts as bytes."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     values: list[Any] = (column.cast(pa.large_binary()) if _is_text(column.type) else column).to_pylist()
@@ -67,23 +67,25 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _text(value: bytes | None, span: Span, where: str, options: Options) -> str | None:
+    """Decodes the text of a row, where none is an empty one; returns None where the row is to be left out."""
     group, _, row = where.partition(":")
     return options.problems.decode(value or b"", Span(f"{span.path}: row group {group}, row {row}", 0, 0), 0)
 
 
 def _name(value: Any) -> str:
-    """An id or a title, of whatever type."""
+    """Spells an id or a title of whatever type."""
     return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Tells whether a column of this type has texts."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
 
 
 def _columns(path: str, text_field: str) -> list[str]:
-    """The names of the columns of a file that has the one with the text."""
+    """Names the columns of a file; raises UserError where it has none with the text."""
     schema = _open(path).schema_arrow
     if text_field not in schema.names:
         known = ", ".join(schema.names)
@@ -95,7 +97,7 @@ def _columns(path: str, text_field: str) -> list[str]:
 
 @functools.cache
 def _rows_are_sentences(path: str, text_field: str) -> bool:
-    """Whether a row is a sentence and not a document: nothing tells them apart but what is in the first of them."""
+    """Tells whether a row is a sentence and not a document, by what is in the first rows, as nothing else tells."""
     if _columns(path, text_field) != [text_field] or not _open(path).num_row_groups:
         return False
     _, rows = next(_batches(Span(path, 0, 1), [text_field]), ("", []))
@@ -104,6 +106,7 @@ def _rows_are_sentences(path: str, text_field: str) -> bool:
 
 
 def _open(path: str) -> pq.ParquetFile:
+    """Maps a Parquet file into memory; raises UserError where it is not whole."""
     try:
         return pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError) as error:
@@ -111,7 +114,7 @@ def _open(path: str) -> pq.ParquetFile:
 
 
 def spans(path: Path, span_bytes: int) -> list[Span]:
-    """A span for each row group."""
+    """Makes a span of every row group."""
     return [Span(str(path), group, group + 1) for group in range(_open(str(path)).num_row_groups)]
 
 

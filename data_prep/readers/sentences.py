@@ -1,4 +1,4 @@
-"""The format of the original BERT scripts: one sentence on each line, an empty line between documents."""
+"""Reads the format of the original BERT scripts: one sentence on every line, an empty line between documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import ranges, records
+from data_prep.readers.reader import Document, Options, Reader, Span
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
 LINE_END = re.compile(r"[\r\n]+")
@@ -18,6 +18,7 @@ FEWEST = 4  # lines that it takes to tell
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the documents that begin in a span."""
     name = Path(span.path).name
     for offset, record in records(span, OPENING):
         text = options.problems.decode(record, span, offset)
@@ -28,13 +29,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def are_sentences(lines: list[str]) -> bool:
-    """Whether most of some lines are exactly one sentence each."""
+    """Tells whether most of the lines are exactly one sentence."""
     single = sum(1 for line in lines if SENTENCE_END.search(line) and not TWO_SENTENCES.search(line))
     return len(lines) >= FEWEST and single > 0.8 * len(lines)
 
 
 def detect(name: str, head: bytes) -> bool:
-    """Lines of one sentence each that follow each other: a book has a paragraph, or a part of one, on a line."""
+    """Tells the format by lines of one sentence that follow each other: a line of a book has less or more than one."""
     if not name.endswith((".txt", ".text")) and "." in name:
         return False
     lines = [line.strip() for line in head.decode(errors="replace").split("\n")]

@@ -1,4 +1,4 @@
-"""From what the user gave as --docs to the files that are read, and their division into pieces of work."""
+"""Finds the files that are meant by --docs, and divides them into pieces of work."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
-from data_prep.readers.base import COMPRESSED, Span, read_head
+from data_prep.readers.cutting import read_head
+from data_prep.readers.reader import COMPRESSED, Span
 
-LABEL = re.compile(r"\w[\w.+-]*")  # of a source, as in LABEL=PATH
-FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20
+LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
+FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20  # how many, and their sizes in bytes
 
 
 @dataclass(frozen=True)
@@ -24,30 +25,32 @@ class SourceFile:
     """A file to read."""
 
     source: str
-    """the name of the source that it belongs to"""
+    """The name of the source that the file belongs to."""
     path: str
     name: str
-    """as the manifest has it: without what is particular to this machine"""
+    """The name of the file in the manifest, without what is particular to this machine."""
     size: int
+    """The size of the file in bytes."""
     format: str
+    """The name of the reader that reads the file."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one task reads: parts of files of one source and format, some megabytes together."""
+    """What one task reads: spans of files of one source and format, some megabytes together."""
 
     name: str
     source: str
     format: str
     spans: tuple[Span, ...]
     weight: int
-    """bytes on the disk"""
+    """How many bytes the spans take on the disk."""
     part_bytes: int
-    """text that goes into one file of documents"""
+    """How much text goes into one file of documents, in bytes."""
 
 
 def find_files(arguments: list[str], format: str | None, out: Path | None = None) -> list[SourceFile]:
-    """All files that the arguments name, in an order that only depends on their names; none of the output folder."""
+    """Finds all files that the arguments name, in an order of their names alone; none of the output folder."""
     if format is not None and format not in READERS:
         raise UserError(f"--format {format}: unknown; there is: {', '.join(READERS)}")
     files = [file for name, paths in group_sources(arguments) for file in _files_of(name, paths, format, out)]
@@ -61,9 +64,9 @@ def find_files(arguments: list[str], format: str | None, out: Path | None = None
 
 
 def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
-    """The sources by name, each with its paths.
+    """Groups the arguments into sources, which have a name and paths.
 
-    Files of one folder that stand next to each other are one source: a shell spells out its globs.
+    Files of one folder that stand next to each other are one source, since a shell spells out its globs.
     """
     groups: list[tuple[str, list[str]]] = []
     last = None
@@ -79,7 +82,7 @@ def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _name_of(path: str) -> str:
-    """The name of a folder, of a file without its suffixes, or of the folder that a glob begins with."""
+    """Names a source after a folder, a file without its suffixes, or the folder that a glob begins with."""
     while glob.has_magic(path) and not os.path.exists(path):
         path = os.path.dirname(path)
     name = os.path.basename(os.path.abspath(path))
@@ -90,6 +93,7 @@ def _name_of(path: str) -> str:
 
 
 def _split_label(argument: str) -> tuple[str, str]:
+    """Parts an argument into the name that the user gives the source, which may be none, and the path."""
     label, _, path = argument.partition("=")
     if path and LABEL.fullmatch(label) and not os.path.exists(argument):
         return label, path
@@ -97,60 +101,67 @@ def _split_label(argument: str) -> tuple[str, str]:
 
 
 def _files_of(name: str, arguments: list[str], format: str | None, out: Path | None) -> list[SourceFile]:
+    """Finds the files of one source, all of one format; empty files are left out."""
     path = arguments[0]
     if path == demo.NAME and not os.path.exists(path):
         return [
             SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME)
             for file in demo.files()
         ]
-    expanded = sorted({file for each in arguments for file in _expand(each)}, key=lambda file: file.parts)
+    expanded = sorted({file for argument in arguments for file in _expand(argument)}, key=lambda file: file.parts)
     if out is not None:
         expanded = [file for file in expanded if out.resolve() not in file.resolve().parents]
-    sizes = {file: _size(file) for file in expanded}
-    paths = [file for file, size in sizes.items() if size]
-    if not paths:
+    sizes = {file: size for file in expanded if (size := _size(file))}
+    if not sizes:
         raise UserError(f"--docs {path}: no file with anything in it")
-    root = path if os.path.isdir(path) else os.path.commonpath([file.parent for file in paths])
-    formats = {file: format or _detect(file) for file in paths}
-    unknown = [file for file, found in formats.items() if found is None]
+    root = path if os.path.isdir(path) else os.path.commonpath([file.parent for file in sizes])
+    kind = format or _common_format(path, list(sizes))
+    return [
+        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), size, kind)
+        for file, size in sizes.items()
+    ]
+
+
+def _common_format(path: str, files: list[Path]) -> str:
+    """Finds the one format that all files have; raises UserError where one is of none, or of another."""
+    formats = {file: _detect(file) for file in files}
+    unknown = [file for file, format in formats.items() if format is None]
     if unknown:
         raise UserError(
-            f"--docs {path}: the format of {len(unknown)} of {len(paths)} files is not known, such as {unknown[0]}\n"
+            f"--docs {path}: the format of {len(unknown)} of {len(files)} files is not known, such as {unknown[0]}\n"
             f"name the files to read with a glob, or say what they are with --format ({', '.join(READERS)})"
         )
-    if len(kinds := Counter(str(found) for found in formats.values())) > 1:
-        found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        odd = next(file for file in paths if formats[file] == kinds.most_common()[-1][0])
+    kinds = Counter(map(str, formats.values())).most_common()
+    if len(kinds) > 1:
+        found = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        odd = next(file for file, format in formats.items() if format == kinds[-1][0])
         raise UserError(
             f"--docs {path}: files of different formats: {found} (such as {odd})\n"
             "give each format its own --docs with a glob, or say what all are with --format"
         )
-    return [
-        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), sizes[file], str(formats[file]))
-        for file in paths
-    ]
+    return kinds[0][0]
 
 
 def _expand(path: str) -> list[Path]:
-    """The files that a path or glob stands for; hidden ones (and those beginning with _) are left out in folders."""
+    """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
     if os.path.isfile(path):
         return [Path(path)]
     if os.path.isdir(path):
         found = [Path(path)]
     else:
-        found = [Path(each) for each in glob.glob(path, recursive=True)]
+        found = [Path(name) for name in glob.glob(path, recursive=True)]
         if not found:
             raise UserError(f"--docs {path}: no such file or folder" + (" (no match)" if glob.has_magic(path) else ""))
     files: set[Path] = set()
-    for each in found:
-        files.update(_walk(each) if each.is_dir() else [each])
+    for place in found:
+        files.update(_walk(place) if place.is_dir() else [place])
     if not files:
         raise UserError(f"--docs {path}: an empty folder")
     return sorted(files, key=lambda file: file.parts)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All files below a folder; one that is linked to from several places, or from within itself, is gone into once."""
+    """Finds all files below a folder; goes only once into a folder that links lead to from several places."""
     seen = set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         place = os.path.realpath(parent)
@@ -158,12 +169,12 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(place)
-        folders[:] = sorted(each for each in folders if not each.startswith((".", "_")))
-        yield from (Path(parent, each) for each in names if not each.startswith((".", "_")))
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        yield from (Path(parent, name) for name in names if not name.startswith((".", "_")))
 
 
 def _size(file: Path) -> int:
-    """The size of a file that can be there and whose name can be written down."""
+    """Looks up the size of a file; refuses one that is not there, or whose name cannot be written down."""
     try:
         str(file).encode()
         return file.stat().st_size
@@ -174,12 +185,13 @@ def _size(file: Path) -> int:
 
 
 def _refuse(error: OSError) -> NoReturn:
+    """Says which file or folder cannot be read."""
     broken = " (a link to nothing)" if error.filename is not None and os.path.islink(error.filename) else ""
     raise UserError(f"--docs: {error.filename}: cannot be read: {error.strerror}{broken}") from error
 
 
 def _detect(path: Path) -> str | None:
-    """The format of a file, from its name and its first bytes."""
+    """Finds the format of a file by its name and its first bytes."""
     head = read_head(path)
     name = path.name.lower().removesuffix(path.suffix if path.suffix in COMPRESSED else "")
     return next((reader.name for reader in READERS.values() if reader.detect(name, head)), None)
@@ -188,7 +200,7 @@ def _detect(path: Path) -> str | None:
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:
     """Divides the files into tasks: small files together, large ones in parts where their format allows it.
 
-    Depends on the files alone, never on the number of workers.
+    The division depends on the files alone, never on the number of workers, and so do all bytes that come of it.
     """
     total = sum(file.size for file in files)
     bundle_bytes = min(max(total // FEWEST_BUNDLES, SMALLEST_BUNDLE), LARGEST_BUNDLE)

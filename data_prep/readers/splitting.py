@@ -1,4 +1,4 @@
-"""Paragraphs to sentences."""
+"""Splits paragraphs into sentences."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
-    """The sentences of some paragraphs, in their order, none of them empty."""
+    """Lists the sentences of paragraphs in their order, none of them empty."""
     sentences = (sentence.strip() for passage in passages for sentence in _segment(language, passage))
     return [sentence for sentence in sentences if sentence]
 
 
 def _segment(language: str, passage: str) -> list[str]:
-    """The sentences of one paragraph.
+    """Splits one paragraph into sentences, whatever is in it.
 
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
     plain spaces. Should it stumble all the same, one paragraph in a corpus is split at its full stops instead.

@@ -1,4 +1,4 @@
-"""WikiExtractor's output with tags: `<doc id= url= title=>`, the title on a line, paragraphs, `</doc>`.
+"""Reads WikiExtractor's output with tags: `<doc id= url= title=>`, the title on a line, paragraphs, `</doc>`.
 
 Its other output, `--json`, is JSON lines, and is read as such.
 """
@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.base import Options, Reader, Span, ranges, records
-from data_prep.readers.documents import Document
+from data_prep.readers.cutting import ranges, records
+from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import unescape, without_tags
 
 OPENING = re.compile(rb"\n(?=<doc )")
@@ -18,6 +18,7 @@ ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the documents whose tags open in a span."""
     name = Path(span.path).name
     for offset, record in records(span, OPENING):
         if not record.strip():
@@ -39,13 +40,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 
 def paragraphs(text: str, title: str) -> list[str]:
-    """The lines of a text that hold something; a first line that is the title is none of its passages."""
-    lines = [line for each in text.split("\n") if (line := each.strip())]
+    """Lists the lines of a text that hold something; a first line that is the title is none of its passages."""
+    lines = [line for raw in text.split("\n") if (line := raw.strip())]
     return lines[1:] if lines and lines[0] == title.strip() else lines
 
 
 def without_marks(text: str) -> str:
-    """Text in which WikiExtractor escaped some characters and left some tags."""
+    """Frees a text of the tags that WikiExtractor left in it, and of its escaped characters."""
     return without_tags(unescape(text))
 
 

@@ -1,7 +1,7 @@
-"""Wikitext to paragraphs: the text passages alone, without tables, lists, headings, references or templates.
+"""Turns wikitext into paragraphs: the text alone, without tables, lists, headings, references or templates.
 
-One pass over the marks with a stack, so that the time is linear in the length of a page, whatever is broken in it:
-a parser that tries again where a bracket has no partner needs hours for a page of a few megabytes of them.
+It takes one pass over the marks with a stack, so that the time is linear in the length of a page, whatever is broken
+in it: a parser that tries again where a bracket has no partner needs hours for a page of a few megabytes of them.
 """
 
 from __future__ import annotations
@@ -65,30 +65,30 @@ SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
 
 
 def is_disambiguation(title: str, text: str) -> bool:
-    """Whether a page only lists what its title may mean."""
+    """Tells whether a page only lists what its title may mean."""
     return title.lower().endswith("(disambiguation)") or DISAMBIGUATION.search(text) is not None
 
 
 def without_tags(text: str) -> str:
-    """Text without the tags that wikitext may have; other uses of < and > stay."""
+    """Frees a text of the tags that wikitext may have; other uses of < and > stay."""
     if "<" not in text:
         return text
     return TAG.sub(lambda tag: " " if tag[2].lower() == "br" else "", text).replace("  ", " ")
 
 
 def unescape(text: str) -> str:
-    """Text with its character references as characters; & in other uses stays."""
+    """Turns character references into characters; & in other uses stays."""
     return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
 class Wikitext:
-    """Strips pages of one wiki."""
+    """Finds the text in the pages of one wiki."""
 
     def __init__(self, skipped_prefixes: Iterable[str] = ()) -> None:
         self._skipped = SKIPPED_PREFIXES | frozenset(skipped_prefixes)
 
     def passages(self, text: str) -> list[str]:
-        """The paragraphs of a page."""
+        """Lists the paragraphs of a page."""
         text = MARKS_OF_OURS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
         text = REMARK_LINE.sub("", "\n" + COMMENT.sub(REMARK, text) + "\n").replace(REMARK, "")
         text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(GONE, text))
@@ -110,15 +110,12 @@ class _Page:
     def __init__(self, skipped_prefixes: frozenset[str]) -> None:
         self._skipped = skipped_prefixes
         self._out: list[str] = []
-        self._open: list[tuple[str, int]] = []
-        """marks without their partners so far, with their places in what is written"""
-        self._count: Counter[str] = Counter()
-        """of the open marks, how many are of each kind"""
-        self._closing: dict[str, re.Match[str] | None] = {}
-        """of each opaque tag, where it is closed next"""
+        self._open: list[tuple[str, int]] = []  # marks without their partners so far, and their places in _out
+        self._count: Counter[str] = Counter()  # how many of the open marks are of a kind
+        self._closing: dict[str, re.Match[str] | None] = {}  # where an opaque tag is closed next
 
     def plain(self, text: str) -> str:
-        """The text with links as their titles, and without what is no text."""
+        """Writes the text with links as their titles, and without what is no text."""
         done = 0
         for mark in MARK.finditer(text):
             if mark.start() < done:
@@ -133,6 +130,7 @@ class _Page:
         return "".join(self._out)
 
     def _bracket(self, whole: str, kind: str) -> None:
+        """Opens a bracket, or closes one and writes what stands between them as the text that it is."""
         if kind not in PARTNER:
             if kind != "[[" or self._count[kind] < DEEPEST_LINK:
                 self._push(kind)
@@ -144,6 +142,7 @@ class _Page:
             self._out.append(self._link("".join(content)[2:]) if kind == "]]" else GONE)
 
     def _push(self, kind: str) -> None:
+        """Opens a mark at the present end of what is written."""
         self._open.append((kind, len(self._out)))
         self._count[kind] += 1
 
@@ -158,6 +157,7 @@ class _Page:
                 return content
 
     def _link(self, content: str) -> str:
+        """Writes a link as its title, or as nothing if it shows a file, names a category or leads to another wiki."""
         target, pipe, title = content.partition("|")
         prefix, colon, _ = target.partition(":")
         if "\n" in target:
@@ -185,6 +185,7 @@ class _Page:
         return done
 
     def _opaque(self, text: str, name: str, done: int) -> int:
+        """Leaves out all up to the closing tag, or writes it as it stands where the tag says so; returns its end."""
         end = self._closing.get(name)
         if name not in self._closing or (end and end.start() < done):
             end = self._closing[name] = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, done)
@@ -196,21 +197,23 @@ class _Page:
 
 
 def _link_title(link: re.Match[str]) -> str:
+    """Writes an external link as its title, which follows the address."""
     return "".join(link[1].split(None, 1)[1:])
 
 
 def _is_heading(line: str) -> bool:
+    """Tells a heading by the = at both ends of a line."""
     line = line.replace(GONE, "").rstrip()
     return line.startswith("=") and line.endswith("=")
 
 
 def _tidy(text: str) -> str:
-    """A paragraph as a reader of the page sees it, on one line."""
+    """Writes a paragraph as a reader of the page sees it, on one line."""
     text = STRAY.sub("", MAGIC_WORD.sub("", QUOTES.sub(_apostrophes, text.replace(GONE, "").replace(BREAK, " "))))
     text = EMPTY_BRACKETS.sub("", " ".join(unescape(without_tags(text)).split()))
     return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
 
 
 def _apostrophes(run: re.Match[str]) -> str:
-    """What is left of a run of them that makes text bold or italic."""
+    """Keeps those apostrophes of a run that are left over when the others make text bold or italic."""
     return "'" * (1 if len(run[0]) == 4 else max(0, len(run[0]) - 5))

@@ -1,4 +1,4 @@
-"""Steps 2 and 3: the words of the documents are counted for the vocabulary, then the documents are cut into pieces."""
+"""Steps 2 and 3: counts the words of the documents for the vocabulary, then cuts the documents into pieces."""
 
 from __future__ import annotations
 
@@ -7,38 +7,81 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
-from data_prep.common.files import FileRecord
-from data_prep.examples.pairs import Corpus
-from data_prep.examples.streams import GOLDEN, mix
+from data_prep.common.hashing import GOLDEN, scramble_bits
 from data_prep.shards import WORK, list_offsets, map_batches, write_batches
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, count_words, load_vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 from data_prep.vocabulary.words import WordTable
 
+MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
+COUNTS_SCHEMA = pa.schema(
+    [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
+)
+
+scramble = compiled(scramble_bits)
+INCREMENT = np.uint64(GOLDEN)
+
 
 @dataclass(frozen=True)
 class PartTask:
-    """Work on one file of documents."""
+    """Asks a worker for one file of documents: to count its words, or to cut it into pieces."""
 
     folder: Path
+    """The output folder."""
     name: str
     path: str
-    """the file of documents"""
+    """Where the file of documents is, relative to the output folder."""
     weight: int
-    """bytes of text"""
+    """How many bytes of text the documents have."""
     cased: bool
     vocabulary_sha256: str = ""
+    """The checksum of the vocabulary that cuts the text into pieces; empty where words are counted."""
+
+
+class Corpus(NamedTuple):
+    """The documents of one file, cut into pieces, as flat arrays that compiled code reads."""
+
+    pieces: Array  # (pieces,)
+    sentence_ends: Array  # (sentences,) where every sentence ends in pieces
+    document_ends: Array  # (documents,) where every document ends in sentence_ends
+    first: int  # the number of the first document
+
+
+def count_part(task: PartTask) -> dict[str, Any]:
+    """Counts how often every word occurs in one file of documents, and writes the counts into a file."""
+    text, ends = _text_of(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
+    table = WordTable(task.cased)
+    numbers, _ = table.number(text, ends)
+    counts = count_words(numbers, table.words(), task.cased)
+    batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
+    return {"files": [write_batches(task.folder, f"{WORK}/words/{task.name}.arrow", COUNTS_SCHEMA, [batch]).as_json()]}
+
+
+def add_up(paths: Iterable[Path]) -> dict[str, int]:
+    """Adds up the counts of several files; drops the rarest words where there are more than fit into memory."""
+    total: dict[str, int] = {}
+    for path in paths:
+        batch = map_batches(path).get_batch(0)
+        for word, count in zip(batch["word"].to_pylist(), batch["count"].to_pylist(), strict=True):
+            total[word] = total.get(word, 0) + count
+        if len(total) > MOST_WORDS:
+            kept = heapq.nsmallest(MOST_WORDS // 2, total.items(), key=lambda item: (-item[1], item[0]))
+            total = dict(kept)
+    return total
 
 
 def token_schema(vocabulary_size: int) -> pa.Schema:
-    """Documents as sentences of pieces; the digest of a document's pieces decides whether it is held out."""
+    """Gives the columns of a file of token documents, in the smallest type that holds the ids of the pieces.
+
+    The digest of the pieces of a document decides whether it is held out for validation.
+    """
     piece = pa.field("item", pa.from_numpy_dtype(smallest_type(vocabulary_size - 1)), nullable=False)
     sentence = pa.field("item", pa.list_(piece), nullable=False)
     return pa.schema(
@@ -51,37 +94,8 @@ def token_schema(vocabulary_size: int) -> pa.Schema:
     )
 
 
-COUNTS_SCHEMA = pa.schema(
-    [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
-)
-MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
-
-
-def count_part(task: PartTask) -> dict[str, Any]:
-    """The words of one file of documents, and how often each occurs."""
-    text, ends = _text_of(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
-    table = WordTable(task.cased)
-    numbers, _ = table.number(text, ends)
-    counts = count_words(numbers, table.words(), task.cased)
-    batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
-    return {"files": [write_batches(task.folder, f"{WORK}/words/{task.name}.arrow", COUNTS_SCHEMA, [batch]).as_json()]}
-
-
-def add_up(paths: Iterable[Path]) -> dict[str, int]:
-    """The counts of several files together, without the rarest words where they are too many to keep."""
-    total: dict[str, int] = {}
-    for path in paths:
-        batch = map_batches(path).get_batch(0)
-        for word, count in zip(batch["word"].to_pylist(), batch["count"].to_pylist(), strict=True):
-            total[word] = total.get(word, 0) + count
-        if len(total) > MOST_WORDS:
-            kept = heapq.nsmallest(MOST_WORDS // 2, total.items(), key=lambda item: (-item[1], item[0]))
-            total = dict(kept)
-    return total
-
-
 def encode_part(task: PartTask) -> dict[str, Any]:
-    """Cuts one file of documents into pieces. Sentences and documents that are left without any are dropped."""
+    """Cuts one file of documents into pieces; drops sentences and documents that are left without any."""
     vocabulary, encoder = _encoder(task.folder / VOCABULARY, task.cased, task.vocabulary_sha256)
     batch = map_batches(task.folder / task.path).get_batch(0)
     column = batch["sentences"]
@@ -113,7 +127,7 @@ def encode_part(task: PartTask) -> dict[str, Any]:
 
 
 def read_corpus(path: Path, first: int) -> Corpus:
-    """A file of token documents as flat arrays; `first` is the number of its first document."""
+    """Maps a file of token documents into memory as flat arrays; `first` is the number of its first document."""
     column = map_batches(path).get_batch(0)["sentences"]
     sentences = column.values
     return Corpus(
@@ -123,14 +137,14 @@ def read_corpus(path: Path, first: int) -> Corpus:
 
 @functools.lru_cache(maxsize=1)
 def _encoder(path: Path, cased: bool, sha256: str) -> tuple[Vocabulary, FastWordPiece]:
-    """Kept from task to task, with the words that it has learned."""
+    """Loads a vocabulary once for all tasks of a worker, so that its encoder keeps the words that it has learned."""
     vocabulary = load_vocabulary(path, cased)
     assert vocabulary.sha256 == sha256
     return vocabulary, FastWordPiece(vocabulary.pipeline(), cased)
 
 
 def _text_of(sentences: pa.StringArray) -> tuple[Array, Array]:
-    """The bytes of some strings, and where each ends."""
+    """Gives the bytes of strings, and where every string ends in them, without copying any."""
     _, offsets, data = sentences.buffers()
     ends = np.frombuffer(offsets, np.int32)[1 : len(sentences) + 1].astype(np.int64)
     text = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
@@ -138,7 +152,7 @@ def _text_of(sentences: pa.StringArray) -> tuple[Array, Array]:
 
 
 def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Array]:
-    """The ends of the sentences that have pieces, and the ends of all documents among those."""
+    """Gives the ends of the sentences that have pieces, and the ends of all documents among those sentences."""
     filled = np.diff(piece_ends, prepend=0) > 0
     before = np.concatenate([[0], np.cumsum(filled)])
     return piece_ends[filled], before[document_ends]
@@ -146,19 +160,14 @@ def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Arra
 
 @compiled
 def _digests(pieces, sentence_ends, document_ends):
-    """64 bits of hash of the pieces of each document: the same text, the same digest."""
+    """Hashes the pieces of every document into 64 bits, so that copies of a text are known by their digests."""
     digests = np.empty(document_ends.size, np.uint64)
     at = 0
     for document in range(document_ends.size):
-        value = GOLDEN
+        value = INCREMENT
         stop = sentence_ends[document_ends[document] - 1]
         while at < stop:
-            value = mix(value ^ np.uint64(pieces[at])) + GOLDEN
+            value = scramble(value ^ np.uint64(pieces[at])) + INCREMENT
             at += 1
-        digests[document] = mix(value)
+        digests[document] = scramble(value)
     return digests
-
-
-def token_file(record: dict[str, Any]) -> FileRecord:
-    """The file that a record of encode_part speaks of."""
-    return FileRecord(**record["files"][0])

@@ -1,4 +1,7 @@
-"""The WordPiece vocabulary: trained from word counts, loaded, checked, and written for us and for transformers."""
+"""The WordPiece vocabulary: training it from counts of words, loading, checking and writing it.
+
+It is written in a form for transformers too, so that a model is used with the pieces that it was trained on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
 
 
 class Special(NamedTuple):
-    """The ids of the pieces that are not text."""
+    """The ids of the pieces that stand for no text: padding, unknown words, the marks of an example and its masks."""
 
     pad: int
     unk: int
@@ -36,7 +39,7 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces, in the order of their ids, and whether they keep case and accents."""
+    """The pieces in the order of their ids, and whether they keep case and accents."""
 
     pieces: tuple[str, ...]
     cased: bool
@@ -46,20 +49,20 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """Stands for the vocabulary in the manifest and the settings."""
+        """Stands for the vocabulary in a manifest or a task: another checksum means other pieces or other case."""
         return hashlib.sha256(self._text() + bytes([self.cased])).hexdigest()
 
     @property
     def special(self) -> Special:
-        """The ids of the pieces that are not text."""
+        """Looks up the ids of the pieces that stand for no text."""
         return Special(*(self.pieces.index(piece) for piece in SPECIAL))
 
     def continues(self) -> Array:
-        """For each piece whether it continues a word."""
+        """Tells for every piece whether it continues a word, which masking of whole words needs."""
         return np.array([piece.startswith("##") for piece in self.pieces])
 
     def pipeline(self) -> Tokenizer:
-        """What turns text into pieces. It takes `[MASK]` and the like in a text for text, as the original does."""
+        """Builds what turns text into pieces. `[MASK]` and the like in a text are text to it, as in the original."""
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         pipeline = Tokenizer(models.WordPiece(ids, unk_token=UNK))
         pipeline.normalizer = normalizers.BertNormalizer(lowercase=not self.cased)
@@ -67,7 +70,7 @@ class Vocabulary:
         return pipeline
 
     def write(self, folder: Path) -> list[FileRecord]:
-        """vocab.txt and tokenizer.json, which transformers loads with the same ids; a config for its AutoTokenizer."""
+        """Writes vocab.txt, and the files by which transformers loads a tokenizer with the same ids."""
         full = self.pipeline()
         special = self.special
         full.add_special_tokens(list(SPECIAL))
@@ -103,7 +106,7 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
-    """Reads and checks a vocab.txt, one piece a line."""
+    """Reads a vocab.txt, which has one piece a line; raises UserError where that is not a vocabulary for BERT."""
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:
@@ -123,7 +126,7 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
 
 
 def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[str]:
-    """How often each word occurs, after normalisation; `numbers` are the occurrences (see words.py).
+    """Counts how often every word occurs once it is normalised; `numbers` has the word of every occurrence.
 
     Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
     """
@@ -140,10 +143,10 @@ def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[st
 
 
 def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocabulary:
-    """Learns at most `size` pieces.
+    """Learns a vocabulary of at most `size` pieces from the counts of words.
 
-    Deterministic, which the trainer by itself is not: it numbers characters in the order of a hash table, and breaks
-    ties by those numbers. Handed to it as special pieces, they have their numbers from us.
+    The same counts give the same pieces, for which the trainer needs help: it numbers characters in the order of a
+    hash table and breaks ties by those numbers. Characters handed to it as special pieces have their numbers from us.
     """
     alphabet = _alphabet(counts)
     inner = {f"##{character}" for word in counts for character in word[1:]}
@@ -166,16 +169,16 @@ def train_vocabulary(counts: Mapping[str, int], size: int, cased: bool) -> Vocab
 
 
 def _alphabet(counts: Mapping[str, int]) -> list[str]:
-    """The most frequent characters, in the order of Unicode; of equally frequent ones, the first."""
+    """Chooses the most frequent characters, the first of Unicode where some are equally frequent, in that order."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
-    return sorted(sorted(characters, key=lambda each: (-characters[each], each))[:ALPHABET])
+    return sorted(sorted(characters, key=lambda character: (-characters[character], character))[:ALPHABET])
 
 
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
-    """Each word as often as it occurs, since the trainer takes texts, not counts."""
+    """Repeats every word as often as it occurs, since the trainer takes texts, not counts."""
     for word in sorted(counts):
         count = counts[word]
         while count:

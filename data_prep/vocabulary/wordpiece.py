@@ -1,4 +1,7 @@
-"""WordPiece ids of sentences: equal to transformers' BertTokenizerFast, several times as fast (words.py says how)."""
+"""Cuts sentences into WordPiece ids equal to those of transformers' BertTokenizerFast, several times as fast.
+
+How that is exact and why it is fast, the module words.py says.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,27 @@ TABLE_BYTES = 64 << 20  # the table of words starts anew beyond this, so that me
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of some sentences, one after another."""
+    """The pieces of several sentences, one sentence after another."""
 
     ids: Array  # (pieces,) int32
-    ends: Array  # (sentences,) where each sentence ends in ids
+    ends: Array  # (sentences,) where every sentence ends in ids
 
 
 class FastWordPiece:
-    """Encodes sentences with a `tokenizers` pipeline, asking it only once for each distinct word."""
+    """Encodes sentences with a pipeline of `tokenizers`, which is asked only once for every distinct word."""
 
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
         self._pipeline, self._cased = pipeline, cased
         self._forget()
 
     def _forget(self) -> None:
+        """Begins with no words, so that memory stays bounded however many words a corpus has."""
         self._table = WordTable(self._cased)
         self._ids = np.empty(0, np.int32)  # pieces of all words
-        self._ends = np.empty(0, np.int64)  # where each word ends in _ids
+        self._ends = np.empty(0, np.int64)  # where every word ends in _ids
 
     def encode(self, text: Array, ends: Array) -> Pieces:
-        """The pieces of the sentences of `text` (UTF-8 bytes) that end at `ends`."""
+        """Cuts the sentences of `text` into pieces; `text` is bytes of UTF-8, in which the sentences end at `ends`."""
         if self._table.num_bytes > TABLE_BYTES:
             self._forget()
         numbers, word_ends = self._table.number(text, ends)
@@ -43,7 +47,7 @@ class FastWordPiece:
         return Pieces(*_spell(numbers, word_ends, self._ids, self._ends))
 
     def _learn(self) -> None:
-        """Has the new words of the table cut into pieces."""
+        """Has the pipeline cut the words that are new in the table into pieces, and keeps those."""
         new = self._table.words(first=len(self._ends))
         encodings = self._pipeline.encode_batch_fast(new, add_special_tokens=False)
         ids = [np.asarray(encoding.ids, np.int32) for encoding in encodings]
@@ -55,7 +59,7 @@ class FastWordPiece:
 
 @compiled
 def _spell(numbers, word_ends, ids, ends):
-    """Puts the pieces of each word in its place."""
+    """Puts the pieces of the words one after another; returns them, and where every sentence ends."""
     total = 0
     for word in numbers:
         total += ends[word] - (ends[word - 1] if word else 0)

@@ -2,10 +2,10 @@
 
 Real text repeats itself: half a million sentences of Wikipedia hold eight million words, but only some two hundred
 thousand different ones. So the expensive part of WordPiece (Unicode normalisation, the greedy search for pieces) is
-done by `tokenizers` once for each distinct word, and a pass over the raw bytes does the rest.
+done by `tokenizers` once for every distinct word, and a pass over the raw bytes does the rest.
 
-That is exact, not an approximation. BERT's normalisation works character by character, and white space, each ASCII
-punctuation mark and each Chinese character stand apart whatever is beside them. A run of other characters is
+That is exact, not an approximation. BERT's normalisation works character by character, and white space, ASCII
+punctuation marks and Chinese characters stand apart whatever is beside them. A run of other characters is
 
 * lower-cased (unless cased) and freed of control characters if it is ASCII: a word;
 * kept as it is if it is not, for `tokenizers` to normalise and perhaps split: an opaque word.
@@ -24,7 +24,7 @@ FNV_OFFSET, FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211
 
 
 def byte_forms(cased: bool) -> Array:
-    """What each byte is to BERT: white space, dropped, a mark, not ASCII, or else the letter that it is written as."""
+    """Tells what a byte is to BERT: white space, dropped, a mark, not ASCII, or the letter that it is written as."""
     forms = np.arange(256, dtype=np.uint8)
     forms[:32] = DROP
     forms[127] = DROP
@@ -44,7 +44,7 @@ class WordTable:
         self._forms = byte_forms(cased)
         self._slots = np.full(1 << 16, -1, np.int32)  # open addressing: hash -> number of a word
         self._letters = np.empty(1 << 20, np.uint8)  # all words, one after another
-        self._ends = np.empty(1 << 16, np.int64)  # where each word ends in _letters
+        self._ends = np.empty(1 << 16, np.int64)  # where every word ends in _letters
         self._size = 0
 
     def __len__(self) -> int:
@@ -52,11 +52,11 @@ class WordTable:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the words take."""
+        """Counts the bytes that the words take."""
         return int(self._ends[self._size - 1]) if self._size else 0
 
     def words(self, first: int = 0) -> list[str]:
-        """The words numbered from `first` on."""
+        """Lists the words from the number `first` on."""
         start = int(self._ends[first - 1]) if first else 0
         letters = self._letters[start : self.num_bytes].tobytes()
         ends = self._ends[first : self._size] - start
@@ -64,9 +64,9 @@ class WordTable:
         return [letters[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def number(self, text: Array, ends: Array) -> tuple[Array, Array]:
-        """The number of each word of `text` (UTF-8 bytes), and where each sentence ends among them.
+        """Numbers the words of `text`, bytes of UTF-8 in which the sentences end at `ends`.
 
-        `ends` are the positions in `text` at which the sentences end.
+        Returns the numbers of the words in the order of the text, and where every sentence ends among them.
         """
         numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
         longest = np.diff(ends, prepend=0).max(initial=0)
@@ -90,7 +90,7 @@ class WordTable:
         return numbers[: state[1]].copy(), word_ends
 
     def _grow(self, longest: int) -> None:
-        """Makes room for some more words, the longest possible among them."""
+        """Makes room for more words, even the longest that can come."""
         if self._size * 2 >= len(self._slots):
             self._slots = _rehashed(len(self._slots) * 4, self._letters, self._ends, self._size)
         self._ends = _with_room(self._ends, self._size + 1)
@@ -98,7 +98,7 @@ class WordTable:
 
 
 def _with_room(array: Array, needed: int) -> Array:
-    """`array`, or a copy at least twice as large that has room for so many entries."""
+    """Returns the array, or a copy at least twice as large where it has no room for so many entries."""
     if needed <= len(array):
         return array
     larger = np.empty(max(needed, 2 * len(array)), array.dtype)
@@ -108,6 +108,7 @@ def _with_room(array: Array, needed: int) -> Array:
 
 @compiled
 def _hash(letters, start, end):
+    """Hashes a word as FNV-1a does, to find its slot in the table."""
     value = FNV_OFFSET
     for at in range(start, end):
         value = (value ^ np.uint64(letters[at])) * FNV_PRIME
@@ -116,6 +117,7 @@ def _hash(letters, start, end):
 
 @compiled
 def _rehashed(size, letters, ends, num_words):
+    """Makes a table of `size` slots for all words, when the one before is half full."""
     slots = np.full(size, -1, np.int32)
     mask = np.uint64(size - 1)
     start = 0
@@ -130,7 +132,7 @@ def _rehashed(size, letters, ends, num_words):
 
 @compiled
 def _look_up(word, size, slots, letters, ends):
-    """The slot that holds word[:size], or the free one where it belongs."""
+    """Finds the slot that holds word[:size], or the free one where it belongs."""
     mask = np.uint64(slots.size - 1)
     slot = _hash(word, 0, size) & mask
     while slots[slot] >= 0:
@@ -148,7 +150,7 @@ def _look_up(word, size, slots, letters, ends):
 
 @compiled
 def _ideograph(text, at, stop):
-    """How many bytes the Chinese character at `at` has, 0 if it is none: the ranges that `tokenizers` sets apart."""
+    """Counts the bytes of the Chinese character at `at`, one of those that `tokenizers` sets apart; 0 if it is none."""
     lead = text[at]
     if lead < 0xE3 or at + 2 >= stop:
         return 0
@@ -168,7 +170,7 @@ def _ideograph(text, at, stop):
 
 @compiled
 def _next_word(text, at, stop, forms, word):
-    """Writes the next word of text[at:stop] into `word`; returns its size, 0 if there is none, and where to go on."""
+    """Writes the next word of text[at:stop] into `word`; returns its size, 0 at the end, and where to go on."""
     while at < stop and forms[text[at]] <= DROP:
         at += 1
     size, start = 0, at
@@ -192,7 +194,7 @@ def _next_word(text, at, stop, forms, word):
 
 @compiled
 def _opaque_word(text, start, stop, forms, word):
-    """The word from `start` on as it is written, and where it ends."""
+    """Writes the word that begins at `start` into `word` as it stands; returns its size and where to go on."""
     at = start
     while at < stop and forms[text[at]] not in (SPACE, MARK):
         if forms[text[at]] == FOREIGN and _ideograph(text, at, stop):
@@ -204,7 +206,7 @@ def _opaque_word(text, start, stop, forms, word):
 
 @compiled
 def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
-    """Goes on from `state` until all sentences are done or the table needs to grow; returns the words it now has."""
+    """Numbers words from `state` on until all sentences are done or the table must grow; returns its size by then."""
     at, count, sentence = state
     room = letters.size - word.size  # for another word of any size
     while sentence < sentence_ends.size:

@@ -7,13 +7,13 @@ everywhere without communication.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -96,68 +96,34 @@ class Loader:
         stop: int | None = None,
         depth: int = 2,
     ) -> None:
-        """Prepares the steps `start` … `stop`-1, or without end; `depth` steps are kept ready."""
+        """Prepares the steps `start` … `stop`-1, or without end; `depth` steps are kept ready while one is prepared."""
         assert order.batch_size % (ranks * accumulation) == 0
         self._prepare = partial(step_batches, dataset, order, rank=rank, ranks=ranks, accumulation=accumulation)
-        self._start, self._stop, self._depth = start, stop, depth
-        self._ready: deque[StepBatches] = deque()
-        self._changed = threading.Condition()  # guards all below, and is notified when any of it changes
-        self._error: BaseException | None = None
-        self._finished = self._closed = False
-        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        error: BaseException | None = None
-        try:
-            step = self._start
-            while (self._stop is None or step < self._stop) and self._put(self._prepare(step)):
-                step += 1
-        except BaseException as caught:
-            error = caught
-        with self._changed:
-            self._error, self._finished = error, True
-            self._changed.notify_all()
-
-    def _put(self, step: StepBatches) -> bool:
-        """Waits for room, and returns whether more is wanted."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
-            if not self._closed:
-                self._ready.append(step)
-                self._changed.notify_all()
-            return not self._closed
+        self._steps = iter(range(start, stop) if stop is not None else count(start))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._coming = deque(self._thread.submit(self._prepare, step) for step in islice(self._steps, depth + 1))
 
     def __iter__(self) -> Iterator[StepBatches]:
         return self
 
     def __next__(self) -> StepBatches:
-        begin = time.perf_counter()
-        with self._changed:
-            assert not self._closed, "the loader is closed"
-            self._changed.wait_for(lambda: self._ready or self._finished)
-            if self._ready:
-                step = self._ready.popleft()
-                self._changed.notify_all()
-                return replace(step, waited=time.perf_counter() - begin)
-            if self._error is not None:
-                raise self._error
+        if not self._coming:
             raise StopIteration
+        begin = time.perf_counter()
+        batches = self._coming[0].result()  # an error stays in its place, for whoever asks again
+        self._coming.popleft()
+        self._coming.extend(self._thread.submit(self._prepare, step) for step in islice(self._steps, 1))
+        return replace(batches, waited=time.perf_counter() - begin)
 
     def close(self) -> None:
         """Ends the thread: at once, or after the step that it is preparing."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-        self._ready.clear()
+        self._thread.shutdown(cancel_futures=True)
+        self._coming.clear()
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,4 +1,4 @@
-"""Builds and calls the fused CPU operations of kernels.cpp.
+"""Builds and calls the fused CPU operations in the folder kernels/.
 
 The source is compiled for the machine's own processor when it is first needed (some two seconds), and kept. A machine
 without a C++ compiler trains with PyTorch's operations instead, and is told so.
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
+SOURCES = Path(__file__).with_name("kernels")
+MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
 FLAGS = (
     "-O3 -march=native -std=c++17 -fPIC -fopenmp "
     # sums may be reordered and divisions become multiplications, but NaN and infinity stay what they are
@@ -80,7 +81,9 @@ def _functions() -> dict[str, Any]:
         library = ctypes.CDLL(str(_built(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
-        warnings.warn(f"{SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2)
+        warnings.warn(
+            f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
+        )
         return {}
     functions = {}
     table = ctypes.pointer(_Kernel.in_dll(library, "kernels"))
@@ -94,7 +97,12 @@ def _functions() -> dict[str, Any]:
 def _built(compiler: str) -> Path:
     """The compiled library, from the cache of this user where it is there."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    parts = [SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode()]
+    parts = [
+        *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
+        " ".join(FLAGS).encode(),
+        version,
+        _processor().encode(),
+    ]
     name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "cloze"
     try:
@@ -117,7 +125,7 @@ def _build(compiler: str, work: Path) -> Path:
     """Compiles and links apart: -fopenmp in linking would bring a second OpenMP beside the one that PyTorch has."""
     compiled, library = work / "kernels.o", work / "kernels.so"
     subprocess.run(
-        [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)], capture_output=True, text=True, check=True
+        [compiler, *FLAGS, "-c", str(MAIN_SOURCE), "-o", str(compiled)], capture_output=True, text=True, check=True
     )
     subprocess.run([compiler, "-shared", str(compiled), "-o", str(library)], capture_output=True, text=True, check=True)
     return library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from data_prep.common.progress import duration
 from pretraining.checkpoint.record import CheckpointRecord
@@ -23,7 +24,7 @@ from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, first_of
 from pretraining.training.phases import TrainingPhase
-from pretraining.training.profiling import StepProfiler
+from pretraining.training.profiling import step_profile
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord, RunState
 
@@ -49,9 +50,8 @@ class Trainer:
         )
         self.saver = Saver(request.out, recipe.checkpoints, self.log.say)
         self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
-        self.profiler = StepProfiler(
-            request.out, request.profile if world.rank == 0 else 0, engine.device, self.log.say
-        )
+        profiles = request.profile > 0 and world.rank == 0
+        self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
         """number of the batch that follows the last checkpoint, in the order of its phase"""
 
@@ -75,7 +75,7 @@ class Trainer:
     def train(self) -> None:
         """Trains the phases that are left."""
         begin, request = time.monotonic(), self.request
-        with self.log, self.profiler:
+        with self.log, self.profile or nullcontext():
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
@@ -121,7 +121,8 @@ class Trainer:
         state.advance()
         self.guard.add(state.step, number, result, batches)
         self.measure(phase, batches, result, learning_rate)
-        self.profiler.after_step(state.step)
+        if self.profile is not None:
+            self.profile.step()
 
     def measure(self, phase: TrainingPhase, batches: StepBatches, result: StepResult, learning_rate: float) -> None:
         """Adds a step to what the next line of the log will say."""

@@ -23,7 +23,7 @@ DOCUMENTS, LENGTH = 120, 48
 
 @pytest.fixture(scope="module")
 def marked_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents in which every sentence begins with the numbers of its document and of itself: `d 3 s 14 …`."""
+    """Writes documents whose sentences begin with the numbers of the document and the sentence: `d 3 s 14 …`."""
     draw, text = random.Random(5), ""
     for document in range(DOCUMENTS):
         for number in range(draw.randint(1, 30)):
@@ -54,15 +54,15 @@ def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
-    """The examples of a set, with the text of A and B as it was before masking."""
+    """Reads the examples of a set, with the text of A and B as it was before masking."""
     manifest = Manifest.read(folder)
     pieces = load_vocabulary(folder / "vocab.txt", manifest.content["vocabulary"]["cased"]).pieces
     for record in manifest.sets()[chosen]:
         for row in read_shard(folder / record.path).to_pylist():
             restored = list(row["pieces"])
-            for each in row["masked"]:
-                restored[each["position"]] = each["piece"]
-            words = [pieces[each] for each in restored]
+            for mask in row["masked"]:
+                restored[mask["position"]] = mask["piece"]
+            words = [pieces[number] for number in restored]
             a, b = words[1 : row["boundary"] - 1], words[row["boundary"] : -1]
             yield {**row, "a": text_of(a), "b": text_of(b), "restored": words}
 
@@ -72,7 +72,7 @@ def text_of(pieces: list[str]) -> str:
 
 
 def marks(text: str) -> list[tuple[int, int]]:
-    """The sentences that begin in a text."""
+    """Finds the sentences that begin in a text by their marks."""
     return [(int(document), int(number)) for document, number in re.findall(r"\bd (\d+) s (\d+)\b", text)]
 
 
@@ -109,7 +109,7 @@ def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
 
 
 def test_no_document_held_out_is_seen_in_training(shards: Path) -> None:
-    held_out = {each["document"] for each in examples(shards, ShardSet(48, 0, validation=True))}
+    held_out = {example["document"] for example in examples(shards, ShardSet(48, 0, validation=True))}
     assert len(held_out) == Manifest.read(shards).content["corpus"]["validation_documents"] == 12
     for chosen in Manifest.read(shards).sets():
         for example in examples(shards, chosen):
@@ -123,7 +123,7 @@ def test_copies_of_a_text_are_held_out_together(tmp_path: Path) -> None:
     text = "\n\n".join("\n".join(body) for body in bodies * 4)
     (tmp_path / "text.txt").write_text(text)
     out = prepare(tmp_path / "text.txt", tmp_path / "out", "--duplicates", "1", "--validation", "0.05")
-    texts = defaultdict(set)
+    texts: defaultdict[bool, set[int]] = defaultdict(set)
     for chosen in Manifest.read(out).sets():
         if chosen.length == 128:
             texts[chosen.validation] |= {example["document"] % 50 for example in examples(out, chosen)}
@@ -140,8 +140,8 @@ def test_every_sentence_is_used_exactly_once_in_each_set_without_pairs(unpaired:
 
 
 def test_no_sentence_of_a_document_is_lost_with_pairs(shards: Path, marked_text: Path) -> None:
-    """All but those that truncation cuts away: the begin of nearly every sentence is in some A or true B."""
-    held_out = {each["document"] for each in examples(shards, ShardSet(128, 0, validation=True))}
+    """Truncation cuts some sentences away, but the beginning of nearly every one is in some A or true B."""
+    held_out = {example["document"] for example in examples(shards, ShardSet(128, 0, validation=True))}
     written = {mark for mark in marks(marked_text.read_text()) if mark[0] not in held_out}
     seen = set()
     for example in examples(shards, ShardSet(128, 0)):
@@ -159,10 +159,10 @@ def test_the_order_is_shuffled_over_the_whole_corpus(unpaired: Path) -> None:
 
 def test_duplicates_are_masked_and_shuffled_anew(unpaired: Path) -> None:
     first, second = (list(examples(unpaired, ShardSet(48, duplicate))) for duplicate in (0, 1))
-    assert sorted(each["a"] for each in first) == sorted(each["a"] for each in second)
-    assert [each["a"] for each in first] != [each["a"] for each in second]
-    positions = {each["a"]: [mask["position"] for mask in each["masked"]] for each in first}
-    same = np.mean([positions[each["a"]] == [mask["position"] for mask in each["masked"]] for each in second])
+    assert sorted(example["a"] for example in first) == sorted(example["a"] for example in second)
+    assert [example["a"] for example in first] != [example["a"] for example in second]
+    positions = {example["a"]: [mask["position"] for mask in example["masked"]] for example in first}
+    same = np.mean([positions[example["a"]] == [mask["position"] for mask in example["masked"]] for example in second])
     assert same < 0.2
 
 
@@ -208,7 +208,7 @@ def test_the_fingerprint_changes_with_the_seed_and_not_with_the_place(
 def test_whole_words_are_masked_whole(marked_text: Path, tmp_path: Path) -> None:
     out = prepare(marked_text, tmp_path / "out", "--masking", "whole-word", "--duplicates", "1")
     for example in examples(out, ShardSet(48, 0)):
-        chosen = {each["position"] for each in example["masked"]}
+        chosen = {mask["position"] for mask in example["masked"]}
         for position, piece in enumerate(example["restored"]):
             inner = position not in (0, 1, example["boundary"])
             if piece.startswith("##") and inner:
@@ -221,4 +221,4 @@ def test_a_stored_piece_takes_at_most_2_7_bytes(more: list[str], real_data: Path
     arguments = ["--docs", str(real_data / "wiki/AA"), "--vocab", str(real_data / "vocab.txt")]
     assert shard.main([*arguments, "--out", str(tmp_path / "out"), *more]) == 0
     size = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert size <= 2.7 * sum(each["pieces"] for each in Manifest.read(tmp_path / "out").content["sets"])
+    assert size <= 2.7 * sum(figures["pieces"] for figures in Manifest.read(tmp_path / "out").content["sets"])

@@ -39,8 +39,8 @@ def forge(data: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Non
     with pa.ipc.new_file(str(data / SHARD), batch.schema) as writer:
         writer.write_batch(batch)
     content = json.loads((data / MANIFEST).read_text())
-    for each in content["sets"]:
-        for record in each["shards"]:
+    for figures in content["sets"]:
+        for record in figures["shards"]:
             if record["path"] == SHARD:
                 size = (data / SHARD).stat().st_size
                 record.update(size=size, sha256=sha256(data / SHARD), rows=batch.num_rows)
@@ -141,7 +141,7 @@ def test_a_folder_without_shards_is_refused(name: str, tmp_path: Path, capfd: py
 
 @pytest.fixture
 def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose run stopped before the shards."""
+    """Makes a folder whose run stopped before the shards."""
     arguments = ["--docs", str(write_wiki(tmp_path / "wiki")), "--out", str(tmp_path / "half"), *SETTINGS]
 
     def stop(*_: object) -> None:
@@ -169,7 +169,7 @@ def test_damage_in_a_half_finished_folder_is_found(half: Path, capfd: pytest.Cap
 
 
 def shown(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert show.main([str(each) for each in arguments]) == 0
+    assert show.main([str(argument) for argument in arguments]) == 0
     return capfd.readouterr().out
 
 

@@ -12,6 +12,8 @@ from random import Random
 import numpy as np
 from scipy import stats
 
+from data_prep.common.arrays import Array
+
 SPECIAL_PIECES = 3  # [CLS] A [SEP] B [SEP]
 CHANCE = 1e-3  # a right generator fails a comparison this often; the seeds are fixed, so it does so always or never
 
@@ -35,7 +37,7 @@ def flatten(sentences: Iterable[list[int]]) -> list[int]:
 
 
 def gather(sentences: Sequence[list[int]], wanted: int) -> Sequence[list[int]]:
-    """The first sentences, until they have as many pieces as wanted or there are no more; at least one."""
+    """Takes the first sentences until they have as many pieces as wanted or there are no more, but at least one."""
     size = 0
     for count, sentence in enumerate(sentences, 1):
         size += len(sentence)
@@ -45,7 +47,7 @@ def gather(sentences: Sequence[list[int]], wanted: int) -> Sequence[list[int]]:
 
 
 def make_pairs(documents: Sequence[list[list[int]]], own: int, length: int, short: float, draw: Random) -> list[Pair]:
-    """The examples of one document."""
+    """Makes the examples of one document."""
     room = length - SPECIAL_PIECES
     target = draw.randint(2, room) if draw.random() < short else room
     pairs = []
@@ -84,8 +86,10 @@ def truncate(a: list[int], b: list[int], room: int, draw: Random) -> tuple[list[
     return a, b
 
 
-def words_of(pieces: Sequence[int], specials: set[int], continues: Sequence[bool], boundary: int) -> list[list[int]]:
-    """The positions of each word; no word reaches from A over to B, which begins at `boundary`."""
+def words_of(
+    pieces: Sequence[int], specials: set[int], continues: Sequence[bool] | Array, boundary: int
+) -> list[list[int]]:
+    """Groups positions into words; no word reaches from A over to B, which begins at `boundary`."""
     words: list[list[int]] = []
     for position, piece in enumerate(pieces):
         if piece in specials:
@@ -105,7 +109,7 @@ def mask(
     num_pieces: int,
     draw: Random,
 ) -> tuple[list[int], dict[int, int]]:
-    """The example with pieces masked, and what stood where."""
+    """Masks pieces of an example; returns it with what stood at the masked positions."""
     masked, labels = list(pieces), dict[int, int]()
     for word in draw.sample(words, len(words)):
         if len(labels) + len(word) > wanted:
@@ -119,11 +123,11 @@ def mask(
     return masked, labels
 
 
-def chance_alike(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """How likely two samples of whole numbers of one distribution differ as much as these, by chi-square."""
+def chance_alike(ours: Sequence[int] | Array, theirs: Sequence[int] | Array) -> float:
+    """Says how likely two samples of whole numbers from one distribution differ as much as these, by chi-square."""
     both = np.concatenate([ours, theirs])
     edges = np.unique(np.quantile(both, np.linspace(0, 1, 21), method="higher"))
-    table = np.array([np.bincount(np.searchsorted(edges, each), minlength=len(edges)) for each in (ours, theirs)])
+    table = np.array([np.bincount(np.searchsorted(edges, sample), minlength=len(edges)) for sample in (ours, theirs)])
     table = table[:, table.sum(axis=0) > 0]
     if table.shape[1] == 1:
         return 1.0

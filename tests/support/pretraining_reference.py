@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
@@ -17,7 +18,7 @@ from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
-__all__ = ["SMALL", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
+__all__ = ["SMALL", "gradient", "gradients", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
 
 SMALL = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 
@@ -39,6 +40,17 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
             labels=draw.integers(0, vocabulary, num_predictions),
         )
     )
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter that has one."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def gradients(model: Module) -> dict[str, Tensor]:
+    """The gradients of all parameters of a model, by name."""
+    return {name: gradient(parameter) for name, parameter in model.named_parameters()}
 
 
 def their_config(shape: Shape, **more: Any) -> BertConfig:

@@ -1,10 +1,11 @@
-"""Several processes on this machine, for tests of ranks: `spawn(2, function)`."""
+"""Ranks on this machine, for tests: `spawn(2, function)` waits for them, `start(2, function)` lets them go on."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,73 +13,134 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
-LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
+import pytest
+from support.rank_server import ROOT as ROOT
+from support.rank_server import Order, rank_server
 
-CALL = """
-import importlib.util, pickle, sys
-path, name, result = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("spawned", path)
-module = importlib.util.module_from_spec(spec)
-sys.modules["spawned"] = module
-spec.loader.exec_module(module)
-value = getattr(module, name)()
-with open(result, "wb") as file:
-    pickle.dump(value, file)
-"""
+LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
+"""how the names of launchers' variables begin"""
 
 
 @dataclass(frozen=True)
 class Done:
     """What became of one rank."""
 
-    code: int
+    code: int | None
+    """None while it goes on"""
     output: str
     errors: str
     result: Any = None
     """what the function returned"""
 
 
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+class Run:
+    """Ranks that work together, as they go on."""
+
+    def __init__(self, folder: Path, pids: list[int]):
+        """Rank n has its files in the folder's folder n."""
+        self.folder, self.pids = folder, pids
+        self._codes: dict[int, int] = {}
+
+    @property
+    def step(self) -> int:
+        """The last step that rank 0 has told of; 0 before."""
+        told = re.findall(r"^ *(\d+)/\d+  loss", (self.folder / "0" / "output").read_text(), re.MULTILINE)
+        return int(told[-1]) if told else 0
+
+    def reach(self, step: int) -> None:
+        """Waits for a step."""
+        wait_for(lambda: self.step >= step or not self.goes_on())
+        assert self.goes_on(), f"it ended before step {step}: {self.done()}"
+
+    def goes_on(self, *ranks: int) -> bool:
+        """Whether any of these ranks has not ended, by default any of all."""
+        if going := [pid for pid in self.pids if pid not in self._codes]:
+            self._codes |= rank_server().codes(going)
+        return any(self.pids[rank] not in self._codes for rank in ranks or range(len(self.pids)))
+
+    def signal(self, number: int, *ranks: int) -> None:
+        """Sends a signal to these ranks, by default to all."""
+        for rank in ranks or range(len(self.pids)):
+            if self.goes_on(rank):
+                os.kill(self.pids[rank], number)
+
+    def wait(self, seconds: float = 90.0, *ranks: int) -> list[Done]:
+        """Waits for the end of these ranks, by default of all, and kills them all where it does not come."""
+        deadline = time.monotonic() + seconds
+        while self.goes_on(*ranks):
+            if time.monotonic() > deadline:
+                self.end()
+                raise TimeoutError(f"ranks did not end within {seconds:.0f} s: {self.done()}")
+            time.sleep(0.01)
+        return self.done()
+
+    def done(self) -> list[Done]:
+        """What has become of the ranks so far."""
+        found = []
+        for rank, pid in enumerate(self.pids):
+            folder = self.folder / str(rank)
+            output, errors = ((folder / name).read_text(errors="replace") for name in ("output", "errors"))
+            result = folder / "result"
+            value = pickle.loads(result.read_bytes()) if pid in self._codes and result.exists() else None
+            found.append(Done(self._codes.get(pid), output, errors, value))
+        return found
+
+    def end(self) -> None:
+        """Kills what has not ended, with all that it started."""
+        while self.goes_on():
+            for pid in self.pids:
+                if pid not in self._codes:
+                    with suppress(ProcessLookupError):  # it may have no group of its own yet
+                        os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.01)
 
 
-def spawn(
+RUNS: list[Run] = []
+"""what a test has started; when it is over, all of them are ended"""
+
+
+def start(
     ranks: int,
-    what: Callable[[], Any] | str | Sequence[str | Path],
-    timeout: float = 90.0,
+    function: Callable[..., Any],
+    *arguments: Any,
     environment: Mapping[str, str] | None = None,
     port: int | None = None,
-) -> list[Done]:
-    """Starts `what` as ranks on loopback, as torchrun would but without its watching over them, and waits for all.
+    come: int | None = None,
+) -> Run:
+    """Starts a function as ranks on loopback, as torchrun would but without its watching over them.
 
-    `what` is a function of a test module (at its top, without arguments; what it returns is in `Done.result`), the
-    text of a script, or the arguments of Python. No rank is ended when another fails: that is for what is tested.
-    After `timeout` seconds all are killed and TimeoutError says what they had printed.
+    The function stands at the top of a module. No rank is ended when another fails: that is for what is tested. Only
+    the first `come` ranks are started, where not all are to come.
     """
-    port = port or free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        started = [_start(rank, ranks, what, Path(folder), environment or {}, port) for rank in range(ranks)]
-        late = _wait(started, time.monotonic() + timeout)
-        done = [_done(process, rank, Path(folder)) for rank, process in enumerate(started)]
-    if late:
-        shown = "\n".join(f"rank {rank}: {each.output}{each.errors}" for rank, each in enumerate(done))
-        raise TimeoutError(f"ranks {late} did not end within {timeout:.0f} s\n{shown}")
-    return done
+    folder, port = Path(tempfile.mkdtemp(prefix="ranks-")), port or free_port()
+    call, pids = pickle.dumps((function, arguments)), []
+    for rank in range(ranks if come is None else come):
+        (folder / str(rank)).mkdir()
+        for name in ("output", "errors"):
+            (folder / str(rank) / name).touch()
+        variables = {**rank_environment(rank, ranks, port), **(environment or {})}
+        pids.append(rank_server().start(Order(call, variables, sys.path, folder / str(rank))))
+    RUNS.append(Run(folder, pids))
+    return RUNS[-1]
 
 
-def _start(
-    rank: int, ranks: int, what: Any, folder: Path, extra: Mapping[str, str], port: int
-) -> subprocess.Popen[bytes]:
+def end_runs() -> None:
+    """Leaves nothing behind of what was started."""
+    while RUNS:
+        run = RUNS.pop()
+        run.end()
+        shutil.rmtree(run.folder)
+
+
+def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What torchrun sets, and one thread of arithmetic."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    environment = {
+    return {
         **inherited,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -89,18 +151,79 @@ def _start(
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
-        **extra,
     }
-    if callable(what):
-        result = str(folder / f"result{rank}")
-        arguments = ["-c", CALL, str(inspect.getsourcefile(what)), what.__name__, result]
-    else:
-        arguments = ["-c", what] if isinstance(what, str) else [str(each) for each in what]
+
+
+def spawn(
+    ranks: int,
+    function: Callable[..., Any] | str,
+    *arguments: Any,
+    timeout: float = 90.0,
+    environment: Mapping[str, str] | None = None,
+    port: int | None = None,
+) -> list[Done]:
+    """Starts a function as ranks, and waits for all of them; after `timeout` seconds, all are killed."""
+    if isinstance(function, str):
+        return _spawn_text(ranks, function, timeout, environment or {}, port or free_port())
+    return start(ranks, function, *arguments, environment=environment, port=port).wait(timeout)
+
+
+def run_launcher(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout: float = 90.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command that starts fresh processes, in a folder; skips the test where its program is not installed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        pytest.skip(f"no {command[0]} here")
+    return subprocess.run(
+        [program, *command[1:]],
+        env={**inherited, **environment, "PATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+# Programs that are texts, as fresh processes: to go with the last of them.
+
+
+def _spawn_text(ranks: int, text: str, timeout: float, extra: Mapping[str, str], port: int) -> list[Done]:
+    with tempfile.TemporaryDirectory() as folder:
+        started = [_start(rank, ranks, text, Path(folder), extra, port) for rank in range(ranks)]
+        late = _wait(started, time.monotonic() + timeout)
+        done = [_done(process, rank, Path(folder)) for rank, process in enumerate(started)]
+    if late:
+        raise TimeoutError(f"ranks {late} did not end within {timeout:.0f} s: {done}")
+    return done
+
+
+def _start(
+    rank: int, ranks: int, text: str, folder: Path, extra: Mapping[str, str], port: int
+) -> subprocess.Popen[bytes]:
     with (folder / f"output{rank}").open("wb") as output, (folder / f"errors{rank}").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-c", text],
             cwd=ROOT,
-            env=environment,
+            env={**rank_environment(rank, ranks, port), **extra},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
@@ -109,7 +232,6 @@ def _start(
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[int]:
-    """Waits for all; kills those that are late, with all that they started, and says which."""
     late = []
     for rank, process in enumerate(started):
         try:
@@ -123,10 +245,5 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], deadline: float) -> list[i
 
 
 def _done(process: subprocess.Popen[bytes], rank: int, folder: Path) -> Done:
-    result = folder / f"result{rank}"
-    return Done(
-        process.returncode,
-        (folder / f"output{rank}").read_text(errors="replace"),
-        (folder / f"errors{rank}").read_text(errors="replace"),
-        pickle.loads(result.read_bytes()) if result.exists() else None,
-    )
+    texts = [(folder / f"{name}{rank}").read_text(errors="replace") for name in ("output", "errors")]
+    return Done(process.returncode, *texts)

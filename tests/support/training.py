@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
 import json
 import os
-import signal
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from safetensors.torch import load_file
-from support.processes import Done, _done, _start, _wait, free_port, spawn
-from support.shards import make_shards
+from support.processes import ROOT, Done, Run, start
 from torch import Tensor
 
-from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 
+COMMAND = ROOT / "pretraining" / "train.py"
+CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
+"""under ZeRO 3, also of small parameters no rank keeps the whole"""
+RANK_LOST = 2
+"""exit code of ranks that have lost another"""
+SAVES = ["--checkpoints.every", "1", "--checkpoints.keep", "9"]
+SEED = 12345
+"""that of a recipe which says none"""
+LONG = ["--phases.0.steps", "30", "--checkpoints.every", "1"]
+"""a run of 33 steps"""
+ENDLESS = ["--phases.0.steps", "5000", "--checkpoints.every", "1"]
 TIMES = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
-COMMAND = Path(__file__).parent.parent.parent / "pretraining" / "train.py"
 RECIPE = """
 [model]
 layers = 2
@@ -67,106 +72,66 @@ class Place:
     recipe: Path
     folder: Path
 
-    def command(self, run: str | Path, *more: object) -> list[object]:
-        """A run of its own folder."""
-        return ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]
+    def command(self, run: str | Path, *more: object) -> list[str]:
+        """The words of the command that trains in a folder of its own."""
+        return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]]
 
 
-def train(ranks: int, *arguments: object, timeout: float = 90.0, **more: Any) -> list[Done]:
-    """The real command, as so many processes."""
-    return spawn(ranks, [COMMAND, *map(str, arguments)], timeout=timeout, **more)
+# Runs.
 
 
-STOP = "--stop-at"
-"""in a command for `train_all`: the step after which the run hears a signal"""
-
-
-def train_all(ranks: int, commands: Sequence[Sequence[object]], timeout: float = 180.0) -> list[tuple[int, str, str]]:
-    """Several runs one after another in the same processes, which saves their start: rank 0's codes and outputs."""
-    given = json.dumps([[str(each) for each in command] for command in commands])
-    done = spawn(ranks, run_commands, timeout=timeout, environment={"CLOZE_COMMANDS": given})
-    assert all(each.code == 0 for each in done), "".join(each.output + each.errors for each in done)
-    for number, (_, _, errors) in enumerate(done[-1].result):
-        assert ranks == 1 or not errors, f"rank {ranks - 1} printed in run {number}: {errors}"
-    for ranks_codes in zip(*([code for code, _, _ in each.result] for each in done), strict=True):
-        assert len(set(ranks_codes)) == 1, f"ranks end with different codes: {ranks_codes}"
-    return list(done[0].result)
-
-
-def run_commands() -> list[tuple[int, str, str]]:
-    """What each of the processes does: all but connecting and disconnecting is done anew for each command."""
-    import torch
-
-    from pretraining import train as entry
-    from pretraining.processes.group import connect, disconnect
+def connect_ranks() -> None:
+    """Joins this process to the other ranks that a test has started."""
+    from pretraining.processes.group import connect
     from pretraining.processes.launchers import find_world
 
     connect(find_world(os.environ), torch.device("cpu"))
-    import deepspeed  # noqa: F401
-    import transformers  # noqa: F401
-
-    gc.collect()
-    gc.freeze()  # DeepSpeed collects garbage for each engine, and goes through all modules each time
-    entry.connect = entry.disconnect = lambda *_: None
-    results = []
-    for command in json.loads(os.environ["CLOZE_COMMANDS"]):
-        output, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), stopping(command):
-            code = entry.main(command)
-        results.append((code, output.getvalue(), errors.getvalue()))
-    disconnect()
-    return results
 
 
-@contextlib.contextmanager
-def stopping(command: list[str]) -> Iterator[None]:
-    """Takes `STOP` out of the command, and stops the run there as a signal to its last rank would."""
-    from pretraining.training.trainer import Trainer
+def be_train_py(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
+    """What a rank does: pretraining/train.py, with a fault."""
+    from pretraining import train
+    from pretraining.processes.group import exit_now
 
-    if STOP not in command:
-        yield
-        return
-    place = command.index(STOP)
-    last = int(command[place + 1])
-    del command[place : place + 2]
-    train_step = Trainer.train_step
-
-    def step_and_signal(self: Trainer, *arguments: Any) -> None:
-        train_step(self, *arguments)
-        if self.progress.step == last and self.rank == self.ranks - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    Trainer.train_step = step_and_signal  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Trainer.train_step = train_step  # type: ignore[method-assign]
+    if fault is not None:
+        fault()
+    exit_now(train.main(list(command)))
 
 
-@contextlib.contextmanager
-def started(ranks: int, *arguments: object) -> Iterator[tuple[list[Any], Callable[[float], list[Done]]]]:
-    """The processes of a run that goes on, and a function that waits for their end."""
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        command = [COMMAND, *map(str, arguments)]
-        processes = [_start(rank, ranks, command, Path(folder), {}, port) for rank in range(ranks)]
-
-        def wait(seconds: float) -> list[Done]:
-            assert not _wait(processes, time.monotonic() + seconds), "ranks did not end"
-            return [_done(process, rank, Path(folder)) for rank, process in enumerate(processes)]
-
-        try:
-            yield processes, wait
-        finally:
-            _wait(processes, time.monotonic())
+def launch(command: Sequence[str], ranks: int = 2, fault: Callable[[], None] | None = None, **more: Any) -> Run:
+    """Starts the real command, and lets it go on."""
+    return start(ranks, be_train_py, command, fault, **more)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
+def train(command: Sequence[str], ranks: int = 2, seconds: float = 90.0, **more: Any) -> list[Done]:
+    """The real command, from its beginning to its end."""
+    return launch(command, ranks, **more).wait(seconds)
+
+
+def train_straight(place: Place, name: str, *more: object) -> Path:
+    """A run of two ranks that nothing happens to."""
+    assert_well(train(place.command(name, *more)))
+    return place.folder / name
+
+
+def assert_well(done: Sequence[Done]) -> str:
+    """All ranks have done what they were to, and only rank 0 has said anything. Returns that."""
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * len(done)
+    return done[0].output
+
+
+def assert_ended(run: Run, code: int, *messages: str) -> str:
+    """All ranks end with this code; rank 0 says why, once, and the others say nothing. Returns what it says."""
+    done = run.wait()
+    assert [rank.code for rank in done] == [code] * len(done), [rank.errors for rank in done]
+    for message in messages:
+        assert done[0].errors.count(message) == 1, done[0].errors
+    assert not any(rank.errors for rank in done[1:]), done
+    assert "Traceback" not in done[0].errors
+    return done[0].errors
+
+
+# What a run leaves.
 
 
 def records(run: Path, kind: str = "step") -> list[dict[str, Any]]:
@@ -175,8 +140,14 @@ def records(run: Path, kind: str = "step") -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+def measured(run: Path) -> list[dict[str, Any]]:
+    """The metrics, without what the clock says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
 def state(run: Path) -> dict[str, Tensor]:
-    """All that the last checkpoint holds."""
+    """All tensors of the last checkpoint."""
     return {
         f"{path.name} {name}": value
         for path in finished_checkpoints(run)[-1].glob("*.safetensors")
@@ -184,11 +155,46 @@ def state(run: Path) -> dict[str, Tensor]:
     }
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
-    """The metrics, without what the clock says."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+def assert_same(run: Path, wanted: Path) -> None:
+    """Weights, moments and metrics, bit for bit."""
+    ours, theirs = state(run), state(wanted)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert measured(run) == measured(wanted)
+    assert not [path for path in (run / FOLDER).iterdir() if path.suffix in (".tmp", ".old")]
 
 
-if __name__ == "__main__":
-    print(make_shards(Path(sys.argv[1])))
+def assert_same_curve(run: Path, wanted: Path, tolerance: float) -> None:
+    """Losses and norms of gradients at each step, to rounding."""
+    ours, theirs = records(run), records(wanted)
+    assert [record["step"] for record in ours] == [record["step"] for record in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in ("loss", "masked", "next_sentence", "gradient_norm"):
+            assert mine[name] == pytest.approx(other[name], rel=tolerance), f"{name} at step {mine['step']}"
+        assert mine["learning_rate"] == other["learning_rate"]
+
+
+def exported_weights(run: Path) -> dict[str, Tensor]:
+    """The weights that a finished run has exported."""
+    return load_file(run / "export" / "model.safetensors")
+
+
+def distance(run: Path, wanted: Path) -> float:
+    """The largest between two runs' exported weights."""
+    ours, theirs = exported_weights(run), exported_weights(wanted)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def stopped_at(source: Path, run: Path, step: int) -> Path:
+    """A copy of a run that ended after a step."""
+    shutil.copytree(source, run)
+    for path in finished_checkpoints(run):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Its files."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -14,10 +14,11 @@ from scipy import stats
 from support import original
 from support.original import CHANCE, chance_alike
 
-from data_prep.examples.examples import masking_rules
+from data_prep.common.arrays import Array
+from data_prep.examples.making import masking_rules
 from data_prep.examples.masking import Masking, mask_example, num_predictions
 from data_prep.examples.streams import stream
-from data_prep.settings import Settings
+from data_prep.settings import MaskedUnit, Settings
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 WORDS = [f"word{number}" for number in range(595)]
@@ -31,27 +32,27 @@ LONGEST = 512
 class Masked(NamedTuple):
     """An example after masking."""
 
-    pieces: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
-    tally: np.ndarray  # masked, replaced, kept
+    pieces: Array
+    positions: Array
+    labels: Array
+    tally: Array  # masked, replaced, kept
 
 
 def rules(
-    most: int = 77, masking: str = "token", rate: float = 0.15, split: tuple[float, float, float] = (80, 10, 10)
+    most: int = 77, masking: MaskedUnit = "token", rate: float = 0.15, split: tuple[float, float, float] = (80, 10, 10)
 ) -> Masking:
-    """As the command line has them for examples of up to LONGEST pieces."""
+    """Makes rules of masking from settings, as the command line does, for examples of up to LONGEST pieces."""
     chosen = Settings(lengths=(LONGEST,), max_predictions=(most,), masking=masking, mask_rate=rate, mask_split=split)
     return masking_rules(chosen, LONGEST, VOCABULARY)
 
 
-def pair(a: list[int], b: list[int]) -> tuple[np.ndarray, int]:
-    """An example of two segments, and where B begins."""
+def pair(a: list[int], b: list[int]) -> tuple[Array, int]:
+    """Makes an example of two segments; returns it with the place where B begins."""
     return np.array([CLS, *a, SEP, *b, SEP], np.uint16), len(a) + 2
 
 
-def masked(example: tuple[np.ndarray, int], masking: Masking, number: int = 0) -> Masked:
-    """A copy of the example, masked with the stream of this number."""
+def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Masked:
+    """Masks a copy of the example with the stream of this number."""
     pieces, boundary = example[0].copy(), example[1]
     candidates, words = np.empty(LONGEST + 1, np.int64), np.empty(LONGEST + 2, np.int64)
     most = int(masking.predictions[pieces.size])
@@ -61,19 +62,19 @@ def masked(example: tuple[np.ndarray, int], masking: Masking, number: int = 0) -
     return Masked(pieces, positions[:count], labels[:count], tally)
 
 
-def words_of(example: tuple[np.ndarray, int]) -> list[list[int]]:
+def words_of(example: tuple[Array, int]) -> list[list[int]]:
     pieces, boundary = example
     return original.words_of(pieces.tolist(), {CLS, SEP}, VOCABULARY.continues(), boundary)
 
 
-def plain(size_a: int, size_b: int) -> tuple[np.ndarray, int]:
-    """An example of whole words, each its own position's."""
+def plain(size_a: int, size_b: int) -> tuple[Array, int]:
+    """Makes an example of whole words, no two of which are the same."""
     a = list(range(FIRST_WORD, FIRST_WORD + size_a))
     return pair(a, list(range(FIRST_WORD + size_a, FIRST_WORD + size_a + size_b)))
 
 
-def mixed(sizes_a: list[int], sizes_b: list[int]) -> tuple[np.ndarray, int]:
-    """An example of words of these numbers of pieces."""
+def mixed(sizes_a: list[int], sizes_b: list[int]) -> tuple[Array, int]:
+    """Makes an example of words that have these numbers of pieces."""
     rests = itertools.count(FIRST_REST)
 
     def segment(sizes: list[int]) -> list[int]:
@@ -135,7 +136,7 @@ def test_the_most_predictions_by_default_are_the_original_ones(length: int, most
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
-def test_the_labels_put_back_give_the_example(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+def test_the_labels_put_back_give_the_example(example: tuple[Array, int], masking: Masking, number: int) -> None:
     result = masked(example, masking, number)
     restored = result.pieces.copy()
     restored[result.positions] = result.labels
@@ -145,7 +146,7 @@ def test_the_labels_put_back_give_the_example(example: tuple[np.ndarray, int], m
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
-def test_positions_ascend_and_are_never_special(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+def test_positions_ascend_and_are_never_special(example: tuple[Array, int], masking: Masking, number: int) -> None:
     positions = masked(example, masking, number).positions
     assert (np.diff(positions.astype(int)) > 0).all()
     assert not set(example[0][positions].tolist()) & {CLS, SEP}
@@ -154,7 +155,7 @@ def test_positions_ascend_and_are_never_special(example: tuple[np.ndarray, int],
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
 def test_words_are_masked_whole_until_no_more_would_fit(
-    example: tuple[np.ndarray, int], masking: Masking, number: int
+    example: tuple[Array, int], masking: Masking, number: int
 ) -> None:
     chosen = set(masked(example, masking, number).positions.tolist())
     left = int(masking.predictions[example[0].size]) - len(chosen)
@@ -169,7 +170,7 @@ def test_words_are_masked_whole_until_no_more_would_fit(
 
 @settings(deadline=None, max_examples=100)
 @given(EXAMPLES, ANY_RULES, st.integers(0, 1000))
-def test_the_same_stream_masks_the_same(example: tuple[np.ndarray, int], masking: Masking, number: int) -> None:
+def test_the_same_stream_masks_the_same(example: tuple[Array, int], masking: Masking, number: int) -> None:
     for one, other in zip(masked(example, masking, number), masked(example, masking, number), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -189,15 +190,15 @@ def test_every_piece_is_as_likely_as_any_other(most: int) -> None:
     assert CHANCE < stats.chi2(27 - 1).sf(uneven) < 1 - CHANCE
 
 
-def rules_of_most(most: int, masking: str = "token") -> Masking:
-    """Always so many predictions, whatever the length of the example."""
+def rules_of_most(most: int, masking: MaskedUnit = "token") -> Masking:
+    """Makes rules that predict so many pieces, whatever the length of the example."""
     return rules(most, masking, rate=0.99)
 
 
 def test_every_set_of_pieces_is_as_likely_as_any_other() -> None:
     masking = rules_of_most(2)
     sets = [tuple(masked(plain(2, 3), masking, number).positions.tolist()) for number in range(4000)]
-    counts = [sets.count(each) for each in itertools.combinations((1, 2, 4, 5, 6), 2)]
+    counts = [sets.count(positions) for positions in itertools.combinations((1, 2, 4, 5, 6), 2)]
     assert sum(counts) == 4000
     assert stats.chisquare(counts).pvalue > CHANCE
 
@@ -227,20 +228,20 @@ def test_nothing_is_masked_where_no_word_fits() -> None:
 
 @pytest.mark.parametrize("most", [3, 6, 11])
 @pytest.mark.parametrize("kind", ["token", "whole-word"])
-def test_masks_are_distributed_as_the_original_ones(kind: str, most: int) -> None:
+def test_masks_are_distributed_as_the_original_ones(kind: MaskedUnit, most: int) -> None:
     pieces, masking, draw, times = MIXED[0], rules_of_most(most, kind), Random(7), 3000
     words = words_of(MIXED)
     if kind == "token":
         words = [[position] for word in words for position in word]
     ours = [masked(MIXED, masking, number) for number in range(times)]
     theirs = [original.mask(pieces.tolist(), words, most, MASK, len(VOCABULARY), draw) for _ in range(times)]
-    chosen = [each.positions.tolist() for each in ours], [sorted(labels) for _, labels in theirs]
-    assert chance_alike(*([len(each) for each in side] for side in chosen)) > CHANCE
-    assert chance_alike(*([max(each) for each in side] for side in chosen)) > CHANCE
+    chosen = [example.positions.tolist() for example in ours], [sorted(labels) for _, labels in theirs]
+    assert chance_alike(*([len(positions) for positions in side] for side in chosen)) > CHANCE
+    assert chance_alike(*([max(positions) for positions in side] for side in chosen)) > CHANCE
     for word in words:
-        hits = [sum(word[0] in each for each in side) for side in chosen]
+        hits = [sum(word[0] in positions for positions in side) for side in chosen]
         assert stats.fisher_exact([hits, [times - hit for hit in hits]]).pvalue > CHANCE / len(words)
-    unchanged = [int((each.pieces == pieces).sum()) for each in ours]
+    unchanged = [int((example.pieces == pieces).sum()) for example in ours]
     assert chance_alike(unchanged, [int((np.array(result) == pieces).sum()) for result, _ in theirs]) > CHANCE
 
 

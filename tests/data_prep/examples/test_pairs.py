@@ -1,13 +1,9 @@
-"""The segments of data_prep/pairs.py, against the original's rules, exactly, and against its distributions."""
+"""The segments of data_prep/examples/pairs.py, exactly: the original's rules for single examples."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import time
-from collections.abc import Callable, Sequence
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,77 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support import original
-from support.original import CHANCE, chance_alike
+from support.original import CHANCE
+from support.segments import (
+    LENGTHS,
+    SEED,
+    SHORT,
+    Sizes,
+    all_numbers,
+    all_rows,
+    copied,
+    corpus_of,
+    document_sizes,
+    make,
+    plan_of,
+    starts_of,
+    truncated,
+    varied,
+)
 
-from data_prep.examples.pairs import Corpus, Plan, copy_second, place_partners, plan_pairs, plan_sentences, truncate
-
-Sizes = Sequence[Sequence[int]]  # documents, as the numbers of pieces of their sentences
-SEED = 12345
-
-
-def corpus_of(documents: Sizes, first: int = 0) -> Corpus:
-    """As read from a file; each piece is its own position."""
-    sentence_ends = np.cumsum([size for document in documents for size in document]).astype(np.int32)
-    document_ends = np.cumsum([len(document) for document in documents]).astype(np.int32)
-    pieces = (np.arange(sentence_ends[-1]) % (1 << 16)).astype(np.uint16)
-    for array in (pieces, sentence_ends, document_ends):
-        array.flags.writeable = False
-    return Corpus(pieces, sentence_ends, document_ends, np.int64(first))
-
-
-def all_rows(corpus: Corpus) -> np.ndarray:
-    return np.arange(corpus.document_ends.size)
-
-
-def all_numbers(corpus: Corpus) -> np.ndarray:
-    return (corpus.first + all_rows(corpus)).astype(np.uint32)
-
-
-def copied(plan: Plan) -> Plan:
-    return Plan(*(column.copy() for column in plan))
-
-
-class Made(NamedTuple):
-    """The examples of a corpus, before and after they are truncated."""
-
-    corpus: Corpus
-    room: int
-    whole: Plan
-    plan: Plan
-
-
-def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
-    """All examples of all documents, which are in one file."""
-    whole = plan_pairs(corpus, all_rows(corpus), all_numbers(corpus), length, duplicate, seed, short)
-    place_partners(np.flatnonzero(whole.partner >= 0), whole, corpus)
-    plan = copied(whole)
-    truncate(np.arange(plan.row.size), plan, length - 3)
-    return Made(corpus, length - 3, whole, plan)
-
-
-def starts_of(ends: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], ends[:-1]])
-
-
-def first_of_each(row: np.ndarray) -> np.ndarray:
-    """The first example of each document."""
-    return np.unique(row, return_index=True)[1]
-
-
-def last_of_each(row: np.ndarray) -> np.ndarray:
-    return row.size - 1 - np.unique(row[::-1], return_index=True)[1]
-
-
-def document_sizes(lengths: int = 40) -> st.SearchStrategy[list[list[int]]]:
-    sentence = st.one_of(st.just(1), st.integers(1, 12), st.integers(1, lengths))
-    return st.lists(st.lists(sentence, min_size=1, max_size=15), min_size=1, max_size=8)
-
-
-LENGTHS = st.integers(8, 40)
-SHORT = st.sampled_from([0.0, 0.5, 1.0])
-
-
-# Exactly
+from data_prep.examples.pairs import Plan, copy_second, place_partners, plan_pairs, truncate
 
 
 @settings(deadline=None, max_examples=300)
@@ -170,22 +114,6 @@ def test_examples_fit_and_segments_are_parts_of_what_they_were(
     assert (plan.a_end <= plan.b_start)[true_next].all()
 
 
-def plan_of(size_a: np.ndarray, size_b: np.ndarray, number: int = 0) -> Plan:
-    """Examples of segments of these sizes, with streams of their own."""
-    columns = np.zeros((8, size_a.size), np.int64)
-    columns[1], columns[2] = 1000, 1000 + size_a
-    columns[3], columns[4] = 5_000_000, 5_000_000 + size_b
-    columns[5] = -1
-    columns[7] = np.random.default_rng(number).integers(0, 2**63, size_a.size)
-    return Plan.of(columns)
-
-
-def truncated(plan: Plan, room: int) -> Plan:
-    result = copied(plan)
-    truncate(np.arange(plan.row.size), result, room)
-    return result
-
-
 @settings(deadline=None, max_examples=500)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(5, 509), st.integers(0, 1000))
 def test_truncation_leaves_the_sizes_that_dropping_single_pieces_does(
@@ -217,7 +145,7 @@ def test_only_the_chosen_examples_are_truncated() -> None:
 def test_the_plan_of_a_document_depends_on_no_other_document(
     documents: Sizes, length: int, short: float, duplicate: int, data: st.DataObject
 ) -> None:
-    """It is the same whichever documents are planned with it, and whichever are with it in the file."""
+    """A document is planned alike whichever documents are planned with it, and whichever are with it in the file."""
     corpus = corpus_of(documents)
     members = all_numbers(corpus)
     key = (members, length, duplicate, SEED, short)
@@ -268,16 +196,6 @@ def test_the_partner_is_another_document_where_there_are_others() -> None:
     assert (made.whole.partner != made.whole.row)[random_next].all()
 
 
-def test_ten_draws_are_made_for_another_document() -> None:
-    """Of two documents, a document is its own partner once in 2¹⁰."""
-    corpus = corpus_of([[5]] * 2)
-    times = 80_000
-    members = all_numbers(corpus)
-    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
-    own = sum(int((plan.partner == plan.row).sum()) for plan in plans)
-    assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
-
-
 def test_partners_are_members() -> None:
     corpus = corpus_of([[5, 5, 5]] * 50, first=70)
     members = np.array([71, 90, 113], np.uint32)
@@ -323,310 +241,8 @@ def test_a_sentence_of_millions_of_pieces_takes_no_time() -> None:
 
 
 def test_a_corpus_of_many_examples_is_planned_whole() -> None:
-    """More than there is room for at first, in one document and in many."""
+    """The columns of a plan grow when a document, or many, have more examples than there is room for at first."""
     plan = make(corpus_of([[1] * 30_000, *[[2]] * 5000]), 8).whole
     assert plan.row.size > 10_000
     np.testing.assert_array_equal(np.unique(plan.row), np.arange(5001))
     assert (np.diff(plan.a_start) > 0).all()
-
-
-# As distributions, one by one
-
-
-ONE_PIECE_SENTENCES = [[1] * 80] * 3000
-
-
-def targets_of(made: Made) -> np.ndarray:
-    """The target of each document of ONE_PIECE_SENTENCES, from its first example."""
-    whole = made.whole
-    gathered = np.where(whole.partner < 0, whole.b_end, whole.a_end + whole.wanted) - whole.a_start
-    return gathered[first_of_each(whole.row)]
-
-
-def test_short_targets_are_uniform() -> None:
-    made = make(corpus_of(ONE_PIECE_SENTENCES), 16, short=1.0)
-    targets = targets_of(made)
-    assert (targets.min(), targets.max()) == (2, 13)
-    assert stats.chisquare(np.bincount(targets - 2, minlength=12)).pvalue > CHANCE
-
-
-@pytest.mark.parametrize("short", [0.1, 0.5])
-def test_so_many_documents_have_short_targets(short: float) -> None:
-    targets = targets_of(make(corpus_of(ONE_PIECE_SENTENCES), 64, short=short))
-    assert targets.max() == 61
-    assert stats.binomtest(int((targets < 61).sum()), targets.size, short * 59 / 60).pvalue > CHANCE
-
-
-def test_a_document_has_one_target() -> None:
-    made = make(corpus_of(ONE_PIECE_SENTENCES[:100]), 64, short=1.0)
-    whole, targets = made.whole, targets_of(made)
-    random_next = whole.partner >= 0
-    found = (whole.a_end - whole.a_start + whole.wanted)[random_next]
-    np.testing.assert_array_equal(found, targets[whole.row[random_next]])
-
-
-def test_a_ends_after_any_but_the_last_of_the_sentences_gathered() -> None:
-    whole = make(corpus_of([[2] * 7] * 3000), 64).whole
-    first = first_of_each(whole.row)
-    kept = (whole.a_end - whole.a_start)[first] // 2
-    random_next = whole.partner[first] >= 0
-    table = np.array([np.bincount(kept[random_next == side], minlength=8)[1:7] for side in (False, True)])
-    assert table.sum() == 3000
-    assert stats.chisquare(table.sum(axis=0)).pvalue > CHANCE
-    assert stats.chi2_contingency(table).pvalue > CHANCE  # how many, and whether the next is random, are unrelated
-
-
-def test_half_of_the_examples_have_a_random_next() -> None:
-    whole = make(corpus_of([[2, 2]] * 10_000), 64).whole
-    first = first_of_each(whole.row)
-    random_next = whole.partner[first] >= 0
-    assert stats.binomtest(int(random_next.sum()), 10_000).pvalue > CHANCE
-    rest = np.setdiff1d(np.arange(whole.row.size), first)
-    np.testing.assert_array_equal(whole.row[rest], np.flatnonzero(random_next))  # the sentence that was put back
-    assert (whole.partner[rest] >= 0).all()  # has nothing that follows it
-
-
-def test_partners_are_uniform_over_the_other_documents() -> None:
-    corpus = corpus_of([[3]] * 12)
-    members, times = all_numbers(corpus), 500
-    plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times)]
-    apart = np.concatenate([(plan.partner - plan.row) % 12 for plan in plans])
-    counts = np.bincount(apart, minlength=12)
-    assert counts[0] == 0
-    assert stats.chisquare(counts[1:]).pvalue > CHANCE
-    partners = np.bincount(np.concatenate([plan.partner for plan in plans]), minlength=12)
-    assert stats.chisquare(partners).pvalue > CHANCE
-
-
-def test_a_random_next_begins_at_any_sentence() -> None:
-    corpus, _, whole, _ = make(corpus_of([[5, 1, 9, 2, 2, 40, 3]] * 1000), 32)
-    random_next = whole.partner >= 0
-    sentence = np.searchsorted(starts_of(corpus.sentence_ends), whole.b_start[random_next])
-    assert stats.chisquare(np.bincount(sentence % 7, minlength=7)).pvalue > CHANCE
-    np.testing.assert_array_equal(sentence // 7, whole.partner[random_next])
-
-
-def test_what_is_drawn_for_an_example_tells_nothing_of_the_next() -> None:
-    corpus, _, whole, _ = make(corpus_of([[2] * 40] * 1000), 17)
-    kept = (whole.a_end - whole.a_start) // 2
-    start_of_b = np.searchsorted(starts_of(corpus.sentence_ends), whole.b_start) % 40
-    pairs = np.flatnonzero((whole.partner[:-1] >= 0) & (whole.row[:-1] == whole.row[1:]))
-    assert pairs.size > 3000
-    assert stats.spearmanr(start_of_b[pairs], kept[pairs + 1]).pvalue > CHANCE
-
-
-@pytest.mark.parametrize(
-    ("sizes", "lost"), [((10, 1), (1, 0)), ((12, 12), (2, 3)), ((80, 3), (73, 0)), ((9, 140), (4, 135))]
-)
-def test_pieces_are_lost_at_front_and_back_alike(sizes: tuple[int, int], lost: tuple[int, int]) -> None:
-    times, room = 3000, sum(sizes) - sum(lost)
-    before = plan_of(np.full(times, sizes[0]), np.full(times, sizes[1]))
-    after = truncated(before, room)
-    fronts = after.a_start - before.a_start, after.b_start - before.b_start
-    backs = before.a_end - after.a_end, before.b_end - after.b_end
-    for front, back, number in zip(fronts, backs, lost, strict=True):
-        assert (front + back == number).all()
-        assert (front >= 0).all()
-        assert (back >= 0).all()
-        fair = np.random.default_rng(1).binomial(number, 0.5, 20 * times)
-        assert chance_alike(front, fair) > CHANCE
-    if min(lost):
-        assert stats.pearsonr(*fronts).pvalue > CHANCE
-
-
-def test_of_a_tie_and_of_the_longer_segment_pieces_are_lost_as_in_the_original() -> None:
-    times, draw = 3000, Random(5)
-    before = plan_of(np.full(times, 21), np.full(times, 14))
-    after = truncated(before, 25)
-    theirs = [original.truncate(list(range(21)), list(range(14)), 25, draw) for _ in range(times)]
-    assert chance_alike(after.a_start - before.a_start, [a[0] for a, _ in theirs]) > CHANCE
-    assert chance_alike(after.b_start - before.b_start, [b[0] for _, b in theirs]) > CHANCE
-
-
-# As distributions, all together
-
-
-def varied(num_documents: int) -> Sizes:
-    """Documents of one sentence and of many, sentences of one piece and of more than there is room for."""
-    draw = Random(11)
-    documents = []
-    for number in range(num_documents):
-        num_sentences = 1 if number % 9 == 0 else draw.randint(2, 40)
-        typical = draw.choice([1, 4, 12, 25])
-        sizes = [max(1, round(draw.gauss(typical, typical / 2))) for _ in range(num_sentences)]
-        if number % 7 == 0:
-            sizes[draw.randrange(num_sentences)] = draw.choice([61, 62, 63, 150])
-        documents.append(sizes)
-    return documents
-
-
-class Features(NamedTuple):
-    """What examples are like; an array each, all of one length."""
-
-    document: np.ndarray
-    num_examples: np.ndarray  # of their document
-    random_next: np.ndarray
-    num_sentences_a: np.ndarray
-    size_a: np.ndarray
-    size_b: np.ndarray
-    size: np.ndarray
-    whole_a: np.ndarray
-    whole_b: np.ndarray
-    lost_at_front_of_a: np.ndarray
-    lost_at_front_of_b: np.ndarray
-    beginning_of_b: np.ndarray  # its first sentence, as a share of the document it is of, in percent
-
-    def of(self, examples: np.ndarray) -> Features:
-        return Features(*(column[examples] for column in self))
-
-
-DOCUMENTS, LENGTH, DUPLICATES = varied(400), 64, 6
-
-
-def our_features(short: float) -> list[Features]:
-    corpus = corpus_of(DOCUMENTS)
-    starts, first_sentences = starts_of(corpus.sentence_ends), starts_of(corpus.document_ends)
-    num_sentences = np.diff(corpus.document_ends, prepend=0)
-    features = []
-    for duplicate in range(DUPLICATES):
-        _, _, whole, plan = make(corpus, LENGTH, duplicate, seed=duplicate % 2, short=short)
-        home = np.where(plan.partner < 0, plan.row, plan.partner)
-        sentence_b = np.searchsorted(starts, whole.b_start) - first_sentences[home]
-        num_a = np.searchsorted(starts, whole.a_end - 1, side="right") - np.searchsorted(starts, whole.a_start)
-        size_a, size_b = plan.a_end - plan.a_start, plan.b_end - plan.b_start
-        features.append(
-            Features(
-                plan.row,
-                np.bincount(plan.row)[plan.row],
-                plan.partner >= 0,
-                num_a,
-                size_a,
-                size_b,
-                size_a + size_b,
-                whole.a_end - whole.a_start,
-                whole.b_end - whole.b_start,
-                plan.a_start - whole.a_start,
-                plan.b_start - whole.b_start,
-                100 * sentence_b // num_sentences[home],
-            )
-        )
-    return features
-
-
-def their_features(short: float) -> list[Features]:
-    pieces = iter(range(10**9))
-    documents = [[[next(pieces) for _ in range(size)] for size in document] for document in DOCUMENTS]
-    sentence_of = {sentence[0]: at for document in documents for at, sentence in enumerate(document)}
-    draw = Random(3)
-    features = []
-    for _ in range(DUPLICATES):
-        rows = []
-        for own in range(len(documents)):
-            pairs = original.make_pairs(documents, own, LENGTH, short, draw)
-            for pair in pairs:
-                a, b, whole_a, whole_b = pair.a, pair.b, pair.whole_a, pair.whole_b
-                home = own if pair.partner is None else pair.partner
-                rows.append(
-                    (
-                        own,
-                        len(pairs),
-                        pair.partner is not None,
-                        pair.num_sentences_a,
-                        len(a),
-                        len(b),
-                        len(a) + len(b),
-                        len(whole_a),
-                        len(whole_b),
-                        a[0] - whole_a[0],
-                        b[0] - whole_b[0],
-                        100 * sentence_of[whole_b[0]] // len(documents[home]),
-                    )
-                )
-        features.append(Features(*np.array(rows).T))
-    return features
-
-
-@functools.cache
-def both(short: float) -> tuple[list[Features], list[Features]]:
-    """Ours and the original's, a set a duplicate, where so many documents have a short target."""
-    return our_features(short), their_features(short)
-
-
-def joined(sets: list[Features]) -> Features:
-    return Features(*(np.concatenate(columns) for columns in zip(*sets, strict=True)))
-
-
-@pytest.mark.parametrize("short", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("choose", [first_of_each, last_of_each])
-@pytest.mark.parametrize("feature", Features._fields[1:])
-def test_examples_are_distributed_as_the_original_ones(
-    short: float, choose: Callable[[np.ndarray], np.ndarray], feature: str
-) -> None:
-    """One example a document, since those of a document, which share its target, are not independent."""
-    ours, theirs = (getattr(joined([each.of(choose(each.document)) for each in side]), feature) for side in both(short))
-    assert len(ours) == len(theirs) == DUPLICATES * len(DOCUMENTS)
-    assert chance_alike(ours, theirs) > CHANCE
-    assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > CHANCE
-
-
-@pytest.mark.parametrize("feature", Features._fields[3:])
-@pytest.mark.parametrize("random_next", [False, True])
-def test_all_examples_are_distributed_as_the_original_ones(feature: str, random_next: bool) -> None:
-    """Where all targets are the same, the examples of a document are near enough independent."""
-    ours, theirs = (joined(side) for side in both(0.0))
-    assert len(theirs.document) > 5000
-    ours, theirs = (getattr(side.of(side.random_next == random_next), feature) for side in (ours, theirs))
-    assert chance_alike(ours, theirs) > CHANCE
-    assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > CHANCE
-
-
-# Without pairs
-
-
-@settings(deadline=None, max_examples=300)
-@given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
-def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: int, short: float, seed: int) -> None:
-    corpus = corpus_of(documents)
-    plan = plan_sentences(corpus, all_rows(corpus), length, 0, seed, short)
-    for row in all_rows(corpus):
-        mine = plan.row == row
-        parts = [range(*each) for each in zip(plan.a_start[mine], plan.a_end[mine], strict=True)]
-        begin = sum(sum(document) for document in documents[:row])
-        assert list(itertools.chain(*parts)) == list(range(begin, begin + sum(documents[row])))
-        assert all(1 <= len(part) <= length - 2 for part in parts)
-    assert (plan.partner == -1).all()
-    assert (plan.b_end == plan.b_start).all()
-
-
-@settings(deadline=None, max_examples=300)
-@given(document_sizes(), LENGTHS, st.integers(0, 2**63 - 1))
-def test_without_pairs_as_many_sentences_as_fit_make_an_example(documents: Sizes, length: int, seed: int) -> None:
-    """A sentence is cut only where it is longer than the room, and what is left of it begins the next example."""
-    corpus, room = corpus_of(documents), length - 2
-    plan = plan_sentences(corpus, all_rows(corpus), length, 0, seed, 0.0)
-    starts, ends = starts_of(corpus.sentence_ends), corpus.sentence_ends
-    for row, start, end in zip(plan.row, plan.a_start, plan.a_end, strict=True):
-        if end not in ends:
-            assert end - start == room
-            assert np.searchsorted(starts, start, side="right") == np.searchsorted(starts, end, side="right")
-        elif end != ends[corpus.document_ends[row] - 1]:
-            assert ends[np.searchsorted(ends, end) + 1] - start > room
-
-
-def test_without_pairs_short_targets_are_as_with_them() -> None:
-    plan = plan_sentences(corpus_of(ONE_PIECE_SENTENCES), np.arange(3000), 15, 0, SEED, 1.0)
-    targets = (plan.a_end - plan.a_start)[first_of_each(plan.row)]
-    assert (targets.min(), targets.max()) == (2, 13)
-    assert stats.chisquare(np.bincount(targets - 2, minlength=12)).pvalue > CHANCE
-
-
-def test_without_pairs_the_examples_of_a_document_depend_on_no_other() -> None:
-    documents = varied(30)
-    corpus = corpus_of(documents)
-    together = plan_sentences(corpus, all_rows(corpus), 32, 1, SEED, 0.5)
-    alone = plan_sentences(corpus_of(documents[20:], 20), np.array([5]), 32, 1, SEED, 0.5)
-    mine = together.row == 25
-    np.testing.assert_array_equal(alone.state, together.state[mine])
-    before = sum(sum(document) for document in documents[:20])
-    np.testing.assert_array_equal(alone.a_start + before, together.a_start[mine])
-    np.testing.assert_array_equal(alone.a_end + before, together.a_end[mine])

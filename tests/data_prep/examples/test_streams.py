@@ -10,11 +10,13 @@ import pytest
 from scipy import stats
 from support.original import CHANCE
 
+from data_prep.common.arrays import Array
 from data_prep.examples.streams import below, draw, heads, stream, uniform
 
 BITS_64 = (1 << 64) - 1
 PARTS = ("seed", "length", "duplicate", "document")
-BASE = (12345, 128, 3, 1000)
+Key = tuple[int, ...]  # a number for every part
+BASE: Key = (12345, 128, 3, 1000)
 
 PUBLISHED = {
     0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F),
@@ -29,7 +31,7 @@ PINNED = {
 
 
 def splitmix(state: int) -> tuple[int, int]:
-    """The next state and its output, in Python's unlimited integers."""
+    """Computes the next state and its output in Python's unlimited integers."""
     state = (state + 0x9E3779B97F4A7C15) & BITS_64
     value = state
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & BITS_64
@@ -46,19 +48,19 @@ def splitmix_outputs(state: int, count: int) -> tuple[int, ...]:
 
 
 def splitmix_of_key(key: tuple[int, ...]) -> int:
-    """The state that a key leads to."""
+    """Computes the state with which the stream of a key begins."""
     state = 0
     for part in key:
         _, state = splitmix(state ^ part)
     return state
 
 
-def next_key(key: tuple[int, int, int, int], part: str) -> tuple[int, ...]:
+def next_key(key: Key, part: str) -> Key:
     return tuple(value + (name == part) for name, value in zip(PARTS, key, strict=True))
 
 
-def first_draws(keys: list[tuple[int, ...]], count: int) -> np.ndarray:
-    """(keys, count) uint64"""
+def first_draws(keys: list[Key], count: int) -> Array:
+    """Draws the first numbers from the streams of all keys, as an array (keys, count)."""
     states = [stream(*key) for key in keys]
     return np.array([[draw(state) for _ in range(count)] for state in states], np.uint64)
 

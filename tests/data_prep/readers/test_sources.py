@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
 import json
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from data_prep.common.errors import UserError
-from data_prep.readers import READERS
-from data_prep.readers import sources as sources
-from data_prep.readers.base import Options, Problems
+from data_prep.readers import READERS, sources
+from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
+from data_prep.settings import Format
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 JSON = '{"text": "One."}\n{"text": "Two."}\n'
@@ -33,12 +35,12 @@ def fill(folder: Path, **files: str | bytes) -> Path:
 
 
 def names(*arguments: object, format: str | None = None) -> list[str]:
-    return [file.name for file in find_files([str(each) for each in arguments], format)]
+    return [file.name for file in find_files([str(argument) for argument in arguments], format)]
 
 
 def message(*arguments: object, format: str | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        find_files([str(each) for each in arguments], format)
+        find_files([str(argument) for argument in arguments], format)
     return str(caught.value)
 
 
@@ -77,9 +79,9 @@ def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
     assert names(folder) == expected
-    walk, scan = os.walk, sources.glob.glob
+    walk, scan = os.walk, glob.glob
     monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, dirs, files[::-1]) for top, dirs, files in walk(*a, **k)))
-    monkeypatch.setattr(sources.glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
+    monkeypatch.setattr(glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
     assert names(folder) == names(folder / "*") == expected
 
 
@@ -112,7 +114,7 @@ def test_sources_are_named_after_what_was_given(tmp_path: Path, monkeypatch: pyt
     fill(tmp_path / "20231101.de", **{"wiki.2020_dot_jsonl": JSON, "a_dot_jsonl": JSON})
     monkeypatch.chdir(tmp_path)
     given = ["20231101.de", "20231101.de/*.jsonl", "label=x/y", "..=x", ".", "20231101.de/wiki.2020.jsonl"]
-    names = [group_sources([each])[0][0] for each in given]
+    names = [group_sources([argument])[0][0] for argument in given]
     assert names == ["20231101.de", "20231101.de", "label", "..=x", tmp_path.name, "wiki.2020"]
 
 
@@ -207,6 +209,10 @@ def test_files_of_different_formats(tmp_path: Path) -> None:
     ]
 
 
+def test_the_formats_of_the_settings_are_those_of_the_readers() -> None:
+    assert tuple(READERS) == get_args(Format)
+
+
 def test_an_unknown_format(tmp_path: Path) -> None:
     fill(tmp_path, a_dot_txt=TEXT)
     assert message(tmp_path, format="word") == (
@@ -285,7 +291,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def of_size(
     folder: Path, *sizes: int, format: str = "sentences", source: str = "x", suffix: str = ""
 ) -> list[SourceFile]:
-    """Files with holes, of these sizes."""
+    """Makes files of these sizes, which take no room on the disk."""
     files = []
     for number, size in enumerate(sizes):
         path = folder / f"{source}{number}{suffix}"

@@ -30,7 +30,7 @@ def test_no_text_is_lost_or_invented(text: str, language: str) -> None:
 
 
 class PanicException(BaseException):
-    """As compiled code raises it."""
+    """The exception that compiled code raises when it stumbles."""
 
 
 def test_a_fault_in_the_splitter_costs_no_document(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_tags_alone() -> None:
 
 
 def test_the_words_are_those_that_another_parser_finds() -> None:
-    """Of plain prose with links, styles, references and templates, mwparserfromhell leaves the same."""
+    """mwparserfromhell leaves the same words of plain prose with links, styles, references and templates."""
     prose = ARTICLE[ARTICLE.index("'''Ashby''' (") : ARTICLE.index("== History")].replace(
         "({{lang|la|Ascebi}}; {{lang-fr|x}})", ""
     )
@@ -288,7 +288,7 @@ UNITS = [
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_hostile_wikitext_takes_no_longer_for_being_long(unit: str) -> None:
-    """Many of one mark, never closed, closed once or as often: seconds where time is linear, else hours."""
+    """A page of one mark, never closed, closed once or as often, takes hours where time is not linear."""
     many, ends = unit * (200_000 // len(unit)), "x]]}}|}</ul></ref></nowiki>-->)"
     check_time(many, many + ends, unit * 8_000 + ends * 8_000)
 

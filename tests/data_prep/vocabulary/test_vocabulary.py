@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WORDS, sentence
-from transformers import AutoTokenizer, BertTokenizerFast
+from transformers import AutoTokenizer, BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import SPECIAL, load_vocabulary, train_vocabulary

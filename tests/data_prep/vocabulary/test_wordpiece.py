@@ -9,14 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.readers import READERS
-from data_prep.readers.base import Options, Problems
+from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
-from data_prep.vocabulary import tokens as tokens
-from data_prep.vocabulary import wordpiece as wordpiece
-from data_prep.vocabulary import words as words
+from data_prep.vocabulary import tokens, wordpiece, words
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary, load_vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 
@@ -25,7 +23,7 @@ PIECES = (
     *SPECIAL,
     *LETTERS,
     *LETTERS.upper(),
-    *(f"##{each}" for each in LETTERS),
+    *(f"##{letter}" for letter in LETTERS),
     *"0123456789.,!?-'\"()[]#é中文ßσ",
     *("the", "##ing", "river", "##er", "un", "##é", "##中", "ss", "##ss", "[", "]", "mask", "##σ"),
 )
@@ -64,7 +62,7 @@ def test_any_sentences_have_the_pieces_of_the_reference(cased: bool, tmp_path: P
     @settings(max_examples=400, deadline=None)
     @given(st.lists(TEXT, min_size=1, max_size=4))
     def check(sentences: list[str]) -> None:
-        ids = [expected.backend_tokenizer.encode(each, add_special_tokens=False).ids for each in sentences]
+        ids = [expected.backend_tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
         assert encode(encoder, sentences) == ids
 
     check()
@@ -74,8 +72,8 @@ def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
     table = vocabulary(False)
     encoder = FastWordPiece(table.pipeline(), False)
     [ids] = encode(encoder, ["the [MASK] é[MASK] river"])
-    assert not {table.pieces.index(each) for each in SPECIAL} & set(ids)
-    assert [table.pieces[each] for each in ids][1:4] == ["[", "mask", "]"]
+    assert not {table.pieces.index(piece) for piece in SPECIAL} & set(ids)
+    assert [table.pieces[number] for number in ids][1:4] == ["[", "mask", "]"]
 
 
 def test_a_table_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +81,7 @@ def test_a_table_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch
     whole, forgetful = FastWordPiece(table.pipeline(), False), FastWordPiece(table.pipeline(), False)
     monkeypatch.setattr(wordpiece, "TABLE_BYTES", 20)
     batches = [["the river under the bridge"], ["unending rivers"], ["the river again"]]
-    assert [encode(forgetful, each) for each in batches] == [encode(whole, each) for each in batches]
+    assert [encode(forgetful, batch) for batch in batches] == [encode(whole, batch) for batch in batches]
 
 
 def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path) -> None:
@@ -91,7 +89,7 @@ def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path
     expected = reference(tmp_path, table)
     encoder = FastWordPiece(table.pipeline(), False)
     sentences = ["a" * 100, "a" * 101, "é" * 101, "a" * 100_000, "." * 1000]
-    ids = [expected.backend_tokenizer.encode(each, add_special_tokens=False).ids for each in sentences]
+    ids = [expected.backend_tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
     assert encode(encoder, sentences) == ids
 
 
@@ -105,9 +103,9 @@ def test_all_of_a_folder_of_wikipedia_has_the_pieces_of_the_reference(real_data:
     assert len(files) == 99
     for path in files:
         spans = reader.spans(path, 1 << 20)
-        documents = [each for span in spans for each in reader.read(span, options)]
-        sentences = [each for document in documents for each in split_sentences("en", document.passages)]
-        ids = [each.ids for each in expected.encode_batch_fast(sentences, add_special_tokens=False)]
+        documents = [document for span in spans for document in reader.read(span, options)]
+        sentences = [sentence for document in documents for sentence in split_sentences("en", document.passages)]
+        ids = [encoding.ids for encoding in expected.encode_batch_fast(sentences, add_special_tokens=False)]
         assert encode(encoder, sentences) == ids, path
 
 

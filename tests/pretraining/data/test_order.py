@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.common.hashing import hash_key
-from pretraining.data.order import Examples, Order, permute
+from pretraining.data.order import BatchOrder, Examples, Order, permute
 
 BITS_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -209,3 +209,10 @@ def test_ranks_need_no_torch_to_know_the_order() -> None:
 def test_an_order_of_nothing_is_a_mistake_of_ours(rows: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(AssertionError):
         Order(0, rows)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_steps_take_the_batches_that_are_not_left_out(left_out: set[int]) -> None:
+    order = BatchOrder(Order(0, ((5,),)), 1, left_out)
+    wanted = islice((number for number in count() if number not in left_out), 60)
+    assert [order.number(step) for step in range(60)] == list(wanted)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.pretraining_reference import SMALL, random_batch
-from support.processes import ROOT, spawn
+from support.marks import slow
+from support.pretraining_reference import SMALL, gradient, gradients, random_batch
+from support.processes import spawn
+from support.training import connect_ranks
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -25,19 +25,17 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Bert, Losses
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_world
+from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
 """of the sequences of each rank"""
 QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
-PATHS = {"PYTHONPATH": ":".join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent]))}
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
 
-PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": 1e6, "weight_decay": 0.0}
-"""with these, AdamW's step is the gradient times rate / epsilon"""
+EPSILON = 1e6
+PLAIN_DESCENT = {"betas": (0.0, 0.0), "epsilon": EPSILON, "weight_decay": 0.0}
+"""with these, AdamW's step is the gradient times the learning rate by EPSILON"""
 CLIP, REPEATS = 0.5, 16
 STRETCH = 1000.0
 """times the gradient: weights move so far that what their rounding hides does not matter"""
@@ -72,23 +70,14 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
     for index in range(repeats):
         loss = mean_loss(engine.forward(batch), batch, ranks) / repeats
         engine.backward(loss, last=index == repeats - 1)
-    engine.step(STRETCH * PLAIN_DESCENT["epsilon"])
+    engine.step(STRETCH * EPSILON)
     after = weights(engine)
     return {name: (before[name] - after[name]) / STRETCH for name in before}
 
 
-def connect_to_others() -> None:
-    prepare_process()
-    connect(find_world(os.environ), torch.device("cpu"))
-    import deepspeed  # noqa: F401
-
-    gc.collect()
-    gc.freeze()  # DeepSpeed collects garbage for each engine, and goes through all modules each time
-
-
 def on_all_stages() -> dict[str, Any]:
     """What one rank finds; see the tests."""
-    connect_to_others()
+    connect_ranks()
     found: dict[str, Any] = {}
     for dtype, zero in ALL:
         engine = make_engine(dtype, zero)
@@ -100,13 +89,13 @@ def on_all_stages() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.fixture(scope="module", params=[slow(1), 2])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
     """Of rank 0 among one and among two. DeepSpeed compiles nothing, and leaves no shared memory behind."""
     extensions, shared = tmp_path_factory.mktemp("extensions"), set(Path("/dev/shm").glob("deepspeed_*"))
-    environment = {**PATHS, "TORCH_EXTENSIONS_DIR": str(extensions)}
+    environment = {"TORCH_EXTENSIONS_DIR": str(extensions)}
     done = spawn(request.param, on_all_stages, timeout=150, environment=environment)
-    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
     assert not list(extensions.iterdir())
     assert set(Path("/dev/shm").glob("deepspeed_*")) <= shared
     return request.param, done[0].result
@@ -118,7 +107,7 @@ def reference(ranks: int) -> dict[str, Tensor]:
     for rank in range(ranks):
         batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
         mean_loss(model(batch), batch, ranks).backward()
-    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return gradients(model)
 
 
 def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
@@ -131,10 +120,10 @@ def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float
 @pytest.mark.parametrize(("dtype", "zero"), ALL)
 def test_gradients_are_those_of_pytorch_alone(found: tuple[int, dict[str, Any]], dtype: str, zero: int) -> None:
     ranks, results = found
-    gradients, norm = results[f"{dtype} {zero}"]
+    moved, norm = results[f"{dtype} {zero}"]
     wanted = reference(ranks)
     tolerance = 1e-5 if dtype == "fp32" else 0.03
-    assert distance(gradients, wanted) < tolerance
+    assert distance(moved, wanted) < tolerance
     full = math.sqrt(sum(float(each.square().sum()) for each in wanted.values()))
     assert norm == pytest.approx(full, rel=tolerance)
 
@@ -145,15 +134,14 @@ def test_the_tied_weight_gets_gradients_from_both_its_uses(
 ) -> None:
     """Under ZeRO 3 it is gathered where it is looked up, and again where it decodes."""
     ranks, results = found
-    gradient = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
+    moved = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
     both = reference(ranks)["embeddings.word.weight"]
-    assert distance({"": gradient}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
+    assert distance({"": moved}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
     model = Bert(QUIET).initialize(7)
     batch = random_batch(LENGTHS[0], QUIET.vocabulary)
     hidden = model.encode(batch)[batch.chosen].detach()  # the decoder alone
     model.masked_head(hidden, model.embeddings.word.weight, batch.labels)[0].backward()
-    alone = model.embeddings.word.weight.grad
-    assert alone is not None
+    alone = gradient(model.embeddings.word.weight)
     assert distance({"": alone / len(batch.labels)}, {"": both}) > 0.1  # so the test can fail
 
 
@@ -181,7 +169,7 @@ def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].clone()
     torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)
-    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    return {name: gradient(parameter) for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize("zero", range(4))
@@ -201,7 +189,7 @@ def test_checkpointed_activations_give_the_same_gradients_bit_for_bit() -> None:
         model = Bert(SMALL, recompute).initialize(7)  # with dropout
         model.dropout_seed = 3
         mean_loss(model(batch), batch, 1).backward()
-        results.append({name: each.grad for name, each in model.named_parameters()})
+        results.append(gradients(model))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 

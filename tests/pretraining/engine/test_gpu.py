@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
 
 
-def inputs() -> tuple[list[torch.Tensor], Layout]:
+def inputs() -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], Layout]:
+    """Queries, keys and values of packed sequences."""
     generator = torch.Generator().manual_seed(1)
-    parts = [torch.randn(sum(LENGTHS), 2, 64, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3)]
-    batch = random_batch(LENGTHS, 50)
-    return parts, Layout(batch.starts.cuda(), batch.lengths)
+    shape, batch = (sum(LENGTHS), 2, 64), random_batch(LENGTHS, 50)
+    query, key, value = (torch.randn(shape, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3))
+    return (query, key, value), Layout(batch.starts.cuda(), batch.lengths)
 
 
 def test_flash_attention_is_attention_over_each_sequence() -> None:
@@ -33,7 +35,7 @@ def test_flash_attention_is_attention_over_each_sequence() -> None:
     for function in (_flash, _grouped):
         out = function(*parts, layout, 0.0)
         outputs.append(out.float())
-        gradients.append([each.float() for each in torch.autograd.grad(out.float().square().sum(), parts)])
+        gradients.append([slopes.float() for slopes in torch.autograd.grad(out.float().square().sum(), parts)])
     torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
     for one, other in zip(*gradients, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.02
@@ -70,7 +72,8 @@ def one_rank() -> Iterator[None]:
 
 @pytest.mark.parametrize(("dtype", "zero"), LAMB)
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kernels: str) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_lamb_is_lamb_on_one_process(dtype: str, zero: int, kernels: str) -> None:
     """By PyTorch alone, and by NVIDIA apex where it is installed. The forces are exact in bf16, nearly so in fp16,
     where the scale of the loss grows on the way."""
     chosen = {**NVIDIA, "kernels": kernels}
@@ -82,7 +85,8 @@ def test_lamb_is_lamb_on_one_process(one_rank: None, dtype: str, zero: int, kern
 
 
 @pytest.mark.parametrize("zero", [1, 2])
-def test_lamb_with_the_optimizer_in_the_hosts_memory(one_rank: None, zero: int) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_lamb_with_the_optimizer_in_the_hosts_memory(zero: int) -> None:
     weights, _ = run_engine(make_engine("bf16", zero, NVIDIA, offload="optimizer", device="cuda"))
     assert error(weights, reference(1, NVIDIA)[0]) < 1e-6
 
@@ -92,7 +96,7 @@ def test_apex_moves_as_pytorch_does() -> None:
     lists = [[torch.randn(size, device="cuda") for size in (7, 70_000)] for _ in range(3)]
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
     twins = [[each.clone() for each in tensors] for tensors in lists]
-    options = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
+    options: dict[str, Any] = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
     updates, squares = lamb_updates(amp_c, lists, **options)
     pieces = [Stretch(0, *each) for each in zip(*twins, strict=True)]
     group = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}

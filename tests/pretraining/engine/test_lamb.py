@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.marks import slow
 from support.processes import spawn
-from test_engine import PATHS, connect_to_others
+from support.training import connect_ranks
 
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from data_prep.common.errors import UserError
@@ -31,7 +32,7 @@ Results = list[dict[Any, Any]]
 
 def on_all_stages() -> dict[Any, Any]:
     """What one rank finds."""
-    connect_to_others()
+    connect_ranks()
     found: dict[Any, Any] = {case: run_engine(make_engine(*case[:2], SETTINGS[case[2]])) for case in CASES}
     found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
     for zero in (1, 2, 3):
@@ -42,11 +43,11 @@ def on_all_stages() -> dict[Any, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.fixture(scope="module", params=[slow(1), 2, 3])
 def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
-    done = spawn(request.param, on_all_stages, timeout=240, environment=PATHS)
-    assert [(each.code, each.errors) for each in done] == [(0, "")] * request.param
-    return request.param, [each.result for each in done]
+    done = spawn(request.param, on_all_stages, timeout=240)
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
+    return request.param, [rank.result for rank in done]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from support.pretraining_reference import SMALL
 from torch import Tensor
@@ -38,8 +40,8 @@ def trained(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> list[Ten
 def test_with_bias_correction_it_is_torchs_adamw() -> None:
     chosen = settings(betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1)
     ours, theirs = ([each.requires_grad_() for each in tensors(0)] for _ in range(2))
-    groups = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
-    their_groups = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
+    their_groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
     for a, b in zip(trained(AdamW(groups, chosen), ours), trained(reference, theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -73,7 +75,7 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = Bert(SMALL)
-    decayed, others = parameter_groups(model, settings())
+    decayed, others = parameter_groups(model)
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
     assert "weight_decay" not in decayed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support.pretraining_reference import SMALL
-from torch import nn
+from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
@@ -43,7 +43,7 @@ def test_stages_1_and_2_hold_every_element_once(
     for rank in range(ranks):
         flat = whole[rank * share : (rank + 1) * share]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
+            patch.setattr(dist, "get_rank", lambda _, rank=rank: rank)
             optimizer = SimpleNamespace(real_dp_process_group=[None])
             found = partition._cut(flat, names, offsets, optimizer, 0)
         for part in found.parts:
@@ -71,14 +71,7 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     assert all(held[slot] == list(range(slot * size, (slot + 1) * size)) for slot in held)
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
-
-
-def flat_engine(model: nn.Module, change: Any = lambda flat: None) -> Any:
+def flat_engine(model: nn.Module, change: Callable[[Tensor], None] = lambda _: None) -> Any:
     """What DeepSpeed looks like under stage 2 with one rank."""
     parameters = list(model.parameters())
     flat = torch.cat([each.detach().reshape(-1) for each in parameters])
@@ -92,7 +85,8 @@ def flat_engine(model: nn.Module, change: Any = lambda flat: None) -> Any:
     return SimpleNamespace(optimizer=optimizer)
 
 
-def test_a_layout_that_is_not_understood_is_refused(alone: None) -> None:
+@pytest.mark.usefixtures("alone")
+def test_a_layout_that_is_not_understood_is_refused() -> None:
     model = Bert(SMALL).initialize(1)
     assert len(find_flat_tensors(flat_engine(model), model)) == 1
     engine = flat_engine(model, lambda flat: flat.__setitem__(12345, 1.0))

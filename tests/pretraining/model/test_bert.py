@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pretraining_reference import SMALL, mean_loss, padded, random_batch, their_model
+from support.pretraining_reference import SMALL, gradient, gradients, mean_loss, padded, random_batch, their_model
 
 from pretraining.huggingface.weights import from_transformers
 from pretraining.model import cpu_kernels as kernels
@@ -22,13 +23,13 @@ LENGTHS = (5, 70, 96, 17, 64, 1, 33)
 def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Once with our kernels, once with PyTorch's operations."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "usable", lambda tensor: False)
+        monkeypatch.setattr(kernels, "usable", lambda _: False)
     else:
         assert kernels.usable(torch.zeros(1)), "no C++ compiler"
     return str(request.param)
 
 
-def small_model(**changes: float) -> Bert:
+def small_model(**changes: Any) -> Bert:
     """With weights large enough that attention is far from uniform."""
     model = Bert(replace(SMALL, **changes)).initialize(1)
     generator = torch.Generator().manual_seed(2)
@@ -39,7 +40,8 @@ def small_model(**changes: float) -> Bert:
     return model
 
 
-def test_logits_are_those_of_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model).eval()(**padded(batch))
     masked, following = model.heads(model.encode(batch), batch)
@@ -48,21 +50,23 @@ def test_logits_are_those_of_transformers(either_path: str) -> None:
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
-def test_loss_and_gradients_are_those_of_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_loss_and_gradients_are_those_of_transformers() -> None:
     model, batch = small_model(dropout=0.0, attention_dropout=0.0), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model)
     loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
     torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-5)
     loss.backward()
     reference.backward()
-    wanted, _ = from_transformers({name: each.grad for name, each in theirs.named_parameters()}, SMALL)
-    found = {name: each.grad[: len(wanted[name])] for name, each in model.named_parameters()}
-    for name, gradient in found.items():
-        error = float((gradient - wanted[name][: len(gradient)]).abs().max())
+    wanted, _ = from_transformers(gradients(theirs), SMALL)
+    found = {name: each[: len(wanted[name])] for name, each in gradients(model).items()}
+    for name, ours in found.items():
+        error = float((ours - wanted[name][: len(ours)]).abs().max())
         assert error < 1e-5, f"{name}: {error}"
 
 
-def test_fifty_steps_of_training_follow_transformers(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_fifty_steps_of_training_follow_transformers() -> None:
     shape = replace(SMALL, dropout=0.0, attention_dropout=0.0)
     model = Bert(shape).initialize(3)
     theirs = their_model(model)
@@ -119,7 +123,7 @@ def test_flops_are_those_that_the_peers_count() -> None:
 
 def test_fresh_weights_are_a_cut_normal_distribution() -> None:
     model = Bert(Shape.named("tiny", 1000)).initialize(7)
-    weight = model.layers[0].attention.qkv.weight
+    weight = model.get_parameter("layers.0.attention.qkv.weight")
     assert weight.abs().max().item() <= 0.04
     assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
     assert not any(each.any() for name, each in model.named_parameters() if name.endswith("bias"))
@@ -128,11 +132,12 @@ def test_fresh_weights_are_a_cut_normal_distribution() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_padding_of_the_vocabulary_never_learns(either_path: str) -> None:
+@pytest.mark.usefixtures("either_path")
+def test_padding_of_the_vocabulary_never_learns() -> None:
     model, batch = small_model(), random_batch(LENGTHS, SMALL.vocabulary)
     mean_loss(model, batch).backward()
-    assert not model.embeddings.word.weight.grad[SMALL.vocabulary :].any()
-    assert not model.masked_head.bias.grad[SMALL.vocabulary :].any()
+    assert not gradient(model.embeddings.word.weight)[SMALL.vocabulary :].any()
+    assert not gradient(model.masked_head.bias)[SMALL.vocabulary :].any()
 
 
 def test_recomputing_layers_changes_no_bit() -> None:
@@ -143,7 +148,7 @@ def test_recomputing_layers_changes_no_bit() -> None:
         model.dropout_seed = 5
         mean_loss(model, batch).backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+        assert torch.equal(gradient(one), gradient(other))
 
 
 def test_the_model_in_bf16_stays_near_fp32() -> None:
@@ -151,6 +156,6 @@ def test_the_model_in_bf16_stays_near_fp32() -> None:
     exact, rounded = small_model(), small_model().bfloat16()
     for model in (exact, rounded):
         mean_loss(model, batch).backward()
-    for (name, one), other in zip(exact.named_parameters(), rounded.parameters(), strict=True):
-        distance = (one.grad - other.grad.float()).norm() / one.grad.norm().clamp(min=1e-6)
-        assert float(distance) < 0.05 or float(one.grad.norm()) < 1e-3, f"{name}: {float(distance):.3f}"
+    for name, wanted in gradients(exact).items():
+        distance = (wanted - gradients(rounded)[name].float()).norm() / wanted.norm().clamp(min=1e-6)
+        assert float(distance) < 0.05 or float(wanted.norm()) < 1e-3, f"{name}: {float(distance):.3f}"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pretraining_reference import random_batch
+from support.pretraining_reference import gradient, random_batch
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
@@ -113,11 +113,11 @@ def test_gradients_of_attention_with_dropout_are_those_of_its_function() -> None
     def loss(x: torch.Tensor) -> torch.Tensor:
         return attend(x, bias, Layout(batch.starts, batch.lengths), heads, dropout).square().sum()
 
-    (gradient,) = torch.autograd.grad(loss(qkv), [qkv])
+    (slopes,) = torch.autograd.grad(loss(qkv), [qkv])
     step = 1e-2
     with torch.no_grad():
         slope = (loss(qkv + step * direction) - loss(qkv - step * direction)) / (2 * step)
-    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=2e-3)
+    assert float((slopes * direction).sum()) == pytest.approx(float(slope), rel=2e-3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -128,7 +128,8 @@ def test_masked_loss(rows: int, vocabulary: int) -> None:
     labels = torch.randint(0, vocabulary, (rows,), generator=torch.Generator().manual_seed(rows))
     logits = F.linear(*inputs)[:, :vocabulary]
     wanted = F.cross_entropy(logits, labels, reduction="sum")
-    found, right = masked_loss(*inputs, labels, vocabulary)
+    hidden, weight, bias = inputs
+    found, right = masked_loss(hidden, weight, bias, labels, vocabulary)
     assert int(right) == int((logits.argmax(1) == labels).sum())
     same(
         [found, *torch.autograd.grad(found * 0.37, inputs)],
@@ -149,8 +150,8 @@ def test_sums_of_embedding_gradients_do_not_stand_still_in_bf16() -> None:
     zeros, positions = torch.zeros(4096, dtype=torch.int64), torch.arange(4096)
     embed(tables[0], tables[1], tables[2], (zeros, positions, zeros)).sum().backward()
     for table in (tables[0], tables[2]):
-        assert table.grad[0].tolist() == [4096] * 4
-        assert not table.grad[1:].any()
+        assert gradient(table)[0].tolist() == [4096] * 4
+        assert not gradient(table)[1:].any()
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -217,7 +218,8 @@ def test_one_thread_and_two_compute_the_same(dtype: torch.dtype) -> None:
         torch.set_num_threads(threads)
         try:
             inputs = tensors(10, (33, 64), (64,), (33, 64), (64,), (64,), dtype=dtype)
-            out = add_and_norm(inputs[0] * 1, *inputs[1:], 1e-6, Dropout(0.1, keys_of(33), 3))
+            x, bias, residual, weight, shift = inputs
+            out = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, Dropout(0.1, keys_of(33), 3))
             results.append([out, *gradients(out, inputs)])
         finally:
             torch.set_num_threads(before)

@@ -1,116 +1,36 @@
-"""What all readers share: opening compressed files, cutting a file into records, and what to do with bad ones."""
+"""Cuts files, compressed or not, into spans for workers and spans into records."""
 
 from __future__ import annotations
 
 import bz2
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from data_prep.common.errors import UserError
-from data_prep.readers.documents import Document
+from data_prep.common.files import BLOCK
+from data_prep.readers.reader import COMPRESSED, Span
 
-BLOCK = 1 << 20
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
-LARGEST_DOCUMENT = 1 << 30
-COMPRESSED = (".gz", ".bz2", ".zst")
+LARGEST_DOCUMENT = 1 << 30  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
-
-Errors = Literal["fail", "replace", "skip"]
-
-
-@dataclass(frozen=True)
-class Span:
-    """A part of a file that one worker reads: the records that begin in it."""
-
-    path: str
-    start: int
-    end: int
-
-    def at(self, offset: int) -> str:
-        """Names a place in it, for messages."""
-        if not self.path.endswith(COMPRESSED):
-            return f"{self.path}: byte {offset:,}"
-        streams = f" in the streams from byte {self.start:,} on" if self.start else ""
-        return f"{self.path}: byte {offset:,} of the uncompressed text{streams}"
-
-
-@dataclass
-class Problems:
-    """What is wrong with the input, and what the user wants done about it."""
-
-    policy: Errors
-    num_replaced: int = 0
-    skipped: list[str] = field(default_factory=list)
-
-    def decode(self, data: bytes, span: Span, offset: int) -> str | None:
-        """Text from UTF-8; None where the document is to be skipped."""
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            if self.policy == "replace":
-                self.num_replaced += 1
-                return data.decode(errors="replace")
-            bad = data[error.start : error.start + 4].hex(" ")
-            self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", "--errors replace reads on with U+FFFD")
-            return None
-
-    def clean(self, text: str, where: str) -> str | None:
-        """Text that can be written: lone surrogates, which JSON can spell, are no characters."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            if self.policy == "replace":
-                self.num_replaced += 1
-                return text.encode(errors="replace").decode()
-            self.bad(f"{where}: half a surrogate pair (U+{ord(text[error.start]):04X})", "--errors replace writes '?'")
-            return None
-        return text
-
-    def bad(self, what: str, cure: str = "") -> None:
-        """A document that cannot be read: stops the run, or counts and lists it."""
-        if self.policy != "skip":
-            raise UserError(f"{what}\n{cure + '; ' if cure else ''}--errors skip leaves the document out and lists it")
-        self.skipped.append(what)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What readers need to know."""
-
-    problems: Problems
-    text_field: str = "text"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A format: how to recognise it, how to divide it among workers, how to read it."""
-
-    name: str
-    about: str
-    detect: Callable[[str, bytes], bool]
-    """whether a file is of this format, from its name (in small letters, without .gz and the like) and first bytes"""
-    read: Callable[[Span, Options], Iterator[Document]]
-    spans: Callable[[Path, int], list[Span]]
-    """divides a file into parts of about so many bytes of text"""
-    has_sentences: bool = False
-    """whether the passages are sentences already"""
+# Blocks with their offsets and the offset, as far as it is known, at which the span ends; an empty block is the last.
+Blocks = Iterator[tuple[bytes, int, int]]
 
 
 def whole(path: Path, span_bytes: int) -> list[Span]:
-    """The spans of a file that has to be read from its beginning."""
+    """Makes one span of a file that has to be read from its beginning, none of an empty one."""
     size = path.stat().st_size
     return [Span(str(path), 0, size)] if size else []
 
 
 def ranges(path: Path, span_bytes: int) -> list[Span]:
-    """The spans of a file that can be read from anywhere, unless it is compressed."""
+    """Divides a file that can be read from anywhere; a compressed one stays whole."""
     if path.suffix in COMPRESSED:
         return whole(path, span_bytes)
     size = path.stat().st_size
@@ -118,7 +38,7 @@ def ranges(path: Path, span_bytes: int) -> list[Span]:
 
 
 def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
-    """The spans of a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
+    """Divides a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
     if path.suffix != ".bz2":
         return ranges(path, span_bytes)
     size, step = path.stat().st_size, max(1, span_bytes // 4)
@@ -126,7 +46,7 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
 
 
 def decompressed(path: Path) -> Iterator[bytes]:
-    """The content of a file, a block at a time; .gz, .bz2 and .zst are expanded."""
+    """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded."""
     try:
         with pa.input_stream(str(path), compression="detect" if path.suffix in COMPRESSED else None) as stream:
             while block := stream.read(BLOCK):
@@ -138,7 +58,7 @@ def decompressed(path: Path) -> Iterator[bytes]:
 
 
 def read_head(path: Path, size: int = 1 << 14) -> bytes:
-    """The first bytes of a file's content."""
+    """Reads the first bytes of the content of a file, by which its format is known."""
     head = b""
     for block in decompressed(path):
         head += block
@@ -148,7 +68,7 @@ def read_head(path: Path, size: int = 1 << 14) -> bytes:
 
 
 def records(span: Span, opening: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The records that begin in `span`, with their offsets in the (uncompressed) file.
+    """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
 
     A record begins where `opening` matches with its end, and goes on to the next such place or the end of the file.
     Nothing that follows a match may undo it.
@@ -183,12 +103,8 @@ def records(span: Span, opening: re.Pattern[bytes]) -> Iterator[tuple[int, bytes
         yield base, bytes(buffer)
 
 
-Blocks = Iterator[tuple[bytes, int, int]]
-"""Blocks with their offsets and the offset, as far as known, at which the span ends; an empty one is the last"""
-
-
 def _blocks(span: Span) -> Blocks:
-    """A span and what follows it."""
+    """Yields a span and what follows it, since its last record may end beyond it."""
     path = Path(span.path)
     if path.suffix == ".bz2":
         yield from _bz2_blocks(path, span)
@@ -203,6 +119,7 @@ def _blocks(span: Span) -> Blocks:
 
 
 def _plain_blocks(path: Path, span: Span) -> Blocks:
+    """Reads a file that is not compressed, from a little before the span, where an opening may begin."""
     try:
         with path.open("rb") as file:
             at = max(0, span.start - CONTEXT)
@@ -216,7 +133,7 @@ def _plain_blocks(path: Path, span: Span) -> Blocks:
 
 
 def _bz2_blocks(path: Path, span: Span) -> Blocks:
-    """The streams that begin in the span, then those after it. Offsets count from the first of them."""
+    """Reads the bz2 streams that begin in the span, then those after it; offsets count from the first of them."""
     stream: int | None = None
     try:
         with path.open("rb") as file:
@@ -245,7 +162,7 @@ def _bz2_blocks(path: Path, span: Span) -> Blocks:
 
 
 def _next_bz2_stream(file: BinaryIO, span: Span) -> int | None:
-    """Where the first bz2 stream that begins in the span does; a file begins with one, or is none."""
+    """Finds where the first bz2 stream of the span begins; the first stream of a file begins where the file does."""
     if not span.start:
         return 0
     file.seek(span.start)

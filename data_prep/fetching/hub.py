@@ -1,0 +1,121 @@
+"""Fetches the Parquet files of data sets on the Hugging Face hub, or those that the hub made of a data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from data_prep.common.errors import Checks, UserError
+from data_prep.fetching.client import Client, Options, is_address
+from data_prep.fetching.download import Item
+from data_prep.fetching.plan import Plan
+
+if TYPE_CHECKING:
+    from huggingface_hub import DatasetInfo, HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+CONVERTED = "refs/convert/parquet"  # where the hub keeps what it converted to Parquet itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub(Options):
+    """The Parquet files of a data set on the Hugging Face hub."""
+
+    name: tyro.conf.Positional[str]
+    """OWNER/NAME of the data set."""
+    config_name: str | None = None
+    """Its part, a folder of the data set, such as 20231101.en; '*' is all of them."""
+    revision: str | None = None
+    """Branch, tag or commit (default: main, or where the hub keeps its own conversion to Parquet)."""
+    endpoint: Annotated[str | None, tyro.conf.arg(aliases=["--mirror"])] = None
+    """Address of another server with the same interface (default: HF_ENDPOINT, or huggingface.co)."""
+
+    def checks(self) -> Checks:
+        """Checks what cannot be a server."""
+        yield from super().checks()
+        endpoint = self.endpoint or "https://huggingface.co"
+        yield is_address(endpoint), f"--endpoint {endpoint}: an address, such as https://huggingface.co"
+
+    def plan(self, client: Client) -> Plan:
+        """Plans to fetch the Parquet files of one commit: those of the data set, else those that the hub made of it."""
+        from huggingface_hub import HfApi, get_token, hf_hub_url
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
+        with hub_errors(self, api.endpoint):
+            info, files = list_parquet(api, self.name, self.revision)
+            if not files and self.revision is None:
+                with suppress(RevisionNotFoundError):
+                    info, files = list_parquet(api, self.name, CONVERTED)
+        files = choose_files(files, self)
+        label = "-".join([*self.name.split("/"), *([self.config_name] if self.config_name else [])])
+        folder = self.out or Path("data/raw") / re.sub(r"[^\w.-]+", "_", label)
+        headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+        page = f"{api.endpoint}/datasets/{self.name}"
+        hint = f"where it has conditions, accept them at {page}, then log in: hf auth login"
+        items = []
+        for file in files:
+            if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
+                raise UserError(f"{self.name}: the server names a file outside the data set: {file.path}")
+            url = hf_hub_url(info.id, file.path, repo_type="dataset", revision=info.sha, endpoint=api.endpoint)
+            items.append(Item(url, folder / file.path, file.lfs.sha256 if file.lfs else "", hint, headers))
+        return Plan(folder, items)
+
+
+def list_parquet(api: HfApi, name: str, revision: str | None) -> tuple[DatasetInfo, list[RepoFile]]:
+    """Lists the Parquet files of a data set as they are in one commit."""
+    from huggingface_hub.hf_api import RepoFile
+
+    info = api.dataset_info(name, revision=revision)
+    tree = api.list_repo_tree(info.id, recursive=True, revision=info.sha, repo_type="dataset")
+    return info, [file for file in tree if isinstance(file, RepoFile) and file.path.endswith(".parquet")]
+
+
+def choose_files(files: list[RepoFile], command: Hub) -> list[RepoFile]:
+    """Chooses the files of the part that the command names; many parts are not fetched by accident."""
+    if not files:
+        raise UserError(f"{command.name}: no Parquet files in {command.revision or f'main or {CONVERTED}'}")
+    parts = {file.path: (file.path.rpartition("/")[0] or ".").split("/") for file in files}
+    heads = sorted({folders[0] for folders in parts.values()})
+    listed = ", ".join(heads[:20]) + (f" and {len(heads) - 20} more" if len(heads) > 20 else "")
+    if command.config_name is None and len(heads) > 1:
+        raise UserError(f"{command.name}: choose a part with --config-name, or all with '*': {listed}")
+    pattern = command.config_name or "*"
+    chosen = [file for file in files if any(fnmatchcase(folder, pattern) for folder in parts[file.path])]
+    if not chosen:
+        raise UserError(f"--config-name {pattern}: {command.name} has no such part; it has {listed}")
+    return chosen
+
+
+@contextmanager
+def hub_errors(command: Hub, endpoint: str) -> Iterator[None]:
+    """Turns the errors of huggingface_hub into what they mean for the user."""
+    from huggingface_hub import errors
+
+    network = errors.HfHubHTTPError.__mro__[1]  # the base of all errors of the HTTP library that it uses
+    meanings: list[tuple[type, str]] = [
+        (errors.GatedRepoError, "accept its conditions there, then log in: hf auth login"),
+        (errors.RepositoryNotFoundError, "no such data set (is it OWNER/NAME?), or a private one: hf auth login"),
+        (errors.RevisionNotFoundError, f"has no branch, tag or commit {command.revision}"),
+        (errors.HFValidationError, "not the name of a data set"),
+        (errors.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids the network: unset it"),
+        (errors.HfHubHTTPError, "refused; try again later, or name a mirror with --mirror"),
+        (OSError, "cannot be reached: check the network, or name a mirror with --mirror"),
+        (network, "cannot be reached: check the network, or name a mirror with --mirror"),
+        (ValueError, "the server does not answer as the hub does: check --mirror"),
+    ]
+    try:
+        yield
+    except Exception as error:
+        meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
+        if meaning is None:
+            raise
+        said = str(error).partition("\n")[0]
+        raise UserError(f"{endpoint}/datasets/{command.name}: {meaning}\n({said})") from error

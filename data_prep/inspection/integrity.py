@@ -1,0 +1,212 @@
+"""Finds what is damaged in a folder of shards: every checksum, count and schema, and examples that are not well formed.
+
+The checks are generators of faults, sentences that name the damaged file. What is sound they tell on the console.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord
+from data_prep.shards import (
+    DOCUMENTS,
+    DOCUMENTS_SCHEMA,
+    MANIFEST,
+    Manifest,
+    ShardSet,
+    example_schema,
+    fingerprint,
+    map_batches,
+    read_shard,
+)
+from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
+from data_prep.work import STEPS, WorkFolder, file_records
+
+Faults = Iterator[str]
+
+
+def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
+    """Finds all that is wrong with a finished folder."""
+    if manifest.fingerprint != fingerprint(manifest.content):
+        yield f"{folder / MANIFEST}: its fingerprint does not fit what it says: it was edited"
+    for record in manifest.tables():
+        yield from _faults(record.check, folder)
+    yield from _faults(_check_documents, folder, manifest)
+    special = _special(folder, manifest)
+    for shards, records in manifest.sets().items():
+        check = SetCheck(folder, manifest, shards, special)
+        faults = [fault for record in records for fault in _faults(check.check, record)]
+        yield from faults or check.wrong_totals()
+        figures = f"{check.totals['examples']:,} examples, {check.totals['pieces']:,} pieces"
+        console.print(f"{shards.folder}: {len(records) - len(faults)} of {len(records)} shards right, {figures}")
+    known = {MANIFEST, *(record.path for record in manifest.files())}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and str(path.relative_to(folder)) not in known:
+            console.print(f"note: {path} is not in the manifest; it is not used")
+
+
+def unfinished_faults(folder: Path, console: Console) -> Faults:
+    """Finds all that is wrong with what a run that did not finish has left."""
+    console.print(f"{folder} is not finished")
+    work = WorkFolder(folder)
+    spent = {"documents", "words"} if work.is_finished("tokens") else set()
+    for step in STEPS:
+        try:
+            records = work.read_records(step)
+        except DamageError as error:
+            yield str(error)
+            continue
+        finished = work.is_finished(step)
+        if records or finished:
+            console.print(f"{step}: {'finished' if finished else 'begun'}, {len(records)} tasks done")
+        if step not in spent:
+            for file in (file for record in records for file in file_records(record)):
+                yield from _faults(file.check, folder)
+
+
+def _faults(check: Callable[..., None], *arguments: Any) -> Faults:
+    """Turns the damage that a check raises into a fault, so that all damage is found and not only the first."""
+    try:
+        check(*arguments)
+    except DamageError as error:
+        yield str(error)
+
+
+def _special(folder: Path, manifest: Manifest) -> Special | None:
+    """Looks up the ids of the pieces that stand for no text, where the vocabulary is whole."""
+    try:
+        return load_vocabulary(folder / VOCABULARY, manifest.content["vocabulary"]["cased"]).special
+    except UserError:
+        return None
+
+
+def _check_documents(folder: Path, manifest: Manifest) -> None:
+    """Raises DamageError unless the table of documents has the rows and columns that it must have."""
+    path = folder / DOCUMENTS
+    reader = map_batches(path)
+    try:
+        rows = sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DamageError(f"{path}: cannot be read: {error}") from error
+    promised = manifest.content["corpus"]["documents"]
+    if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
+        raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
+
+
+class SetCheck:
+    """Checks the shards of one set, and counts what they hold."""
+
+    def __init__(self, folder: Path, manifest: Manifest, shards: ShardSet, special: Special | None) -> None:
+        self._folder, self._manifest, self._shards, self._special = folder, manifest, shards, special
+        self.totals: Counter[str] = Counter()
+
+    def check(self, record: FileRecord) -> None:
+        """Raises DamageError unless a shard has the bytes, columns and examples that it must have."""
+        record.check(self._folder)
+        path, length, manifest = self._folder / record.path, self._shards.length, self._manifest
+        batch = read_shard(path)
+        schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
+        if batch.schema != schema:
+            raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
+        if batch.num_rows != record.rows:
+            raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {record.rows:,}")
+        whole_word = manifest.content["settings"]["masking"] == "whole-word"
+        fault = example_fault(batch, length, manifest.vocabulary_size, self._special, may_be_unmasked=whole_word)
+        if fault:
+            raise DamageError(f"{path}: {fault}")
+        self.totals.update(
+            examples=batch.num_rows,
+            pieces=len(batch["pieces"].values),
+            masked=len(batch["masked"].values),
+            random_next=batch["random_next"].true_count,
+        )
+
+    def wrong_totals(self) -> Faults:
+        """Compares what the shards hold together with what the manifest says of the set."""
+        promised = next(said for said in self._manifest.content["sets"] if ShardSet.of(said) == self._shards)
+        for name, count in self.totals.items():
+            if count != promised[name]:
+                yield f"{self._folder / self._shards.folder}: {count:,} {name}, its manifest says {promised[name]:,}"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of examples as flat arrays, in which many examples are compared at once."""
+
+    pieces: Array
+    ends: Array
+    """Where examples begin and end in the pieces."""
+    boundary: Array
+    """Where segment B begins in every example."""
+    positions: Array
+    """The masked positions of all examples."""
+    labels: Array
+    """What stood at those positions."""
+    num_masked: Array
+    """How many masked positions every example has."""
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Columns:
+        """Reads the columns of a shard."""
+        masked = batch["masked"].values
+        return cls(
+            np.asarray(batch["pieces"].values),
+            np.asarray(batch["pieces"].offsets).astype(np.int64),
+            np.asarray(batch["boundary"]).astype(np.int64),
+            np.asarray(masked.field("position")).astype(np.int64),
+            np.asarray(masked.field("piece")),
+            np.diff(np.asarray(batch["masked"].offsets)),
+        )
+
+
+def example_fault(
+    batch: pa.RecordBatch, length: int, vocabulary_size: int, special: Special | None, may_be_unmasked: bool
+) -> str | None:
+    """Says what is wrong with the first example that is not well formed.
+
+    Where whole words are masked, an example of nothing but long words may have no mask.
+    """
+    columns = Columns.of(batch)
+    sizes, boundary = np.diff(columns.ends), columns.boundary
+    checks = [
+        ("is longer than its length", (sizes > length) | (sizes < 3)),
+        ("has a boundary outside of it", (boundary < 3) | (boundary > sizes)),
+        ("has no masked piece", columns.num_masked < (0 if may_be_unmasked else 1)),
+    ]
+    for fault, wrong in checks:
+        if wrong.any():
+            return f"example {np.argmax(wrong)} {fault}"
+    misplaced = None if special is None else _misplaced_special(columns, special)
+    return misplaced or _mask_fault(columns, vocabulary_size)
+
+
+def _misplaced_special(columns: Columns, special: Special) -> str | None:
+    """Finds an example whose segments do not stand between the special pieces as they must."""
+    pieces, starts, ends = columns.pieces, columns.ends[:-1], columns.ends[1:]
+    wrong = (pieces[starts] != special.cls) | (pieces[ends - 1] != special.sep)
+    wrong |= pieces[starts + columns.boundary - 1] != special.sep
+    return f"example {np.argmax(wrong)} does not read [CLS] A [SEP] B [SEP]" if wrong.any() else None
+
+
+def _mask_fault(columns: Columns, vocabulary_size: int) -> str | None:
+    """Finds a mask at a special piece or out of order, and a piece that no vocabulary of this size has."""
+    rows, positions = np.repeat(np.arange(len(columns.boundary)), columns.num_masked), columns.positions
+    outside = (positions < 1) | (positions >= np.diff(columns.ends)[rows] - 1)
+    outside |= positions == columns.boundary[rows] - 1
+    ascending = (np.diff(positions) > 0) | (np.diff(rows) > 0)
+    if outside.any() or not ascending.all():
+        row = rows[np.argmax(outside)] if outside.any() else rows[1:][np.argmin(ascending)]
+        return f"example {row} masks a position that it must not"
+    if len(columns.pieces) and max(columns.pieces.max(), columns.labels.max()) >= vocabulary_size:
+        return f"a piece has an id beyond the vocabulary of {vocabulary_size:,}"
+    return None

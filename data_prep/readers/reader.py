@@ -1,0 +1,101 @@
+"""What a reader is: a format, how to recognise it, how to divide its files, how to read them, and what may be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.common.errors import UserError
+from data_prep.settings import Errors
+
+COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text with its name: the unit that readers produce and that everything after them keeps whole."""
+
+    id: str
+    title: str
+    passages: list[str]
+    """The paragraphs in their order, or the sentences where the format has one on every line."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a file that one worker reads: the records that begin in it, to their ends."""
+
+    path: str
+    start: int
+    end: int
+
+    def at(self, offset: int) -> str:
+        """Names a place in the file, for messages."""
+        if not self.path.endswith(COMPRESSED):
+            return f"{self.path}: byte {offset:,}"
+        streams = f" in the streams from byte {self.start:,} on" if self.start else ""
+        return f"{self.path}: byte {offset:,} of the uncompressed text{streams}"
+
+
+@dataclass
+class Problems:
+    """Collects what is wrong with the input, and does with it what the user wants done."""
+
+    policy: Errors
+    num_replaced: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    def decode(self, data: bytes, span: Span, offset: int) -> str | None:
+        """Turns UTF-8 into text; returns None where the document is to be left out."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            if self.policy == "replace":
+                self.num_replaced += 1
+                return data.decode(errors="replace")
+            bad = data[error.start : error.start + 4].hex(" ")
+            self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", "--errors replace reads on with U+FFFD")
+            return None
+
+    def clean(self, text: str, where: str) -> str | None:
+        """Frees a text of lone surrogates, which JSON can spell and no file can hold; None leaves the document out."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            if self.policy == "replace":
+                self.num_replaced += 1
+                return text.encode(errors="replace").decode()
+            self.bad(f"{where}: half a surrogate pair (U+{ord(text[error.start]):04X})", "--errors replace writes '?'")
+            return None
+        return text
+
+    def bad(self, what: str, cure: str = "") -> None:
+        """Stops the run for a document that cannot be read, or leaves it out and lists it."""
+        if self.policy != "skip":
+            raise UserError(f"{what}\n{cure + '; ' if cure else ''}--errors skip leaves the document out and lists it")
+        self.skipped.append(what)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What readers need to know of the settings."""
+
+    problems: Problems
+    text_field: str = "text"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format: how to recognise it, how to divide it among workers, how to read it."""
+
+    name: str
+    about: str
+    detect: Callable[[str, bytes], bool]
+    """Tells a file of this format by its name, in small letters without .gz and the like, and its first bytes."""
+    read: Callable[[Span, Options], Iterator[Document]]
+    """Yields the documents that begin in a span."""
+    spans: Callable[[Path, int], list[Span]]
+    """Divides a file into spans of about so many bytes of text."""
+    has_sentences: bool = False
+    """Tells whether the passages are sentences already."""

@@ -1,0 +1,30 @@
+// Fused operations of an encoder on a CPU: what lies between the matrix products, each in one pass over memory.
+//
+// Numbers are stored as float or bfloat16 and computed as float. Rows are divided over OpenMP threads; each result is
+// written by one thread, and sums over rows are taken in a fixed order, so that the same input gives the same bits.
+// This file lists the operations, for cpu_kernels.py to find them by name.
+
+#include "attention.h"
+#include "elementwise.h"
+#include "lamb.h"
+#include "loss.h"
+
+namespace {
+
+struct Kernel {
+    const char* name;
+    void* function;
+};
+
+#define KERNEL(name, T, suffix) {#name "_" suffix, reinterpret_cast<void*>(name<T>)}
+#define KERNELS_OF(T, suffix)                                                                                        \
+    KERNEL(gelu_forward, T, suffix), KERNEL(gelu_backward, T, suffix), KERNEL(norm_forward, T, suffix),               \
+        KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
+        KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
+        KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix)
+
+}  // namespace
+
+// Every parameter is a pointer, an int64_t or a double, so that a caller needs no list of types.
+extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
+                                  {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)}, {nullptr, nullptr}};

@@ -1,0 +1,169 @@
+// Between matrix products, row by row: gelu, layer norm with dropout and residual, dropout by itself.
+
+#pragma once
+
+#include "numbers.h"
+
+namespace {
+
+inline void gelu(float value, float& result, float& slope) {
+    float below, density;
+    normal(value, below, density);
+    result = value * below;
+    slope = std::fma(value, density, below);
+}
+
+// Both for each bfloat16 there is, the slope in the upper half: looking up is faster than computing.
+std::vector<uint32_t> gelu_of_each_bfloat16() {
+    std::vector<uint32_t> table(1 << 16);
+    for (uint32_t bits = 0; bits < table.size(); ++bits) {
+        float result, slope;
+        bfloat16 both[2];
+        gelu(bits_to_float(bits << 16), result, slope);
+        store(both[0], result);
+        store(both[1], slope);
+        table[bits] = both[0].bits | uint32_t(both[1].bits) << 16;
+    }
+    return table;
+}
+
+inline void gelu_row(float* x, const float* bias, float* out, int64_t width) {
+    for (int64_t j = 0; j < width; ++j) gelu(x[j] + bias[j], out[j], x[j]);
+}
+
+inline void gelu_row(bfloat16* x, const bfloat16* bias, bfloat16* out, int64_t width) {
+    static const std::vector<uint32_t> table = gelu_of_each_bfloat16();
+    const uint32_t* entries = table.data();
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) {
+        bfloat16 value;
+        store(value, load(x[j]) + load(bias[j]));
+        const uint32_t entry = entries[value.bits];
+        out[j].bits = uint16_t(entry);
+        x[j].bits = uint16_t(entry >> 16);
+    }
+}
+
+// out = gelu(x + bias); x becomes the slope there, which is all that the backward pass needs
+template <class T>
+void gelu_forward(T* x, const T* bias, T* out, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) gelu_row(x + i * width, bias, out + i * width, width);
+}
+
+// grad_x, and grad_bias = its sum over rows
+template <class T>
+void gelu_backward(const T* grad, const T* slope, T* grad_x, T* grad_bias, int64_t rows, int64_t width,
+                   int64_t threads) {
+    threads = threads_for(rows, threads);
+    ColumnSums sums(threads, width);
+#pragma omp parallel num_threads(threads)
+    {
+        float* sum = sums.mine();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < width; ++j) {
+                float result = load(grad[i * width + j]) * load(slope[i * width + j]);
+                store(grad_x[i * width + j], result);
+                sum[j] += result;
+            }
+    }
+    sums.write(grad_bias, 0, width);
+}
+
+// x becomes residual + dropout(x + bias); out = its layer norm
+template <class T>
+void norm_forward(T* x, const T* bias, const T* residual, const T* weight, const T* shift, const uint32_t* keys,
+                  int64_t site, double probability, double epsilon, T* out, float* means, float* scales, int64_t rows,
+                  int64_t width, int64_t threads) {
+#pragma omp parallel num_threads(threads_for(rows, threads))
+    {
+        const Dropout dropout(probability, site);
+        std::vector<float> row(width);
+        float* sum = row.data();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; ++i) {
+            T* xi = x + i * width;
+            const T* ri = residual + i * width;
+            if (dropout.drops()) {
+                const uint32_t key = dropout.key(keys[i]);
+#pragma omp simd
+                for (int64_t j = 0; j < width; ++j)
+                    store(xi[j], load(ri[j]) + (load(xi[j]) + load(bias[j])) * dropout(key, uint32_t(j)));
+            } else
+                for (int64_t j = 0; j < width; ++j) store(xi[j], load(ri[j]) + load(xi[j]) + load(bias[j]));
+            float mean = 0, variance = 0;
+            for (int64_t j = 0; j < width; ++j) mean += sum[j] = load(xi[j]);
+            mean /= float(width);
+            for (int64_t j = 0; j < width; ++j) variance += (sum[j] - mean) * (sum[j] - mean);
+            float scale = 1.0f / std::sqrt(variance / float(width) + float(epsilon));
+            for (int64_t j = 0; j < width; ++j)
+                store(out[i * width + j], std::fma((sum[j] - mean) * scale, load(weight[j]), load(shift[j])));
+            means[i] = mean;
+            scales[i] = scale;
+        }
+    }
+}
+
+// From the gradient of the norm: that of the residual, of x (through dropout), and the sums for weight, shift and bias
+template <class T>
+void norm_backward(const T* grad, const T* sum, const float* means, const float* scales, const T* weight,
+                   const uint32_t* keys, int64_t site, double probability, T* grad_residual, T* grad_x,
+                   T* grad_weight, T* grad_shift, T* grad_bias, int64_t rows, int64_t width, int64_t threads) {
+    threads = threads_for(rows, threads);
+    ColumnSums sums(threads, 3 * width);
+#pragma omp parallel num_threads(threads)
+    {
+        const Dropout dropout(probability, site);
+        float *to_weight = sums.mine(), *to_shift = to_weight + width, *to_bias = to_shift + width;
+        std::vector<float> buffer(2 * width);
+        float *normed = buffer.data(), *inner = normed + width;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; ++i) {
+            const int64_t at = i * width;
+            float mean = means[i], scale = scales[i], first = 0, second = 0;
+#pragma omp simd reduction(+ : first, second)
+            for (int64_t j = 0; j < width; ++j) {
+                float g = load(grad[at + j]);
+                normed[j] = (load(sum[at + j]) - mean) * scale;
+                inner[j] = g * load(weight[j]);
+                first += inner[j];
+                second += inner[j] * normed[j];
+                to_weight[j] += g * normed[j];
+                to_shift[j] += g;
+            }
+            first /= float(width);
+            second /= float(width);
+            for (int64_t j = 0; j < width; ++j) inner[j] = scale * (inner[j] - first - normed[j] * second);
+            for (int64_t j = 0; j < width; ++j) store(grad_residual[at + j], inner[j]);
+            if (dropout.drops()) {
+                const uint32_t key = dropout.key(keys[i]);
+#pragma omp simd
+                for (int64_t j = 0; j < width; ++j) inner[j] *= dropout(key, uint32_t(j));
+            }
+            for (int64_t j = 0; j < width; ++j) {
+                store(grad_x[at + j], inner[j]);
+                to_bias[j] += inner[j];
+            }
+        }
+    }
+    sums.write(grad_weight, 0, width);
+    sums.write(grad_shift, width, width);
+    sums.write(grad_bias, 2 * width, width);
+}
+
+// out = dropout(x); also its own backward pass
+template <class T>
+void dropout_rows(const T* x, const uint32_t* keys, int64_t site, double probability, T* out, int64_t rows,
+                  int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(threads_for(rows, threads)) schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+        const Dropout dropout(probability, site);
+        const uint32_t key = dropout.key(keys[i]);
+#pragma omp simd
+        for (int64_t j = 0; j < width; ++j)
+            store(out[i * width + j], load(x[i * width + j]) * dropout(key, uint32_t(j)));
+    }
+}
+
+}  // namespace

@@ -1,0 +1,82 @@
+// A step of LAMB on the stretches of a flat tensor.
+
+#pragma once
+
+#include "numbers.h"
+
+namespace {
+
+// A stretch of a parameter. Moves Adam's moments, and puts the update with decay where the gradient was. squares: the sums
+// of weight^2 and update^2, over blocks of a fixed size, so that the number of threads does not matter. Where `move` is not
+// 0, the squares are those of a whole parameter, and its weights move by `move` times the trust ratio at once: backwards,
+// from what is still in the cache.
+void lamb_stretch(float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
+                 double beta1, double beta2, double correction1, double correction2, double epsilon, double decay,
+                  double scale, double move, double smallest, double largest, int64_t threads) {
+    constexpr int64_t block = 1 << 14, few = 512;  // few enough to add up as float
+    const int64_t blocks = (count + block - 1) / block;
+    const float keep1 = float(1 - beta1), keep2 = float(1 - beta2), forget2 = float(beta2);
+    const float inverse1 = float(1 / correction1), root2 = float(1 / std::sqrt(correction2));
+    const float added = float(epsilon), decayed = float(decay), factor = float(scale);
+    std::vector<double> sums(2 * blocks);
+    float amount = 0;
+#pragma omp parallel num_threads(threads_for(blocks, threads))
+    {
+        const int64_t from = blocks * this_thread() / threads_here(), to = blocks * (this_thread() + 1) / threads_here();
+        for (int64_t index = from; index < to; ++index) {
+            const int64_t end = std::min(count, (index + 1) * block);
+            for (int64_t begin = index * block; begin < end; begin += few) {
+                const int64_t stop = std::min(end, begin + few);
+                float weights = 0, updates = 0;
+#pragma omp simd reduction(+ : weights, updates)
+                for (int64_t i = begin; i < stop; ++i) {
+                    const float grad = gradient[i] * factor;
+                    const float mean = first[i] + keep1 * (grad - first[i]);
+                    const float power = forget2 * second[i] + keep2 * grad * grad;
+                    const float update = mean * inverse1 / (std::sqrt(power) * root2 + added) + decayed * weight[i];
+                    first[i] = mean;
+                    second[i] = power;
+                    gradient[i] = update;
+                    weights += weight[i] * weight[i];
+                    updates += update * update;
+                }
+                sums[2 * index] += weights;
+                sums[2 * index + 1] += updates;
+            }
+        }
+#pragma omp barrier
+#pragma omp single
+        {
+            squares[0] = squares[1] = 0;
+            for (int64_t index = 0; index < blocks; ++index) {
+                squares[0] += sums[2 * index];
+                squares[1] += sums[2 * index + 1];
+            }
+            const bool known = squares[0] > 0 && squares[1] > 0;
+            const double ratio = known ? std::min(std::max(std::sqrt(squares[0] / squares[1]), smallest), largest) : 1;
+            amount = float(move * ratio);
+        }
+        if (amount != 0)
+            for (int64_t index = to - 1; index >= from; --index) {
+                const int64_t end = std::min(count, (index + 1) * block);
+#pragma omp simd
+                for (int64_t i = index * block; i < end; ++i) weight[i] += amount * gradient[i];
+            }
+    }
+}
+
+// All stretches of a flat tensor, each (offset, length, whether it is a whole parameter); those that are not move only if
+// `all_move`.
+void lamb_update(float* weight, float* gradient, float* first, float* second, double* squares, const int64_t* stretches,
+                 int64_t count, double beta1, double beta2, double correction1, double correction2, double epsilon,
+                 double decay, double scale, double move, double smallest, double largest, int64_t all_move,
+                 int64_t threads) {
+    for (int64_t index = 0; index < count; ++index) {
+        const int64_t at = stretches[3 * index], length = stretches[3 * index + 1];
+        const bool moves = all_move || stretches[3 * index + 2];
+        lamb_stretch(weight + at, gradient + at, first + at, second + at, squares + 2 * index, length, beta1, beta2,
+                     correction1, correction2, epsilon, decay, scale, moves ? move : 0, smallest, largest, threads);
+    }
+}
+
+}  // namespace

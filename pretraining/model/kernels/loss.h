@@ -1,0 +1,38 @@
+// The cross-entropy over the vocabulary, whose gradient takes the place of the logits.
+
+#pragma once
+
+#include "numbers.h"
+
+namespace {
+
+// logits (rows, stride) become softmax - one-hot over the first `width` columns, zero in the others
+template <class T>
+void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losses, uint8_t* correct, int64_t rows,
+                   int64_t width, int64_t stride, int64_t threads) {
+#pragma omp parallel num_threads(threads_for(rows, threads))
+    {
+        std::vector<float> buffer(width);
+        float* row = buffer.data();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < rows; ++i) {
+            T* to = logits + i * stride;
+            float largest = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : largest)
+            for (int64_t j = 0; j < width; ++j) {
+                row[j] = load(to[j]) + load(bias[j]);
+                largest = row[j] > largest ? row[j] : largest;
+            }
+            const float right = row[labels[i]];  // an answer only if no equal comes before it
+            correct[i] = right == largest && std::find(row, row + labels[i], right) == row + labels[i];
+            for (int64_t j = 0; j < width; ++j) sum += row[j] = exponential(row[j] - largest);
+            losses[i] = std::log(sum) + largest - right;
+            const float share = 1.0f / sum;
+            row[labels[i]] -= sum;
+            for (int64_t j = 0; j < width; ++j) store(to[j], row[j] * share);
+            std::memset(to + width, 0, (stride - width) * sizeof(T));
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,207 @@
+"""Plain text and markdown: paragraphs of books, without marks and licences."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.reading import detected, passages, read, write
+
+from data_prep.common.errors import UserError
+from data_prep.readers import books
+
+
+@pytest.mark.slow
+def test_a_book_of_100_mb_on_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.md", "It was a dark and *stormy* night_, and [the rain fell. " * 2_000_000)
+    (document,) = passages(path, "text")
+    assert len(document) == 1
+    assert document[0].startswith("It was a dark and stormy night_, and [the rain fell. It was")
+
+
+def book(text: str, name: str = "book.txt") -> list[str]:
+    return books.passages(text, name.endswith(".md"))
+
+
+def test_a_book_is_one_document_with_its_chapters_in_order(tmp_path: Path) -> None:
+    (tmp_path / "Some Author").mkdir()
+    text = "\n\n".join(f"CHAPTER {n}\n\nFirst line of {n}\nand its second.\n\nMore of {n}." for n in range(1, 9))
+    path = write(tmp_path / "Some Author" / "Its Title.txt", text)
+    assert detected(path) == "text"
+    (document,) = read(path, "text", step=10)[0]
+    assert (document.id, document.title) == ("Some Author/Its Title.txt", "Its Title")
+    assert document.passages == [
+        line for n in range(1, 9) for line in (f"CHAPTER {n}", f"First line of {n} and its second.", f"More of {n}.")
+    ]
+    packed = write(tmp_path / "Some Author" / "Its Title.txt.gz", gzip.compress(text.encode()))
+    assert read(packed, "text")[0][0].title == "Its Title"
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
+def test_line_ends_and_byte_order_mark(tmp_path: Path, end: str) -> None:
+    text = "\ufeffOne line\nand another.\n \t\nNew paragraph.\n\n\n\nLast.\n".replace("\n", end)
+    assert passages(write(tmp_path / "x.txt", text), "text") == [["One line and another.", "New paragraph.", "Last."]]
+
+
+GUTENBERG_HEAD = (
+    "The Project Gutenberg EBook of X, by Y\n\nThis eBook is for the use of anyone anywhere.\n\nTitle: X\n\n"
+)
+LICENCE = "\n\nUpdated editions will replace the previous one.\n\nSection 1. General Terms of Use\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "*** START OF THE PROJECT GUTENBERG EBOOK X ***",
+        "*** START OF THIS PROJECT GUTENBERG EBOOK X ***",
+        "***START OF THE PROJECT GUTENBERG EBOOK X***",
+        "*** START OF THE PROJECT GUTENBERG EBOOK A VERY LONG TITLE\nOF TWO LINES ***",
+        "*** START OF THE PROJECT GUTENBERG EBOOK WITHOUT STARS",
+        "*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nProduced by Some One and Another\nOne at www.x.org",
+        "*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\n\n\n\nE-text prepared by Some One",
+        "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*",
+    ],
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        "*** END OF THE PROJECT GUTENBERG EBOOK X ***",
+        "*** END OF THIS PROJECT GUTENBERG EBOOK X ***",
+        "***END OF THE PROJECT GUTENBERG EBOOK X***",
+        "End of Project Gutenberg's X, by Y",
+        "End of the Project Gutenberg EBook of X, by Y\n\n*** END OF THIS PROJECT GUTENBERG EBOOK X ***",
+        "End of The Project Gutenberg Etext of X",
+    ],
+)
+def test_gutenberg_header_and_licence(start: str, end: str) -> None:
+    text = f"{GUTENBERG_HEAD}{start}\n\n\nIt was a dark\nnight.\n\nThe _end_ came.\n\n\n{end}{LICENCE}"
+    assert book(text) == ["It was a dark night.", "The end came."]
+    assert book(text.replace("\n", "\r\n")) == ["It was a dark night.", "The end came."]
+
+
+def test_gutenberg_marks_may_be_missing() -> None:
+    assert book("Text.\n\nEnd of Project Gutenberg's X\n\nLicence.") == ["Text."]
+    assert book("Header.\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nText.\n\nMore.") == ["Text.", "More."]
+    small_print = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*END*"
+    assert book(f"Text.\n\nEnd of Project Gutenberg's X\n\nLicence.\n\n{small_print}\n") == ["Text."]
+    assert book("He read of Project Gutenberg, and *** START OF IT.") == [
+        "He read of Project Gutenberg, and *** START OF IT."
+    ]
+
+
+MARKDOWN = """---
+title: A Book
+author: Somebody
+---
+# A Book #
+
+A *Subtitle* of Sorts
+=====================
+
+## Chapter 1
+It was a **dark**, _very **stormy**_ night: ***so*** dark. It was _aw_fully cold; 2 * 3 * 4 = 24, snake_case_name.
+Second line of it, with [a link](http://x.org/a_(b) "A title"), <b>HTML</b> &amp; an ![image](y.png).
+
+![Only an image](z.png)
+-------
+
+* * *
+
+> A quotation
+> of two lines.
+
+- first item
+- second item,
+  of two lines
+* third
+
+1. one
+2. two
+
+In the year
+1999. It was so.
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+print("no text")
+```
+
+Another Heading
+---
+
+Dated 1875\\. The \\*end\\*.
+[1]: http://x.org/where
+***
+#
+"""
+
+
+def test_markdown() -> None:
+    assert book(MARKDOWN, "book.md") == [
+        "It was a dark, very stormy night: so dark. It was awfully cold; 2 * 3 * 4 = 24, snake_case_name. "
+        "Second line of it, with a link, HTML & an .",
+        "A quotation of two lines.",
+        "first item",
+        "second item, of two lines",
+        "third",
+        "one",
+        "two",
+        "In the year 1999. It was so.",
+        "Dated 1875. The *end*.",
+    ]
+
+
+def test_what_only_looks_like_markdown_stays() -> None:
+    for text in (
+        "[Aside.] He goes. [Exit] [Pause]",
+        "A fence that is not closed:\n```\nand the rest.",
+        "It is #1, and C# too.",
+        "Where ye shall never win.'\nAnd again.\n---",
+        "Five _ and * alone.",
+    ):
+        assert book(text, "book.md") == [" ".join(text.removesuffix("\n---").split("\n"))]
+
+
+@given(st.text(alphabet="a *_[]()!#-=`~>|\\\n1.&;<", max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_any_markdown_gives_lines_with_their_words(text: str) -> None:
+    for line in book(text, "book.md") + book(text):
+        assert line == line.strip()
+        assert "\n" not in line
+        assert line
+
+
+@pytest.mark.parametrize(
+    "unit", ["*a ", "_a ", "[", "![", "[](", "[](a ", "](", "**", "```\n", "~~~\n", "> ", "\n- ", "|", "- "]
+)
+def test_hostile_markdown_takes_no_longer_for_being_long(unit: str) -> None:
+    book(unit * (600_000 // len(unit)), "book.md")  # minutes, were it quadratic
+
+
+@pytest.mark.realdata
+def test_real_books(real_data: Path) -> None:
+    paths = sorted((real_data / "books").glob("*/*.md"))[::4]
+    assert len(paths) > 20
+    for path in paths:
+        assert detected(path) == "text"
+        (document,) = read(path, "text", step=1000)[0]
+        assert len(document.passages) > 5
+        assert not [text for text in document.passages if text.startswith("#") or not text.strip("-*_= ")]
+
+
+def test_empty_and_one_word_books(tmp_path: Path) -> None:
+    assert passages(write(tmp_path / "a.txt", " \n\n"), "text") == [[]]
+    assert passages(write(tmp_path / "b.txt", "Word"), "text") == [["Word"]]
+    assert passages(write(tmp_path / "c.txt", "A\x00B \x00"), "text") == [["A\x00B \x00"]]
+
+
+def test_a_book_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "LARGEST_DOCUMENT", 1 << 20)
+    with pytest.raises(UserError, match=r"x.txt: one document of more than 1 MB; cut it up, or .*--format sentences"):
+        read(write(tmp_path / "x.txt", "word " * 300_000), "text")

@@ -1,0 +1,103 @@
+"""Parquet as Wikipedia and BookCorpus are published in it, and as it gets damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.reading import detected, passages, read, write
+
+from data_prep.common.errors import UserError
+from data_prep.readers import READERS
+from data_prep.readers.reader import Document
+
+
+def parquet(path: Path, rows: int = 100, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=rows)
+    return path
+
+
+STRINGS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+
+
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+def test_parquet_as_wikipedia_is_published(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = ["A\n\nFirst. Second.\nThird &amp; last.", None, "", "Wörter"]
+    text = pa.array(texts).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(texts).cast(kind)
+    ids, titles, urls = ["1", "2", "3", None], ["A", "B", None, "D"], ["u"] * 4
+    path = parquet(tmp_path / "train-00000-of-00041.parquet", id=ids, url=urls, title=titles, text=text, rows=3)
+    assert detected(path) == "parquet"
+    assert len(READERS["parquet"].spans(path, 1)) == 2
+    assert read(path, "parquet")[0] == [
+        Document("1", "A", ["First. Second.", "Third & last."]),
+        Document("2", "B", []),
+        Document("3", "", []),
+        Document(f"{path.name}:1:0", "D", ["Wörter"]),
+    ]
+
+
+def test_parquet_as_bookcorpus_is_published(tmp_path: Path) -> None:
+    rows = [f"he said number {n} , and went away ." for n in range(2500)]
+    path = parquet(tmp_path / "x.parquet", text=rows, rows=1500)
+    documents, _ = read(path, "parquet")
+    assert [len(document.passages) for document in documents] == [1000, 500, 1000]
+    assert [line for document in documents for line in document.passages] == rows
+    assert [document.id for document in documents] == [f"x.parquet:{place}" for place in ("0:0", "0:1000", "1:0")]
+
+
+def test_parquet_with_texts_alone(tmp_path: Path) -> None:
+    texts = [f"Text {n} has two sentences. They are short." for n in range(5)] + ["One line.\nAnother."] * 5
+    assert len(read(parquet(tmp_path / "x.parquet", text=texts), "parquet")[0]) == 10
+
+
+def test_parquet_with_ids_and_titles_of_any_type(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", id=[1, 2], title=[1.5, None], text=["One.\nTwo.", "Three."])
+    assert read(path, "parquet")[0] == [Document("1", "1.5", ["One.", "Two."]), Document("2", "", ["Three."])]
+    path = parquet(tmp_path / "y.parquet", id=["a"], text=["x"])
+    assert read(path, "parquet", text_field="id")[0] == [Document("a", "", ["a"])]
+
+
+def test_parquet_that_is_not_utf8(tmp_path: Path) -> None:
+    bad = pa.array([b"good.", b"caf\xe9", b"fine."]).cast(pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, bad.buffers())
+    path = parquet(tmp_path / "x.parquet", text=text, id=["a", "b", "c"])
+    with pytest.raises(UserError, match=r"x.parquet: row group 0, row 1: byte 3: not UTF-8 \(e9\)\n--errors replace"):
+        read(path, "parquet")
+    assert passages(path, "parquet", errors="replace") == [["good."], ["caf\ufffd"], ["fine."]]
+    documents, problems = read(path, "parquet", "skip")
+    assert [document.id for document in documents] == ["a", "c"]
+    assert problems.skipped == [f"{path}: row group 0, row 1: byte 3: not UTF-8 (e9)"]
+
+
+def test_parquet_without_the_column(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", body=["x"], id=[1], tags=[["a"]])
+    with pytest.raises(
+        UserError, match=r"x.parquet: no column 'text'; there is: body, id, tags. Name it with --text-f"
+    ):
+        read(path, "parquet")
+    with pytest.raises(UserError, match=r"x.parquet: the column 'id' is int64, not text. Name it with --text-field"):
+        read(path, "parquet", text_field="id")
+    with pytest.raises(UserError, match=r"the column 'tags' is list<.*>, not text"):
+        read(path, "parquet", text_field="tags")
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    whole = parquet(tmp_path / "x.parquet", text=[f"text {n} " * 50 for n in range(999)], id=range(999)).read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:7], b"PAR1 and no more"):
+        path = write(tmp_path / "cut.parquet", content)
+        assert detected(path) == "parquet"
+        with pytest.raises(UserError, match=r"cut.parquet: not a whole Parquet file: "):
+            read(path, "parquet")
+    path = write(tmp_path / "bad.parquet", whole[:4] + bytes(3000) + whole[3004:])
+    with pytest.raises(UserError, match=r"bad.parquet: row group 0: damaged: "):
+        read(path, "parquet")
+    with pytest.raises(UserError, match=r"text.txt: not a whole Parquet file: "):
+        read(write(tmp_path / "text.txt", "No Parquet."), "parquet")
+
+
+def test_parquet_without_rows(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", text=pa.array([], pa.string()))
+    assert read(path, "parquet")[0] == []

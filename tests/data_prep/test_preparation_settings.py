@@ -1,0 +1,100 @@
+"""The settings of shard.py: from flags and files, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.sharding import run
+
+from data_prep import shard
+from data_prep.common.errors import UserError
+from data_prep.settings import find_faults, read_config
+from data_prep.shards import Manifest
+
+
+def test_other_settings_into_the_same_folder_are_refused_with_the_way_out(
+    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(wiki, tmp_path / "out") == 0
+    assert run(wiki, tmp_path / "out", "--seed", "2", "--masking", "whole-word") == 2
+    message = capfd.readouterr().err
+    assert "--seed was 12345, now 2" in message
+    assert "--masking was token, now whole-word" in message
+    assert "give the same settings to continue, another --out, or remove the folder" in message
+
+
+def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_path: Path) -> None:
+    config = tmp_path / "shards.toml"
+    config.write_text(
+        f'docs = ["{wiki}"]\nlengths = [32]\nduplicates = 3\nvocab-size = 300\nworkers = 1\nmask_rate = 0.2\n'
+    )
+    assert shard.main(["--config", str(config), "--out", str(tmp_path / "out"), "--duplicates", "1"]) == 0
+    settings = Manifest.read(tmp_path / "out").content["settings"]
+    assert (settings["lengths"], settings["duplicates"], settings["mask_rate"]) == ([32], 1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to read"),
+        (["--docs", "nowhere"], "--docs nowhere: no such file or folder"),
+        (["--docs", "wiki", "--lengths", "4", "600"], "--lengths 600: from 8 to 512"),
+        (["--docs", "wiki", "--mask-split", "80", "10", "5"], "three shares in percent that make 100"),
+        (["--docs", "wiki", "--max-predictions", "20"], "one number for each of the 2 lengths"),
+        (["--docs", "wiki", "--shard-size", "3 bananas"], "a number and a unit"),
+        (["--docs", "wiki", "--validation", "1"], "--validation 1.0: a share from 0, below 1"),
+        (["--docs", "wiki", "--config", "nowhere.toml"], "--config nowhere.toml: cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    arguments: list[str], message: str, wiki: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(wiki.parent)
+    assert shard.main([*arguments, "--workers", "1"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_all_faults_of_the_settings_are_reported_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert shard.main(["--docs", "x", "--duplicates", "0", "--mask-rate", "2", "--seed", "-1"]) == 2
+    message = capfd.readouterr().err
+    assert all(flag in message for flag in ("--duplicates 0", "--mask-rate 2", "--seed -1"))
+
+
+def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.toml").write_text("lenghts = [128]\nmasking = 3\n")
+    assert shard.main(["--config", str(tmp_path / "c.toml")]) == 2
+    message = capfd.readouterr().err
+    assert "unknown key 'lenghts'; did you mean 'lengths'?" in message
+    assert "masking = 3: not a value for this setting" in message
+
+
+def test_settings_that_mean_the_same_are_the_same(wiki: Path, tmp_path: Path) -> None:
+    assert run(wiki, tmp_path / "out") == 0
+    assert run(wiki, tmp_path / "out", "--mask-split", "80", "10", "10", "--shard-size", "128000") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("workers = 2", True),
+        ('workers = "4"', False),
+        ("workers = 1.5", False),
+        ("seed = 1.9", False),
+        ("lengths = [128.7]", False),
+        ("mask-split = [90, 10]", False),
+        ("cased = 1", False),
+        ("cased = true", True),
+        ('config = "other.toml"', False),
+        ("validation = 0", True),
+    ],
+)
+def test_values_of_a_file_must_be_of_their_kind(line: str, allowed: bool, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f'docs = ["x"]\n{line}\n')
+    try:
+        accepted = not find_faults(read_config(tmp_path / "c.toml"))
+    except UserError:
+        accepted = False
+    assert accepted == allowed

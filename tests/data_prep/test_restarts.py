@@ -1,0 +1,177 @@
+"""shard.py writes the same bytes however it is run, and loses nothing whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import write_wiki
+from support.commands import wait_for
+from support.sharding import begin, command, tree
+
+from data_prep import shard
+from data_prep.shards import MANIFEST
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes text enough for several tasks in every step."""
+    return write_wiki(tmp_path_factory.mktemp("corpus") / "wiki", documents=6000, files=12)
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Finds out what an undisturbed run with one worker writes."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    subprocess.run(command(corpus, out, "--workers", "1"), check=True, capture_output=True)
+    return tree(out)
+
+
+def test_the_corpus_is_large_enough_to_be_divided(corpus: Path, expected: dict[str, str]) -> None:
+    assert sum(path.stat().st_size for path in corpus.iterdir()) > 4 << 20
+    assert sum(name.startswith("length-32/duplicate-0/") for name in expected) > 4
+
+
+def test_two_workers_write_the_same_bytes(corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    subprocess.run(command(corpus, tmp_path / "out", "--workers", "2"), check=True, capture_output=True)
+    assert tree(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
+    done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tree(tmp_path / "out") == expected
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all that it started, as a machine that loses its power does."""
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+        try:
+            os.kill(member.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def test_a_run_killed_ten_times_ends_in_the_same_bytes(corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    draw = random.Random(7)
+    kills, out = 0, tmp_path / "out"
+    while kills < 10:
+        process = subprocess.Popen(
+            command(corpus, out, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(timeout=draw.uniform(0.8, 3.5))
+        except subprocess.TimeoutExpired:
+            kill_group(process)
+            kills += 1
+        if (out / MANIFEST).exists():  # too fast for us: begin anew
+            shutil.rmtree(out)
+    subprocess.run(command(corpus, out, "--workers", "2"), check=True, capture_output=True)
+    assert tree(out) == expected
+
+
+def test_a_worker_killed_from_outside_is_named_and_the_run_can_go_on(
+    corpus: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    process = begin(corpus, tmp_path / "out")
+    family = psutil.Process(process.pid).children(recursive=True)
+    workers = [member for member in family if not member.children() and member.ppid() != process.pid]
+    assert workers
+    os.kill(workers[0].pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "a worker process was killed from outside" in errors
+    assert "run the same command again to continue" in errors
+    subprocess.run(command(corpus, tmp_path / "out"), check=True, capture_output=True)
+    assert tree(tmp_path / "out") == expected
+
+
+def test_ctrl_c_leaves_what_is_done_and_says_how_to_go_on(
+    corpus: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    process = begin(corpus, tmp_path / "out")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues where it stopped" in errors
+    assert "Traceback" not in errors
+    done = subprocess.run(command(corpus, tmp_path / "out"), check=True, capture_output=True, text=True)
+    assert "continuing in" in done.stdout
+    assert tree(tmp_path / "out") == expected
+
+
+def test_a_second_run_into_the_same_folder_is_refused(corpus: Path, tmp_path: Path) -> None:
+    first = begin(corpus, tmp_path / "out")
+    second = subprocess.run(command(corpus, tmp_path / "out"), capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert f"another run is at work here (process {first.pid} on" in second.stderr
+    first.communicate(timeout=120)
+    assert first.returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mounts a file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
+    corpus: Path, expected: dict[str, str], small_disk: Path
+) -> None:
+    out = small_disk / "out"
+    full = subprocess.run(command(corpus, out, "--workers", "2"), capture_output=True, text=True, check=False)
+    assert full.returncode == 2
+    assert "cannot be written: No space left on device" in full.stderr
+    assert "Traceback" not in full.stderr
+    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    subprocess.run(command(corpus, out, "--workers", "2"), check=True, capture_output=True)
+    assert tree(out) == expected
+
+
+def test_a_read_only_folder_is_named(wiki: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert shard.main(["--docs", str(wiki), "--out", str(small_disk / "out")]) == 2
+    assert "cannot be written: Read-only file system" in capfd.readouterr().err
+
+
+def test_no_worker_outlives_a_main_process_that_was_killed(corpus: Path, tmp_path: Path) -> None:
+    process = begin(corpus, tmp_path / "out")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 3
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family), 20)
+
+
+def test_termination_is_as_polite_as_ctrl_c(corpus: Path, tmp_path: Path) -> None:
+    process = begin(corpus, tmp_path / "out")
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues where it stopped" in errors
+
+
+def test_a_launcher_that_does_not_connect_its_processes_is_refused(
+    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    done = subprocess.run(command(wiki, tmp_path / "out"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "srun --mpi=pmix" in done.stderr

@@ -1,0 +1,142 @@
+"""Losses and gradients that are no numbers: the run leaves the batch out, and is as if it had never been there."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from support.faults import BAD, Poison
+from support.marks import slow
+from support.training import (
+    RANK_LOST,
+    SAVES,
+    SEED,
+    Place,
+    assert_ended,
+    assert_same,
+    launch,
+    records,
+    state,
+    train_straight,
+)
+
+from data_prep.common.hashing import hash_key
+from data_prep.shards import Manifest
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.data.batches import step_batches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import BatchOrder, Order
+from pretraining.training.guards import Skip, read_skips, write_skips
+
+
+def without(place: Place, name: str, batch: int, *more: object) -> Path:
+    """A straight run to which a batch does not belong from the start."""
+    (place.folder / name).mkdir()
+    write_skips(place.folder / name, [Skip(0, batch, 1, "")])
+    return train_straight(place, name, *more)
+
+
+@pytest.fixture(scope="module")
+def without_bad(shared: Place, straight: Path) -> Path:
+    """The straight run without the batch that is bad in others."""
+    run = without(shared, "without the bad batch", BAD, *SAVES)
+    ours, theirs = state(run), state(straight)
+    assert not all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    return run
+
+
+def in_order(place: Place, rank: int) -> list[str]:
+    """The examples of the bad batch that a rank has, as they are named, micro-batch by micro-batch."""
+    dataset = Dataset(place.data, Manifest.read(place.data), 32)
+    order = BatchOrder(Order(int(hash_key(SEED, 0)[0]), dataset.shard_rows), batch_size=24)
+    micro = step_batches(dataset, order, BAD, rank, ranks=2, accumulation=3).micro
+    return [", ".join(f"shard {shard} row {row}" for shard, row in batch.examples) for batch in micro]
+
+
+def assert_left_out(run: Path, *wanted: tuple[int, int]) -> None:
+    assert [(skip.phase, skip.first, skip.count) for skip in read_skips(run)] == [(0, *batches) for batches in wanted]
+    assert all(isinstance(record["loss"], float) for record in records(run))
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient", "collapse"])
+def test_a_bad_batch_is_left_out(
+    place: Place, without_bad: Path, what: Literal["loss", "gradient", "collapse"]
+) -> None:
+    """Exactly that, and for the rest the run is as if it had never been."""
+    messages = {
+        "loss": f"the loss is nan at step 3 on rank 1, of {in_order(place, 1)[1]}",
+        "gradient": f"the norm of the gradient is inf at step 3; rank 0 had {in_order(place, 0)[0]}, … (12 examples)",
+        "collapse": "gradients overflow up to step 3 with the smallest scale of the loss",
+    }
+    going = launch(place.command("run", *SAVES), fault=Poison(what, "batch"))
+    what_then = "; the run goes back to its last checkpoint and leaves that out\n"
+    errors = assert_ended(going, 0, f"warning: {messages[what]}{what_then}")
+    assert errors.count("\n") == 1
+    assert_left_out(place.folder / "run", (BAD, 1))
+    assert read_skips(place.folder / "run")[0].reason == messages[what]
+    assert_same(place.folder / "run", without_bad)
+
+
+@pytest.mark.parametrize("zero", [slow(0), slow(2), slow(3)])
+def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
+    going = launch(place.command("run", *SAVES, "--parallel.zero", zero), fault=Poison("gradient", "batch"))
+    assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; rank 0 had shard ")
+    assert_left_out(place.folder / "run", (BAD, 1))
+    assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("more", [["--checkpoints.every", "0"], ["--resume", "never"]])
+def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothing(
+    place: Place, without_bad: Path, more: list[str]
+) -> None:
+    """The run begins again, or goes back to a checkpoint of its own."""
+    going = launch(place.command("run", *SAVES, *more), fault=Poison("loss", "batch"))
+    assert_ended(going, 0, "warning: the loss is nan at step 3 on rank 1")
+    assert_same(place.folder / "run", without_bad)
+
+
+def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
+    """After a rollback the run is killed, and goes on without the fault."""
+    going = launch(place.command("run", *SAVES), fault=Poison("loss", "batch", BAD, die_at=4))
+    assert {rank.code for rank in going.wait()} <= {-signal.SIGKILL, RANK_LOST}
+    assert_left_out(place.folder / "run", (BAD, 1))
+    assert_ended(launch(place.command("run", *SAVES)), 0)
+    assert_same(place.folder / "run", without_bad)
+
+
+def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
+    run = place.folder / "run"
+    going = launch(place.command("run", *SAVES), fault=Poison("loss", "step"))
+    again = "3 times before, the run has gone back to a checkpoint for such a reason (guards.rollbacks = 3)"
+    errors = assert_ended(going, 2, "\nerror: the loss is nan at step 3 on rank 1", again)
+    assert errors.count("warning: the loss is nan at step 3 on rank 1, of shard ") == 3
+    assert_left_out(run, (BAD, 1), (BAD + 1, 1), (BAD + 2, 1))
+    assert [record["step"] for record in records(run)] == [1, 2]
+    assert finished_checkpoints(run)[-1].name == "step-00000002"
+
+
+def test_a_loss_that_leaps(place: Place) -> None:
+    more = [*SAVES, "--phases.0.steps", 14, "--guards.spike", 4]
+    wanted = without(place, "without", 11, *more)
+    going = launch(place.command("run", *more), fault=Poison("leap", "batch", 11))
+    assert_ended(going, 0, "warning: the loss leapt to ", " in the steps to 12; the run goes back")
+    assert_left_out(place.folder / "run", (11, 1))
+    assert_same(place.folder / "run", wanted)
+
+
+@pytest.mark.parametrize("zero", [0, slow(1)])
+def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
+    """Told once, by all ranks together; what was saved is sound."""
+    wild = "--phases.0.learning_rate 1e30 --optimizer.clip 0 --checkpoints.every 1 --parallel.zero"
+    going = launch(place.command("run", *wild.split(), zero))
+    errors = assert_ended(going, 2, "\nerror: the ", "lower the rate, lengthen its warm-up or clip the gradient")
+    assert errors.count("warning: the ") == 3
+    assert all(
+        bool(torch.isfinite(weight).all())
+        for path in finished_checkpoints(place.folder / "run")
+        for weight in load_checkpoint(path)[1].values()
+    )

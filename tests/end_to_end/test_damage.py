@@ -1,0 +1,58 @@
+"""Checkpoints that are damaged: a run goes on from the one before, and leaves them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.damage import FILES, flip, truncate
+from support.marks import slow
+from support.training import SAVES, Place, assert_ended, assert_same, contents, launch, stopped_at
+
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints
+
+
+@pytest.mark.parametrize(("file", "damage"), [(FILES[0], flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)])
+def test_a_run_goes_on_from_the_checkpoint_before(
+    place: Place, straight: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    """What was damaged gives up its place when its step is saved again, and is kept beside it."""
+    run = stopped_at(straight, place.folder / "run", 6)
+    newest = finished_checkpoints(run)[-1]
+    damage(newest / file)
+    there = contents(newest)
+    assert_ended(launch(place.command("run", *SAVES)), 0, f"warning: {newest / file}: ", f"{newest} is left as it is")
+    assert_same(run, straight)
+    kept = contents(newest.with_name(newest.name + ".damaged"))
+    assert kept.pop(DAMAGED)
+    assert kept == there
+    assert newest in finished_checkpoints(run)
+
+
+def test_a_run_with_damaged_checkpoints_alone_does_not_begin_anew(place: Place, straight: Path) -> None:
+    run = stopped_at(straight, place.folder / "run", 2)
+    first, second = finished_checkpoints(run)
+    flip(first / FILES[0])
+    (second / RECORD).unlink()
+    there = [contents(folder) for folder in (first, second)]
+    for time_of in ("first", "second"):
+        errors = assert_ended(launch(place.command("run", *SAVES)), 2, "error: ", "every checkpoint is damaged: step-")
+        assert (str(first / FILES[0]) in errors) == (time_of == "first")
+    for folder, before in zip((first, second), there, strict=True):
+        after = contents(folder)
+        assert after.pop(DAMAGED)
+        assert after == before
+    assert len(list((run / FOLDER).iterdir())) == 2
+
+
+def test_what_is_kept_and_what_goes(place: Place, straight: Path) -> None:
+    """The newest, those of some steps, and nothing that a killed run has left half done."""
+    run = stopped_at(straight, place.folder / "run", 6)
+    for name in ("step-00000007.tmp", "step-00000006.old"):
+        (run / FOLDER / name).mkdir()
+        (run / FOLDER / name / RECORD).touch()
+    assert_ended(launch(place.command("run", *SAVES, "--checkpoints.keep", 2, "--checkpoints.keep-every", 3)), 0)
+    names = sorted(path.name for path in (run / FOLDER).iterdir())
+    assert names == [f"step-0000000{step}" for step in (3, 6, 7, 8)]
+    assert_same(run, straight)

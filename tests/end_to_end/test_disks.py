@@ -1,0 +1,67 @@
+"""Disks that are full or read-only: the run says so in one message, and what was saved stays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.marks import slow
+from support.training import ENDLESS, Place, assert_ended, launch
+
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of the test's own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    yield folder
+    for mounted in (folder / "run" / FOLDER, folder):
+        subprocess.run(["umount", "-l", mounted], capture_output=True)
+
+
+def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    going = launch(dataclasses.replace(place, folder=disk).command("run"))
+    assert_ended(going, 2, f"error: rank 0: --out {disk / 'run'}: cannot be written: Read-only file system")
+
+
+def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64k", disk], check=True)
+    with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    going = launch(dataclasses.replace(place, folder=disk).command("run"))
+    assert_ended(going, 2, "error: ", "cannot be written: No space left on device")
+
+
+def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
+    going = launch(dataclasses.replace(place, folder=disk).command("run", *ENDLESS))
+    going.reach(3)
+    checkpoints = disk / "run" / FOLDER
+    subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", checkpoints], check=True)
+    errors = assert_ended(going, 2, "error: ", "cannot be written: Read-only file system\n")
+    assert "the same command goes on from the last one" in errors
+    assert "make room" not in errors
+    assert finished_checkpoints(disk / "run")
+
+
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_full_disk(place: Place, disk: Path, ranks: int) -> None:
+    """The checkpoint before stays, and what was begun goes."""
+    subprocess.run(["mount", "-o", "remount,size=1400k", disk], check=True)  # room for two checkpoints
+    command = dataclasses.replace(place, folder=disk).command("run", "--checkpoints.every", "1", "--parallel.zero", "1")
+    errors = assert_ended(launch(command, ranks), 2, "cannot be written: No space left on device")
+    assert "the same command goes on from the last one" in errors
+    assert finished_checkpoints(disk / "run")
+    if ranks == 1:  # among several, one may still write when another clears up; the next to save does it
+        assert not list((disk / "run" / FOLDER).glob("*.tmp"))

@@ -1,0 +1,135 @@
+"""What the command says: its report of a run, and mistakes with their cure."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from support.damage import flip
+from support.processes import start
+from support.training import Place, assert_ended, assert_well, be_train_py, launch, records, train
+
+from pretraining import train as entry
+from pretraining.checkpoint.record import finished_checkpoints
+
+
+def test_what_is_printed(place: Place) -> None:
+    command = place.command("run", "--logging.tensorboard", "true", "--checkpoints.every", "4", "--phases.1.steps", "2")
+    lines = assert_well(train(command, 1)).splitlines()
+    run = place.folder / "run"
+    assert lines[0].startswith("37,383 parameters: 2 layers of 32, 229 pieces; adamw, fp32, ZeRO 1")
+    assert lines[1].startswith("1 rank on cpu, 1 thread each (")
+    assert lines[1].endswith(f"; data {place.data}, run {run}")
+    assert lines[2] == "phase short (1 of 2): 5 steps; a step: 24 sequences of length 32, 6 x 4 a rank"
+    assert lines[3].startswith("1/7  loss ")
+    assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
+    assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
+    assert sorted(path.name for path in finished_checkpoints(run)[-1].iterdir()) == [
+        "checkpoint.json",
+        "exp_avg-00000-of-00001.safetensors",
+        "exp_avg_sq-00000-of-00001.safetensors",
+        "weight-00000-of-00001.safetensors",
+    ]
+    assert list((run / "tensorboard").iterdir())
+    assert "all that was asked for is trained already" in assert_well(train(command, 1))
+    assert len(records(run)) == 7
+
+
+MISTAKES = {
+    "--out {tmp}/run --model.positions 48": "phases.1.length = 64: from 8 to 48, the positions of the model",
+    "--out {tmp}/run --phases.0.length 48": "--phases.0.length = 48: the data has 32, 64; make it with shard.py",
+    "--out {tmp}/run --phases.0.batch 10": "--phases.0.batch = 10: does not divide by 1 rank x phases.0.micro_batch",
+    "--out {tmp}/run --parallel.device cuda": '--parallel.device = "cuda": no GPU is found here',
+    "--out {tmp}/run --precision.dtype fp16": '--precision.dtype = "fp16": not on a CPU',
+    "--out {tmp}/run --phases.0.stepz 4": "--phases.0.stepz: unknown; did you mean phases.0.steps?",
+    "--out {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
+    "--out {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
+    "--out {tmp}/run --init {data}": "{data}: has no finished checkpoint",
+    "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: Not a directory",
+    "--model.layer 3": "--run: is missing",
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the messages of a machine without GPU")
+@pytest.mark.parametrize("words", MISTAKES)
+@pytest.mark.usefixtures("kept_signals")
+def test_mistakes_are_told_with_their_cure(
+    words: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    names = {"tmp": tmp_path, "data": place.data}
+    arguments = ["--recipe", str(place.recipe), "--data", str(place.data), *words.format(**names).split()]
+    if "file/run" in words:  # it comes after the ranks have met
+        errors = assert_ended(launch(arguments, 1), 2)
+    else:
+        assert entry.main(arguments) == 2
+        errors = capsys.readouterr().err
+    assert MISTAKES[words].format(**names) in errors
+    assert errors.count("error: ") == 1
+    assert "Traceback" not in errors
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
+    assert entry.main(["--recipe", str(place.recipe), *words]) == 2
+    errors = capsys.readouterr().err
+    for mistake in ("--run: is missing", "--phases.0.batch = 10", "--precision.dtype = ", "--model.layer:", "/nowhere"):
+        assert mistake in errors
+
+
+@pytest.mark.parametrize("damage", ["nothing", "half-finished", "changed"])
+def test_shards_that_cannot_be_used(place: Place, damage: str) -> None:
+    """On two ranks; a shard that was changed is found by the rank that checks it, when it is first read."""
+    data = Path(shutil.copytree(place.data, place.folder / "data"))
+    if damage == "nothing":
+        (data / "manifest.json").unlink()
+        wanted = f"--data {data}: no manifest.json: not a folder of shards (make one with shard.py)"
+    elif damage == "half-finished":
+        (data / "manifest.json").unlink()
+        (data / ".cloze-work").mkdir()
+        (data / ".cloze-work" / "plan.json").touch()
+        wanted = f"--data {data}: not finished; run the same shard.py command again to continue"
+    else:
+        shards = sorted((data / "length-64" / "duplicate-0").glob("*"))
+        for shard in shards:
+            flip(shard)
+        wanted = "its SHA-256 is not that of its record: the content changed after it was written; copy it again"
+    assert_ended(launch(dataclasses.replace(place, data=data).command("run")), 2, "error: ", wanted)
+    if damage == "changed":
+        assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4, 5]
+        assert [path.name for path in finished_checkpoints(place.folder / "run")] == ["step-00000005"]
+
+
+def train_otherwise(command: list[str], more: list[str]) -> None:
+    """What a rank does where rank 1 has got another command than rank 0."""
+    be_train_py(command + more * (os.environ["RANK"] == "1"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", "2"], "recipe and data: rank 1 differs from rank 0"),
+        (["--data", "{other}"], "recipe and data: rank 1 differs from rank 0"),
+        (["--data", "/nowhere"], "rank 1: --data /nowhere"),
+        (["--phases.0.batch", "10"], "rank 1: --phases.0.batch = 10"),
+    ],
+)
+def test_ranks_that_disagree(place: Place, other_data: Path, more: list[str], message: str) -> None:
+    words = [word.format(other=other_data) for word in more]
+    assert_ended(start(2, train_otherwise, place.command("run"), words), 2, f"error: {message}")
+    assert not (place.folder / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_port_in_use(place: Place) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        message = "is in use by another program or run\nchoose a free one: MASTER_PORT=<port>"
+        assert_ended(launch(place.command("run"), port=listener.getsockname()[1]), 2, message)

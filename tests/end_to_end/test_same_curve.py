@@ -1,0 +1,157 @@
+"""The same curve however the work is shared; and what the exported model is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support.pretraining_reference import padded
+from support.training import CUT, Place, assert_same_curve, assert_well, distance, exported_weights, records, train
+
+from data_prep.shards import Manifest
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
+from pretraining.huggingface.folders import read_folder
+from pretraining.training.exporting import export
+
+BF16 = ["--precision.dtype", "bf16"]
+NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
+
+
+WAYS: dict[int, dict[str, list[str]]] = {
+    1: {
+        "straight": ["--parallel.zero", "0"],
+        "all at once": ["--parallel.zero", "1", "--phases.0.micro-batch", "24", "--phases.1.micro-batch", "12"],
+        "ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", *CUT],
+        "checkpointed": ["--parallel.zero", "1", "--compute.checkpoint-activations", "true"],
+        "without dropout": ["--parallel.zero", "0", *NO_DROPOUT],
+        "plain operations": ["--parallel.zero", "1", "--compute.kernels", "torch", *NO_DROPOUT],
+        "bf16": ["--parallel.zero", "1", *BF16],
+        "two parts": ["--stop-after", "short"],
+    },
+    2: {
+        "ZeRO 0": ["--parallel.zero", "0"],
+        "ZeRO 1": ["--parallel.zero", "1", "--phases.0.micro-batch", "12"],
+        "ZeRO 2": ["--parallel.zero", "2", "--phases.0.micro-batch", "6", "--phases.1.micro-batch", "3"],
+        "ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "3", *CUT],
+        "without dropout": ["--parallel.zero", "2", *NO_DROPOUT],
+        "bf16 ZeRO 2": ["--parallel.zero", "2", *BF16],
+        "bf16 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "12", *BF16, *CUT],
+    },
+    3: {
+        "ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "1", *CUT],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def runs(shared: Place) -> Place:
+    """The same run in every way, in folders such as "2 ZeRO 3"."""
+    for ranks, ways in WAYS.items():
+        for way, more in ways.items():
+            assert_well(train(shared.command(f"{ranks} {way}", *more), ranks))
+    assert_well(train(shared.command("1 two parts", "--parallel.zero", "1"), 1))
+    return shared
+
+
+@pytest.mark.parametrize(("ranks", "way"), [(ranks, way) for ranks, ways in WAYS.items() for way in ways])
+def test_the_same_curve_however_the_work_is_shared(runs: Place, ranks: int, way: str) -> None:
+    reference = "1 without dropout" if way in ("without dropout", "plain operations") else "1 straight"
+    run = runs.folder / f"{ranks} {way}"
+    rounding = "bf16" in way
+    assert_same_curve(run, runs.folder / reference, 0.02 if rounding else 1e-5)
+    assert distance(run, runs.folder / reference) < (0.01 if rounding else 1e-5)
+
+
+def test_dropout_is_on(runs: Place) -> None:
+    """So the test above can fail."""
+    ours, without = (records(runs.folder / f"1 {way}")[0]["loss"] for way in ("straight", "without dropout"))
+    assert abs(ours - without) > 1e-4
+
+
+def test_bf16_ranks_agree_among_themselves(runs: Place) -> None:
+    assert_same_curve(runs.folder / "2 bf16 ZeRO 2", runs.folder / "1 bf16", 2e-3)
+    assert_same_curve(runs.folder / "2 bf16 ZeRO 3", runs.folder / "1 bf16", 2e-3)
+
+
+def test_the_loss_falls(runs: Place) -> None:
+    curve = [record["masked"] for record in records(runs.folder / "1 straight")]
+    assert curve[-1] < curve[0] - 0.1
+
+
+def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float, float]:
+    """By transformers, on padded batches of the same examples."""
+    model = transformers.BertForPreTraining.from_pretrained(folder)
+    model.eval()
+    masked, following, predictions, sequences = 0.0, 0.0, 0, 0
+    dataset = Dataset(data, Manifest.read(data), length, validation=True)
+    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=64):
+        given = padded(batch)
+        labels, next_labels = given.pop("labels"), given.pop("next_sentence_label")
+        with torch.no_grad():
+            output = model(**given)
+        entropy = torch.nn.functional.cross_entropy
+        masked += float(entropy(output.prediction_logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+        following += float(entropy(output.seq_relationship_logits, next_labels, reduction="sum"))
+        predictions, sequences = predictions + len(batch.labels), sequences + len(batch.lengths)
+    return masked / predictions, following / sequences
+
+
+@pytest.mark.parametrize("way", ["1 straight", "2 ZeRO 3", "3 ZeRO 3"])
+def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Place, way: str, tmp_path: Path) -> None:
+    last = records(runs.folder / way, "evaluation")[-1]
+    export(runs.folder / way, tmp_path / "again")
+    for folder in (runs.folder / way / "export", tmp_path / "again"):
+        masked, following = their_validation_loss(folder, runs.data, 64)
+        assert masked == pytest.approx(last["masked"], abs=1e-3)
+        assert following == pytest.approx(last["next_sentence"], abs=1e-3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert tokenizer("the river").input_ids[0] == tokenizer.cls_token_id
+
+
+def test_any_number_of_ranks_scores_the_same(runs: Place) -> None:
+    first = records(runs.folder / "1 straight", "evaluation")
+    for way in ("2 ZeRO 3", "3 ZeRO 3"):
+        for ours, theirs in zip(records(runs.folder / way, "evaluation"), first, strict=True):
+            assert (ours["step"], ours["examples"]) == (theirs["step"], theirs["examples"])
+            assert ours["masked"] == pytest.approx(theirs["masked"], rel=1e-5)
+            assert ours["next_sentence_accuracy"] == pytest.approx(theirs["next_sentence_accuracy"], abs=0.02)
+
+
+def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:
+    """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
+    source = runs.folder / "1 straight"
+    first = finished_checkpoints(source)[0]
+    encoder = place.folder / "without heads"
+    transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
+    alone = place.folder / "second.toml"
+    text = place.recipe.read_text()
+    begin, end = text.index("[[phases]]"), text.rindex("[[phases]]")
+    alone.write_text(text[:begin] + text[end:].replace("steps = 3", "steps = 1\nlearning_rate = 1e-30"))
+    given = dataclasses.replace(place, recipe=alone)
+    sources = {"run": source, "checkpoint": first, "folder": source / "export", "encoder": encoder}
+    for name, path in sources.items():
+        assert_well(train(given.command(name, "--init", path), 1))
+    whole = exported_weights(source)
+    for name in ("run", "folder"):
+        assert distance(place.folder / name, source) == 0
+    _, at_first, _ = read_folder(place.folder / "checkpoint" / "export")
+    _, before = load_checkpoint(first)
+    assert all(torch.equal(at_first[name], before[name][: len(at_first[name])]) for name in at_first)
+    found = exported_weights(place.folder / "encoder")
+    bert = [name for name in whole if name.startswith("bert.")]
+    assert all(torch.equal(found[name], whole[name]) for name in bert)
+    assert not torch.equal(found["cls.seq_relationship.weight"], whole["cls.seq_relationship.weight"])
+
+
+@pytest.mark.slow
+def test_compiled_layers_train_to_the_same_losses(runs: Place, place: Place) -> None:
+    for zero in ("0", "2"):
+        compiled = place.command(zero, *NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true")
+        assert_well(train(compiled, 1, seconds=350))
+        assert_same_curve(place.folder / zero, runs.folder / "1 without dropout", 1e-4)

@@ -1,0 +1,129 @@
+"""Runs that are stopped and go on end where the straight run ends: bit for bit, and on other ranks to rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.faults import stop_at
+from support.marks import slow
+from support.processes import ROOT
+from support.training import (
+    CUT,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_same_curve,
+    assert_well,
+    launch,
+    records,
+    train,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.processes.stopping import STOPPED
+
+LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
+EVERY = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9"]
+"""stops fall between the lines of the log"""
+STOPS = (3, 5, 7)
+"""between two lines, at the end of a phase, in the second phase"""
+WAYS = {
+    f"{dtype} ZeRO {zero} {name}": ["--precision.dtype", dtype, "--parallel.zero", str(zero), *more, *CUT * (zero == 3)]
+    for dtype in ("fp32", "bf16")
+    for zero in range(4)
+    for name, more in (("adamw", []), ("lamb", LAMB))
+}
+MOVES: list[tuple[int, int, list[str]]] = [
+    (1, 2, ["--parallel.zero", "0"]),
+    (2, 4, ["--parallel.zero", "3", *CUT, "--phases.0.micro-batch", "12"]),
+    (3, 6, ["--parallel.zero", "2", "--phases.0.micro-batch", "2", "--phases.1.micro-batch", "4"]),
+]
+"""ranks, the step after which they stop, and how they share the work until then"""
+
+
+def train_until(step: int, command: list[str], ranks: int = 2) -> str:
+    """Trains until the run stops after a step. Returns what is printed."""
+    run = launch(command, ranks, fault=partial(stop_at, step))
+    assert_ended(run, STOPPED, f"after step {step}, and saved")
+    return run.done()[0].output
+
+
+@pytest.mark.parametrize("ranks", [2, slow(1), slow(3)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_run_is_the_straight_one_bit_for_bit(place: Place, way: str, ranks: int) -> None:
+    assert_well(train(place.command("straight", *EVERY, *WAYS[way]), ranks))
+    stopped = place.command("stopped", *EVERY, *WAYS[way])
+    for step in STOPS:
+        train_until(step, stopped, ranks)
+    assert_well(train(stopped, ranks))
+    assert_same(place.folder / "stopped", place.folder / "straight")
+
+
+def assert_same_end(run: Path, straight: Path) -> None:
+    """The curve to 1e-5, and the weights."""
+    assert_same_curve(run, straight, 1e-5)
+    weights, wanted = (load_checkpoint(folder)[1] for folder in (run, straight))
+    assert max(float((weights[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", [[], LAMB], ids=["adamw", "lamb"])
+def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str]) -> None:
+    """A run may change its ranks, its ZeRO stage and its micro-batches on the way."""
+    assert_well(train(place.command("straight", *optimizer), 1))
+    outputs = [train_until(step, place.command("moved", *optimizer, *how), ranks) for ranks, step, how in MOVES]
+    last = ["--parallel.zero", "1", "--phases.1.micro-batch", "12"]
+    assert_well(train(place.command("moved", *optimizer, *last), 1))
+    assert "changed since then: ranks 2 -> 3" in outputs[2]
+    assert "changed since then: phases.0.micro_batch 12 -> 2" in outputs[2]
+    assert_same_end(place.folder / "moved", place.folder / "straight")
+
+
+def test_nvidias_recipe_cut_down(place: Place) -> None:
+    """Two ranks, stopped, one rank, stopped, two ranks: it ends where the straight run ends."""
+    sizes = "--model.size tiny --model.positions 64 --precision.dtype fp32 --logging.tensorboard false"
+    first = "--phases.0.length 32 --phases.0.batch 24 --phases.0.micro_batch 4 --phases.0.steps 6"
+    second = "--phases.1.length 64 --phases.1.batch 12 --phases.1.micro_batch 2 --phases.1.steps 4"
+    large = dataclasses.replace(place, recipe=ROOT / "pretraining/recipes/bert_large_lamb.toml")
+    words = [*sizes.split(), *first.split(), *second.split(), "--logging.peak_flops", "1e12"]
+    straight, stopped = (large.command(name, *words) for name in ("straight", "stopped"))
+    assert_well(train(straight))
+    train_until(4, stopped)
+    train_until(7, stopped, ranks=1)
+    assert_well(train(stopped))
+    assert_same_end(place.folder / "stopped", place.folder / "straight")
+
+
+def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
+    command = place.command("run", "--logging.tensorboard", "true", *LAMB)
+    for step in (3, 6):
+        train_until(step, command, ranks=1)
+    assert_well(train(command, 1))
+    seen = EventAccumulator(str(place.folder / "run" / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    seen.Reload()
+    assert [event.step for event in seen.Scalars("train/loss")] == list(range(1, 9))
+    histograms = {tag: seen.Histograms(tag) for tag in seen.Tags()["histograms"]}
+    parts = {"layers.0", "layers.1", "embeddings", "masked_head", "next_head", "pooler"}
+    assert histograms.keys() == {f"trust_ratio/{part}" for part in parts}
+    for events in histograms.values():
+        assert [event.step for event in events] == list(range(1, 9))
+    ratios = histograms["trust_ratio/layers.0"][0].histogram_value
+    assert ratios.num == 16, "as many as the paper's layer has parameters"
+
+
+def test_copied_positions_are_the_same_under_every_stage(place: Place) -> None:
+    """The second phase begins with them, on all ranks and in a run that stopped between the phases."""
+    copied = ["--phases.1.new_positions", "copied"]
+    assert_well(train(place.command("drawn"), 1))
+    assert_well(train(place.command("copied", *copied, "--parallel.zero", "0"), 1))
+    ways = {f"ZeRO {zero}": [*copied, "--parallel.zero", zero, *CUT * (zero == "3")] for zero in ("1", "2", "3")}
+    ways["stopped"] = ways["ZeRO 3"]
+    assert_well(train(place.command("stopped", *ways["stopped"], "--stop-after", "short")))
+    for name, how in ways.items():
+        assert_well(train(place.command(name, *how)))
+        assert_same_end(place.folder / name, place.folder / "copied")
+    ours, theirs = (records(place.folder / name)[5]["masked"] for name in ("copied", "drawn"))
+    assert ours != pytest.approx(theirs, rel=1e-6), "the positions are as they were"

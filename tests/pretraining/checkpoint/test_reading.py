@@ -1,0 +1,71 @@
+"""Which checkpoint a run goes on from: the newest that is whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.damage import FILES, change_number, flip, truncate
+from support.training import contents, stopped_at
+
+from pretraining.checkpoint.reading import newest_whole
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints, read_record
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"truncated": truncate, "flipped": flip, "missing": Path.unlink}
+CASES = [*itertools.product(FILES, DAMAGES.values()), (RECORD, change_number)]
+
+
+@pytest.mark.parametrize(("file", "damage"), CASES)
+@pytest.mark.usefixtures("alone")
+def test_a_damaged_checkpoint_is_named_and_left(
+    straight: Path, tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    run = stopped_at(straight, tmp_path / "run", 6)
+    before, newest = finished_checkpoints(run)[-2:]
+    damage(newest / file)
+    there, warnings = contents(newest), list[str]()
+    assert newest_whole(run, warnings.append) == before
+    [warning] = warnings
+    assert str(newest / file) in warning
+    assert f"{newest} is left as it is" in warning
+    marked = contents(newest)
+    assert str(newest / file) in marked.pop(DAMAGED).decode()
+    assert marked == there
+    assert newest_whole(run, warnings.append) == before
+    assert len(warnings) == 1, "it is told once"
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_repaired_checkpoint_counts_again(straight: Path, tmp_path: Path) -> None:
+    run = stopped_at(straight, tmp_path / "run", 6)
+    newest = finished_checkpoints(run)[-1]
+    (newest / RECORD).rename(tmp_path / "kept")
+    assert newest_whole(run, lambda _: None) != newest
+    (tmp_path / "kept").rename(newest / RECORD)
+    (newest / DAMAGED).unlink()
+    assert newest_whole(run, lambda _: None) == newest
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_path: Path) -> None:
+    """A run that saves a step twice, with one checkpoint kept, may be killed when that has lost its name."""
+    run = stopped_at(straight, tmp_path / "run", 1)
+    [only] = finished_checkpoints(run)
+    there, old = contents(only), only.with_name(only.name + ".old")
+    only.rename(old)
+    (run / FOLDER / (only.name + ".tmp")).mkdir()
+    assert newest_whole(run, pytest.fail) == only
+    assert contents(only) == there
+    old.mkdir()
+    assert newest_whole(run, pytest.fail) == only
+    assert old.exists(), "it is not taken for the one that has the name"
+    assert read_record(only).step == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_new_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path, pytest.fail) is None
+    (tmp_path / FOLDER / "step-00000001.tmp").mkdir(parents=True)
+    assert newest_whole(tmp_path, pytest.fail) is None

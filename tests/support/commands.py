@@ -1,0 +1,29 @@
+"""Commands that tests start as a user does at a terminal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Starts a command that Ctrl-C interrupts, even where it does not interrupt the tests.
+
+    Under `nohup make test &` the tests ignore SIGINT, which children inherit; only a signal that has a handler here has
+    its default action in a child.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Waits until something holds, and fails where it takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

@@ -1,0 +1,148 @@
+"""Faults of a rank, and all else that reaches into the product's own functions: adapt it here when they change.
+
+A fault is a function that a rank calls before it trains: `launch(command, fault=partial(slow_save, 0.05))`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from pretraining.checkpoint import writing
+from pretraining.engine.engine import Engine
+from pretraining.model.batch import StepBatches
+from pretraining.model.bert import Bert, Losses
+from pretraining.processes import stopping
+from pretraining.training.phases import TrainingPhase
+from pretraining.training.trainer import Trainer
+
+BAD = 2
+"""number of the batch that `Poison` makes bad: step 3 takes it"""
+COLLAPSED = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+"""what DeepSpeed says"""
+
+
+def start_as_a_process() -> None:
+    """Lets the time limit count from the start of this rank: what loaded the modules has long been there."""
+    stopping.STARTED = time.monotonic()
+
+
+def stop_at(step: int) -> None:
+    """A fault: after this step of the run, the last rank hears a signal that asks to save and stop."""
+    train_step = Trainer.train_step
+
+    def step_and_signal(self: Trainer, *arguments: Any) -> None:
+        train_step(self, *arguments)
+        if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    Trainer.train_step = step_and_signal  # type: ignore[method-assign, assignment]
+
+
+def slow_save(seconds: float) -> None:
+    """A fault: every file of a checkpoint takes longer."""
+    compare = writing._compare
+
+    def slowly(path: Path, tensors: dict[str, Tensor]) -> None:
+        time.sleep(seconds)
+        compare(path, tensors)
+
+    writing._compare = slowly
+
+
+def slow_start() -> None:
+    """A fault: rank 0 needs longer for its model, and the others wait for it."""
+    initialize = Bert.initialize
+
+    def slowly(self: Bert, seed: int) -> Bert:
+        if os.environ["RANK"] == "0":
+            time.sleep(2)
+        return initialize(self, seed)
+
+    Bert.initialize = slowly  # type: ignore[method-assign]
+
+
+def jumping_clock() -> None:
+    """A fault: the time of day jumps by hours whenever somebody asks for it, to and fro."""
+    now, count = time.time, itertools.count()
+    time.time = lambda: now() + 3600 * (-5, 0, 7)[next(count) % 3]
+
+
+@dataclass
+class Poison:
+    """A fault of a batch or a step of the first phase: on rank 1 alone; a loss scale that collapses, on all ranks."""
+
+    what: Literal["loss", "gradient", "leap", "collapse"]
+    """the loss of the second micro-batch or the gradient is no number, all losses are too large, the loss scale ends"""
+    follows: Literal["batch", "step"]
+    """whether the batch is bad whenever it comes, or the step whatever its batch"""
+    number: int = BAD
+    """of the batch or the step"""
+    die_at: int = 0
+    """the step of the run at which all ranks are killed; 0: none"""
+    now: bool = False
+    """whether the step that is under way is bad"""
+    micro: int = 0
+    """how many micro-batches of the step have been computed"""
+
+    def __call__(self) -> None:
+        self.poison_steps()
+        self.poison_losses()
+        self.poison_gradients()
+        self.poison_scale()
+
+    def poison_steps(self) -> None:
+        """Finds the bad ones."""
+        train_step = Trainer.train_step
+
+        def found(trainer: Trainer, phase: TrainingPhase, batches: StepBatches) -> None:
+            state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
+            number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
+            self.now, self.micro = here and phase.number == 0 and number == self.number, 0
+            train_step(trainer, phase, batches)
+            if state.step == self.die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Trainer.train_step = found  # type: ignore[method-assign]
+
+    def poison_losses(self) -> None:
+        forward = Engine.forward
+
+        def poisoned(engine: Engine, batch: Any) -> Losses:
+            losses = forward(engine, batch)
+            self.micro += 1
+            factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
+            return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
+
+        Engine.forward = poisoned  # type: ignore[assignment, method-assign]
+
+    def poison_gradients(self) -> None:
+        backward = Engine.backward
+
+        def poisoned(engine: Engine, loss: Tensor, last: bool) -> None:
+            if self.now and self.what == "gradient":
+                loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
+            backward(engine, loss, last)
+
+        Engine.backward = poisoned  # type: ignore[assignment, method-assign]
+
+    def poison_scale(self) -> None:
+        step = Engine.step
+
+        def collapse() -> None:
+            raise Exception(COLLAPSED)
+
+        def poisoned(engine: Engine, learning_rate: float) -> None:
+            if self.now and self.what == "collapse":
+                engine.deepspeed.step = collapse
+            step(engine, learning_rate)
+
+        Engine.step = poisoned  # type: ignore[assignment, method-assign]

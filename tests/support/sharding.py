@@ -1,0 +1,39 @@
+"""Runs of shard.py for tests: as a user starts it, and in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import ROOT
+from support.commands import start, wait_for
+
+from data_prep import shard
+from data_prep.work import WorkFolder
+
+SHARD = str(ROOT / "data_prep/shard.py")
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--shard-size", "128KB"]
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Hashes every file below a folder, so that folders can be compared."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def command(corpus: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, SHARD, "--docs", str(corpus), "--out", str(out), *SETTINGS, *more]
+
+
+def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
+    """Starts a run and waits until it has read some documents."""
+    process = start(command(corpus, out, "--workers", "2"))
+    wait_for(lambda: WorkFolder(out).read_records("documents"))
+    return process
+
+
+def run(wiki: Path, out: Path, *more: str) -> int:
+    """Runs shard.py on a small text in this process; returns the exit code."""
+    return shard.main(["--docs", str(wiki), "--out", str(out), "--workers", "1", *SETTINGS, *more])

@@ -1,0 +1,176 @@
+"""A web server on this machine that drops connections, forgets ranges, changes files and says no."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from conftest import ROOT
+
+FETCH = str(ROOT / "data_prep" / "fetch.py")
+SIZE = 3_000_000
+CONTENT, OTHER = random.Random(1).randbytes(SIZE), random.Random(2).randbytes(SIZE)
+
+
+@dataclass
+class Request:
+    """What a client asked and what it got."""
+
+    path: str
+    headers: dict[str, str]
+    status: int = 0
+    sent: int = 0
+
+    @property
+    def range(self) -> str | None:
+        return self.headers.get("range")
+
+
+@dataclass
+class Site:
+    """A web site and what is wrong with it."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
+    replies: dict[str, object] = field(default_factory=dict)
+    """What is answered in JSON at a path."""
+    statuses: list[int] = field(default_factory=list)
+    """What the first requests are answered instead of the file."""
+    drops: int = 0
+    """How many more requests for files lose their connection."""
+    cut: int = 1_000_000
+    """After how many bytes a connection is lost."""
+    reset: bool = False
+    """Whether a lost connection is reset, not closed."""
+    stalls: bool = False
+    """Whether a lost connection stays open without a byte."""
+    knows_ranges: bool = True
+    heeds_if_range: bool = True
+    tag: str = '"{}"'
+    """The form of the ETag; empty for none."""
+    says_length: bool = True
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def put(self, path: str, content: bytes) -> str:
+        self.files[path] = content
+        return self.url + path
+
+    @property
+    def sent(self) -> int:
+        return sum(request.sent for request in self.requests)
+
+    @property
+    def ranges(self) -> list[str | None]:
+        return [request.range for request in self.requests]
+
+    def etag(self, path: str) -> str:
+        return self.tag.format(hashlib.md5(self.files[path]).hexdigest()) if self.tag else ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests with what the site has, as badly as the site is to answer."""
+
+    @property
+    def site(self) -> Site:
+        return self.server.site  # type: ignore[attr-defined,no-any-return]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        request = Request(self.path, {name.lower(): value for name, value in self.headers.items()})
+        self.site.requests.append(request)
+        if self.site.statuses:
+            status = self.site.statuses.pop(0)
+            self.answer(request, status, **({"Retry-After": "7"} if status == 429 else {}))
+        elif path in self.site.redirects:
+            self.answer(request, 302, Location=self.site.redirects[path])
+        elif path in self.site.replies:
+            body = json.dumps(self.site.replies[path]).encode()
+            self.answer(request, 200, **{"Content-Length": str(len(body)), "Content-Type": "application/json"})
+            self.wfile.write(body)
+        elif path in self.site.files:
+            self.send_file(request, path)
+        else:
+            self.answer(request, 404, **{"X-Error-Code": "RevisionNotFound" if "/revision/" in self.path else ""})
+
+    def answer(self, request: Request, status: int, **headers: str) -> None:
+        request.status = status
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def send_file(self, request: Request, path: str) -> None:
+        site, content, headers = self.site, self.site.files[path], {}
+        if etag := site.etag(path):
+            headers["ETag"] = etag
+        first, status = 0, 200
+        stale = site.heeds_if_range and request.headers.get("if-range", etag) != etag
+        if request.range and site.knows_ranges and not stale:
+            first, status = int(request.range.removeprefix("bytes=").rstrip("-")), 206
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        if site.says_length:
+            headers["Content-Length"] = str(len(content) - first)
+        self.answer(request, status, **headers)
+        content = content[first:]
+        lost = site.drops > 0 and len(content) > site.cut
+        if lost:
+            site.drops -= 1
+            content = content[: site.cut]
+        self.wfile.write(content)
+        request.sent = len(content)
+        if lost and site.stalls:
+            site.over.wait(30)
+        if lost and site.reset:
+            time.sleep(0.1)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def serve() -> Iterator[Site]:
+    """Runs a web site until the test is over."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.block_on_close = True, False
+    site = Site(url=f"http://127.0.0.1:{server.server_address[1]}")
+    server.site = site  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield site
+    site.over.set()
+    server.shutdown()
+    server.server_close()
+
+
+def arguments(*more: object) -> list[str]:
+    return [*map(str, more), "--wait", "0.01"]
+
+
+def run(*more: object) -> subprocess.CompletedProcess[str]:
+    """Runs fetch.py as a user does, with hardly a pause between attempts."""
+    return subprocess.run([sys.executable, FETCH, *arguments(*more)], capture_output=True, text=True, timeout=60)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def interrupt(_: float) -> None:
+    raise KeyboardInterrupt
