@@ -108,14 +108,7 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
         yield f"steps = {recipe.steps}: hours = {recipe.hours:g} is given too; keep one of them"
     total = "hours" if recipe.hours is not None else "steps" if recipe.steps is not None else None
     for number, phase in enumerate(recipe.phases):
-        if phase.steps is not None and phase.share is not None:
-            yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
-        elif total is not None and phase.share is None:
-            yield f"phases.{number}.share: is missing: the recipe gives {total}, and each phase its share of them"
-        elif total is None and phase.share is not None and phase.steps is None:
-            yield f"phases.{number}.share = {phase.share:g}: of what? give the recipe steps or hours"
-        elif total is None and phase.steps is None:
-            yield f"phases.{number}.steps: is missing: how long the phase is"
+        yield from _length_faults(number, phase, total)
     shares = [phase.share for phase in recipe.phases if phase.share is not None]
     if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
         yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
@@ -123,6 +116,18 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
     for number, name in enumerate(names):
         if name in names[:number]:
             yield f"phases.{number}.name = {shown(name)}: phases.{names.index(name)}.name is the same"
+
+
+def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
+    """Looks at how long a phase is; `total` names what the recipe gives for all phases, of which they have shares."""
+    if phase.steps is not None and phase.share is not None:
+        yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
+    elif total is not None and phase.share is None:
+        yield f"phases.{number}.share: is missing: the recipe gives {total}, and each phase its share of them"
+    elif total is None and phase.share is not None and phase.steps is None:
+        yield f"phases.{number}.share = {phase.share:g}: of what? give the recipe steps or hours"
+    elif total is None and phase.steps is None:
+        yield f"phases.{number}.steps: is missing: how long the phase is"
 
 
 def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:

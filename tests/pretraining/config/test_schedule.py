@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,7 +158,7 @@ def test_a_rate_stays_between_nothing_and_its_peak(
         assert all(rate > 0 for rate in rates[:total]), "no step is lost"
 
 
-def test_a_schedule_needs_no_torch(tmp_path: Path) -> None:
+def test_a_schedule_needs_no_torch() -> None:
     import subprocess
     import sys
 
