@@ -38,14 +38,14 @@ OWNED = {
     "zero_allow_untested_optimizer": "optimizer.name",
     "zero_force_ds_cpu_optimizer": "parallel.offload",
 }
-"""settings of DeepSpeed's that follow from the recipe, and from what"""
+"""Settings of DeepSpeed's that follow from the recipe, and what they follow from."""
 
 OPEN = (
     "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor", "disable_allgather",
     "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "prescale_gradients",
     "seq_parallel_communication_data_type", "wall_clock_breakdown", "wandb", "zero_optimization",
 )  # fmt: skip
-"""settings of DeepSpeed's that a recipe may give: it ignores names that it does not know, so we look first"""
+"""Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
 
 
 def find_faults(
@@ -55,7 +55,7 @@ def find_faults(
     device: Literal["cpu", "cuda"] | None = None,
     lengths: Collection[int] | None = None,
 ) -> list[str]:
-    """All that cannot be, each with its cure; what is None is not known yet and not looked at."""
+    """Lists all that cannot be, with its cure; an argument that is None is not known yet and not looked at."""
     faults = [*_model_faults(recipe.model), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
         faults += _phase_faults(recipe, number, phase)
@@ -99,7 +99,7 @@ def _optimizer_faults(optimizer: Optimizer) -> Iterator[str]:
 
 
 def _duration_faults(recipe: Recipe) -> Iterator[str]:
-    """Of how long the phases are, taken together."""
+    """Looks at how long the phases are, taken together."""
     if not recipe.phases:
         needed = "name, length, batch, micro_batch, steps and learning_rate"
         yield f"phases: is missing: give at least one [[phases]] with {needed}"
@@ -108,14 +108,7 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
         yield f"steps = {recipe.steps}: hours = {recipe.hours:g} is given too; keep one of them"
     total = "hours" if recipe.hours is not None else "steps" if recipe.steps is not None else None
     for number, phase in enumerate(recipe.phases):
-        if phase.steps is not None and phase.share is not None:
-            yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
-        elif total is not None and phase.share is None:
-            yield f"phases.{number}.share: is missing: the recipe gives {total}, and each phase its share of them"
-        elif total is None and phase.share is not None and phase.steps is None:
-            yield f"phases.{number}.share = {phase.share:g}: of what? give the recipe steps or hours"
-        elif total is None and phase.steps is None:
-            yield f"phases.{number}.steps: is missing: how long the phase is"
+        yield from _length_faults(number, phase, total)
     shares = [phase.share for phase in recipe.phases if phase.share is not None]
     if total is not None and len(shares) == len(recipe.phases) and abs(sum(shares) - 1) > 1e-6:
         yield f"phases.0.share = {shares[0]:g}: the shares of the phases make {sum(shares):g}; they must make 1"
@@ -123,6 +116,18 @@ def _duration_faults(recipe: Recipe) -> Iterator[str]:
     for number, name in enumerate(names):
         if name in names[:number]:
             yield f"phases.{number}.name = {shown(name)}: phases.{names.index(name)}.name is the same"
+
+
+def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str]:
+    """Looks at how long a phase is; `total` names what the recipe gives for all phases, of which they have shares."""
+    if phase.steps is not None and phase.share is not None:
+        yield f"phases.{number}.steps = {phase.steps}: phases.{number}.share is given too; keep one of them"
+    elif total is not None and phase.share is None:
+        yield f"phases.{number}.share: is missing: the recipe gives {total}, and each phase its share of them"
+    elif total is None and phase.share is not None and phase.steps is None:
+        yield f"phases.{number}.share = {phase.share:g}: of what? give the recipe steps or hours"
+    elif total is None and phase.steps is None:
+        yield f"phases.{number}.steps: is missing: how long the phase is"
 
 
 def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
@@ -153,14 +158,15 @@ def _warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
     if counts is None:
         yield f"{at}: the recipe goes by the clock (hours); give phases.{number}.warmup, a share of the time"
         return
-    spanned = [each for each, owner in enumerate(recipe.schedule_owners()) if owner == number]
-    total, names = sum(counts[each] for each in spanned), " and ".join(f"phases.{each}.steps" for each in spanned)
+    spanned = [follower for follower, owner in enumerate(recipe.schedule_owners()) if owner == number]
+    total = sum(counts[follower] for follower in spanned)
+    names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
     if total and (phase.warmup_steps or 0) >= total:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 
 
 def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    """Of precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
+    """Looks at precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
     parallel, wanted = recipe.parallel, recipe.parallel.device
     device = found if wanted == "auto" else wanted
     if wanted == "cuda" and found == "cpu":

@@ -19,23 +19,24 @@ Decay = Literal["linear", "polynomial", "cosine", "constant", "wsd"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """One warm-up and what follows it."""
+    """How the learning rate rises in a warm-up and falls after it."""
 
     peak: float
     total: float
-    """steps, or seconds by the clock"""
+    """Length of the whole schedule, in steps, or in seconds by the clock."""
     warmup: float = 0.0
-    """of these"""
+    """Length of the warm-up, in steps, or in seconds by the clock."""
     decay: Decay = "linear"
     power: float = 1.0
-    """of the polynomial decay"""
+    """Exponent of the polynomial decay."""
     final: float = 0.0
-    """the rate at the end, as a share of the peak"""
+    """The rate at the end, as a share of the peak."""
     decay_share: float = 0.1
-    """of wsd: the share of the total in which the rate falls"""
+    """Share of the total in which the rate of `wsd` falls."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """where the decay counts from"""
+    """Where the decay counts from."""
     by_clock: bool = False
+    """Whether seconds count instead of steps."""
 
     def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
         """The learning rate of a step, counted from 0, that begins after so many seconds of the schedule."""
@@ -66,13 +67,13 @@ class PhaseSchedule:
 
     schedule: Schedule
     begin: float
-    """where in the schedule the phase begins: a step, or seconds"""
+    """Where in the schedule the phase begins: its step, or its second."""
     length: float
-    """steps or seconds of the phase"""
+    """Steps of the phase, or seconds."""
 
     @property
     def steps(self) -> int | None:
-        """None by the clock."""
+        """The steps of the phase; None by the clock."""
         return None if self.schedule.by_clock else int(self.length)
 
     def learning_rate(self, step: int, elapsed: float = 0.0) -> float:
@@ -87,14 +88,14 @@ class PhaseSchedule:
 
 
 def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
-    """For each phase, its part of its schedule: a phase without a rate goes on in that of the phase before."""
+    """Gives every phase its part of a schedule; a phase without a rate goes on in that of the phase before."""
     seconds = recipe.phase_seconds()
     lengths = seconds if seconds is not None else recipe.phase_steps() or ()
     owners = recipe.schedule_owners()
     schedules = []
     for number, owner in enumerate(owners):
         phase = recipe.phases[owner]
-        total = sum(lengths[each] for each in range(len(owners)) if owners[each] == owner)
+        total = sum(length for length, its_owner in zip(lengths, owners, strict=True) if its_owner == owner)
         share = total * phase.warmup
         warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
         schedule = Schedule(

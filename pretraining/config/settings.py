@@ -1,6 +1,7 @@
 """What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
 
-`config.py` reads recipes; `faults.py` knows which settings do not go together.
+`overrides.py` reads recipes, and `conflicts.py` knows which settings do not go together. The docstring of a setting is
+shown to users where the setting is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pretraining.model.shape import SIZES, Shape
 
 
 def _whole(value: Any) -> Any:
-    """A whole number written with a point or an exponent, such as 1e6, loses nothing by being an int."""
+    """Takes a whole number written with a point or an exponent, such as 1e6, for the int that it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -29,7 +30,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A table of the recipe: nothing unknown in it, nothing converted, nothing changed later."""
+    """A table of the recipe, which takes nothing unknown, converts nothing and never changes."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -37,7 +38,7 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The encoder: a published size, or numbers; numbers beside a size come before it."""
+    """The encoder: a published size, or numbers; a number that is given beside a size takes the size's place."""
 
     size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None
     """One of the published sizes."""
@@ -57,7 +58,7 @@ class Model(Section):
     """Share of the attention probabilities dropped."""
 
     def shape(self, vocabulary: int) -> Shape:
-        """The numbers of the encoder, for a vocabulary of so many pieces."""
+        """Works out the sizes of the encoder for a vocabulary of so many pieces."""
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         layers, hidden = self.layers or layers, self.hidden or hidden
         return Shape(
@@ -83,7 +84,7 @@ class Optimizer(Section):
     """What turns gradients into weights. Decay never falls on biases and norms."""
 
     name: Literal["adamw", "lamb"] = "adamw"
-    """Which one."""
+    """The algorithm: AdamW, or LAMB for large batches."""
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
     """How slowly the averages of the gradient and of its square forget."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-6
@@ -159,21 +160,21 @@ class Phase(Section):
     steps: Positive | None = None
     """Optimizer steps."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Instead of steps: the share of the recipe's `steps` or `hours`."""
+    """Share of the recipe's `steps` or `hours`, instead of steps."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Highest learning rate."""
     warmup: Fraction = 0.0
     """Share of the schedule in which the rate grows to its highest."""
     warmup_steps: Count | None = None
-    """Instead of warmup: the steps of it."""
+    """Steps of the warm-up, instead of its share."""
     decay: Literal["linear", "polynomial", "cosine", "constant", "wsd"] = "linear"
     """What follows the warm-up; `wsd` is constant and then linear. A recipe with `hours` goes by the clock."""
     power: Annotated[float, Field(gt=0)] = 1.0
-    """Of the polynomial decay: (what is left of the schedule) to this power."""
+    """Exponent of the polynomial decay: (what is left of the schedule) to this power."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The rate at the end, as a share of the highest."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Of wsd: the share of the schedule in which the rate falls."""
+    """Share of the schedule in which the rate of `wsd` falls."""
     new_positions: Literal["drawn", "copied"] = "drawn"
     """How positions begin that no phase before has trained: `drawn` with all weights at the start, as in the paper, or
     `copied` from those before them, so that what is known of neighbours holds for them at once."""
@@ -182,7 +183,7 @@ class Phase(Section):
 
 
 SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_from")
-"""what a phase may only say together with a `learning_rate`"""
+"""Settings that a phase may only have together with a `learning_rate`."""
 
 
 class Evaluation(Section):
@@ -211,9 +212,9 @@ class Checkpoints(Section):
     every: Count = 1000
     """Steps between checkpoints; 0: at the end of phases alone."""
     keep: Positive = 3
-    """How many are kept, the newest."""
+    """How many checkpoints are kept; the newest are."""
     keep_every: Count = 0
-    """Also kept: those of steps that divide by it; 0: none."""
+    """Checkpoints of steps that divide by it are kept too; 0: none."""
 
 
 class Guards(Section):
@@ -231,7 +232,7 @@ class Recipe(Section):
     """All that decides how a model is trained."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
-    """Of the weights, the order of the data and dropout."""
+    """Decides the weights at the start, the order of the data, and dropout."""
     steps: Positive | None = None
     """Steps of all phases, where these give shares."""
     hours: Annotated[float, Field(gt=0)] | None = None
@@ -262,7 +263,7 @@ class Recipe(Section):
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
     def phase_steps(self) -> tuple[int, ...] | None:
-        """The steps of each phase; None where the clock decides."""
+        """The steps of the phases; None where the clock decides."""
         if self.hours is not None:
             return None
         if self.steps is None:
@@ -271,18 +272,18 @@ class Recipe(Section):
         return tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def phase_seconds(self) -> tuple[float, ...] | None:
-        """The seconds of each phase; None where steps decide."""
+        """The seconds of the phases; None where steps decide."""
         return None if self.hours is None else tuple(3600 * self.hours * (phase.share or 0.0) for phase in self.phases)
 
     def schedule_owners(self) -> tuple[int, ...]:
-        """For each phase, the number of the phase whose schedule it follows."""
+        """The number of the phase whose schedule a phase follows, for every phase."""
         owners: list[int] = []
         for number, phase in enumerate(self.phases):
             owners.append(number if phase.learning_rate is not None or not owners else owners[-1])
         return tuple(owners)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, defaults included, in the types of TOML and JSON; `Recipe` reads it back."""
+        """All settings, defaults included, in the types of TOML and JSON; `Recipe` reads them back."""
         content = self.model_dump(mode="json", exclude_none=True)
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
@@ -291,7 +292,7 @@ class Recipe(Section):
         return content
 
     def as_toml(self) -> str:
-        """The same as a file that `load_recipe` reads."""
+        """All settings as a file that `load_recipe` reads."""
         return toml_text(self.as_dict())
 
 
@@ -301,7 +302,7 @@ def _running_sums(values: Sequence[float]) -> list[float]:
 
 
 def micro_batches(phase: Phase, ranks: int, number: int = 0) -> int:
-    """How many micro-batches a rank accumulates in a step; UserError where the batch does not divide."""
+    """Counts the micro-batches that a rank accumulates in a step; UserError where the batch does not divide."""
     together = phase.micro_batch * ranks
     if phase.batch % together == 0:
         return phase.batch // together
@@ -309,8 +310,7 @@ def micro_batches(phase: Phase, ranks: int, number: int = 0) -> int:
     nearest = below if below and phase.batch - below <= below + together - phase.batch else below + together
     cure = f"take batch = {nearest}"
     if phase.batch % ranks == 0:
-        each = phase.batch // ranks
-        cure += f", or micro_batch = {largest_divisor(each, phase.micro_batch)}"
+        cure += f", or micro_batch = {largest_divisor(phase.batch // ranks, phase.micro_batch)}"
     s = "" if ranks == 1 else "s"
     raise UserError(
         f"phases.{number}.batch = {phase.batch}: does not divide by {ranks} rank{s} x "
@@ -320,5 +320,6 @@ def micro_batches(phase: Phase, ranks: int, number: int = 0) -> int:
 
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return max(each for each in (*small, *(number // each for each in small)) if each <= limit)
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    large = [number // divisor for divisor in small]
+    return max(divisor for divisor in (*small, *large) if divisor <= limit)

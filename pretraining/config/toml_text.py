@@ -14,11 +14,11 @@ else:
     import tomli as tomllib
 
 Key = tuple[str | int, ...]
-"""where a value stands: ("phases", 0, "learning_rate")"""
+"""Where a value stands in a recipe: ("phases", 0, "learning_rate")."""
 
 
 def dotted(key: Key) -> str:
-    """As the command line writes it: phases.0.learning_rate."""
+    """The key as the command line writes it: phases.0.learning_rate."""
     return ".".join(map(str, key))
 
 
@@ -29,12 +29,12 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def toml_text(table: dict[str, Any]) -> str:
-    """A whole file."""
+    """Writes a file."""
     return "\n".join(_lines(table)) + "\n"
 
 
 def toml_value(value: Any) -> str:
-    """One value, on one line."""
+    """Writes a value on one line."""
     if isinstance(value, str):
         return "".join(map(_visible, json.dumps(value, ensure_ascii=False)))
     if isinstance(value, bool) or value is None:
@@ -42,32 +42,32 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_name(name)} = {toml_value(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_name(name)} = {toml_value(inner)}" for name, inner in value.items()) + "}"
     return str(value)
 
 
 def shown(value: Any) -> str:
-    """A value in a message: not too long."""
+    """A value as messages show it: not too long."""
     text = toml_value(value)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _lines(table: dict[str, Any], above: Key = ()) -> Iterator[str]:
-    """A table: its values, then the tables in it."""
+    """The lines of a table: its values, then the tables in it."""
     inner = {name: value for name, value in table.items() if isinstance(value, dict) or _is_tables(value)}
     for name, value in table.items():
         if name not in inner:
             yield f"{_name(name)} = {toml_value(value)}"
     for name, value in inner.items():
         key = (*above, _name(name))
-        for each in value if isinstance(value, list) else [value]:
+        for inner_table in value if isinstance(value, list) else [value]:
             yield ""
             yield f"[[{dotted(key)}]]" if isinstance(value, list) else f"[{dotted(key)}]"
-            yield from _lines(each, key)
+            yield from _lines(inner_table, key)
 
 
 def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
 
 
 def _name(name: str) -> str:
@@ -75,5 +75,5 @@ def _name(name: str) -> str:
 
 
 def _visible(character: str) -> str:
-    """A character of a text; one that a terminal would not show, as its number."""
+    """A character of a text; one that a terminal would not show is written as its number."""
     return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -29,7 +29,14 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.common.files import UNFINISHED, read_json, replacing, write_json
 from data_prep.vocabulary.vocabulary import TOKENIZER, VOCABULARY, Vocabulary, load_vocabulary
-from pretraining.huggingface.weights import LISTED, _refuse, config_of, from_transformers, shape_of, to_transformers
+from pretraining.huggingface.weights import (
+    LISTED,
+    config_of,
+    from_transformers,
+    refuse_faults,
+    shape_of,
+    to_transformers,
+)
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -41,7 +48,10 @@ REPLACED = ".old"
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:
-    """The sizes and weights in a folder of transformers, and the names of those it lacks (see from_transformers)."""
+    """Reads the sizes and weights in a folder of transformers, and names the weights that it lacks.
+
+    Only whole heads may be missing.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
@@ -52,7 +62,7 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    """A JSON file of names with values."""
+    """Reads a JSON file of names with values."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a table of names and values")
@@ -60,7 +70,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """From the first of the files that transformers would take."""
+    """Reads the weights from the first of the files that transformers would take."""
     for name in (WEIGHTS, OLD_WEIGHTS):
         if (folder / name).is_file():
             return _read_file(folder / name)
@@ -72,7 +82,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """From several files; the index says in which one each weight is."""
+    """Reads weights from several files; the index says in which one a weight is."""
     places = _read_table(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{index}: no weight_map in it")
@@ -89,7 +99,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by its ending."""
+    """Reads the tensors of a file, whose ending says how."""
     if not path.is_file():
         raise UserError(f"{path}: missing; download the folder again")
     if path.suffix == ".safetensors":
@@ -129,7 +139,7 @@ def write_folder(
     """
     config, pad = _tokenizer_config(vocabulary, shape)
     weights = {name: weight.to(dtype) for name, weight in to_transformers(state, shape).items()}
-    _refuse(
+    refuse_faults(
         str(folder),
         [f"{name} has values that are no numbers" for name, weight in weights.items() if not weight.isfinite().all()],
     )
@@ -152,7 +162,7 @@ def write_folder(
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a folder of shards or of an exported one."""
+    """Reads the vocabulary of a folder of shards or of an exported one."""
     for name in (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}: name the folder of shards, or an exported one, for its vocabulary")
@@ -162,7 +172,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def _tokenizer_config(vocabulary: Path, shape: Shape) -> tuple[dict[str, Any], int]:
-    """What to write as tokenizer_config.json, and the id of `[PAD]`."""
+    """Makes the content of tokenizer_config.json, and finds the id of `[PAD]`."""
     pieces = read_vocabulary(vocabulary)
     if len(pieces) != shape.vocabulary:
         raise UserError(
@@ -175,15 +185,15 @@ def _tokenizer_config(vocabulary: Path, shape: Shape) -> tuple[dict[str, Any], i
 
 @contextmanager
 def _replacing_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, whose name and place it takes when it is complete."""
+    """Makes a new folder beside `folder`, which takes its name and place when it is complete."""
     unfinished, replaced = (folder.with_name(folder.name + end) for end in (UNFINISHED, REPLACED))
     try:
-        for each in (folder, unfinished, replaced):
-            _check_ours(each)
+        for place in (folder, unfinished, replaced):
+            _check_ours(place)
         if replaced.exists() and not folder.exists():
             replaced.rename(folder)  # a run was killed between the two renames below
-        for each in (unfinished, replaced):
-            _remove(each)
+        for left in (unfinished, replaced):
+            _remove(left)
         unfinished.mkdir(parents=True)
         try:
             yield unfinished
@@ -203,7 +213,7 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _check_ours(folder: Path) -> None:
-    """UserError unless nothing is there, or only what an export consists of."""
+    """Raises UserError unless nothing is there, or only what an export consists of."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; name a folder that is new, empty or an earlier export")
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []

@@ -19,19 +19,17 @@ from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
 TOLERANCE, RELATIVE = 1e-4, 1e-5
-"""how far logits may be apart, and so much more for the largest of them: sums in another order differ by that"""
-
-
-PREDICTIONS = 16  # positions of each test sequence whose logits are compared
-
-
-Logits = tuple[Tensor, Tensor]  # (m, vocabulary) of the masked head, (s, 2) of the next-sentence head
+"""How far logits may be apart, and how much more by the size of the largest: sums in another order differ by that."""
+PREDICTIONS = 16
+"""Positions of a test sequence whose logits are compared."""
+Logits = tuple[Tensor, Tensor]
+"""Logits of the masked head, (m, vocabulary), and of the next-sentence head, (s, 2)."""
 
 
 def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> list[tuple[str, float]]:
     """Reads a written folder back into fresh models and compares their logits with those of its source.
 
-    Returns who read it, and the largest difference; raises UserError if one is larger than it may be.
+    Returns who read it with the largest difference found; raises UserError if one is larger than it may be.
     """
     batch = probe(shape)
     wanted = _our_logits(shape, state, batch)
@@ -46,7 +44,7 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
 
 
 def probe(shape: Shape) -> PretrainingBatch:
-    """A few sequences of random pieces, the same ones always: one as long as the model takes, and shorter ones."""
+    """Makes a few sequences of random pieces, always the same: one as long as the model takes, and shorter ones."""
     draw = np.random.default_rng(0)
     lengths = [shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)]
     starts = np.cumsum([0, *lengths])
@@ -83,7 +81,7 @@ def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBat
 
 @torch.inference_mode()
 def _their_logits(folder: Path, batch: PretrainingBatch) -> Logits | None:
-    """By transformers itself, sequence by sequence; None where it is not installed."""
+    """Computes logits by transformers itself, sequence by sequence; None where it is not installed."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
@@ -115,7 +113,7 @@ def _their_logits(folder: Path, batch: PretrainingBatch) -> Logits | None:
 
 
 def _difference(folder: Path, reader: str, wanted: Logits, found: Logits) -> float:
-    """The largest difference of two models' logits; UserError if it is larger than rounding explains."""
+    """Measures the largest difference of two models' logits; UserError if rounding does not explain it."""
     largest = 0.0
     for name, ours, theirs in zip(("masked", "next-sentence"), wanted, found, strict=True):
         allowed = TOLERANCE + RELATIVE * float(ours.abs().max())

@@ -13,19 +13,13 @@ from data_prep.common.errors import UserError
 from pretraining.model.shape import Shape
 
 HEADS = {"pooler": "bert.pooler.", "masked_head": "cls.predictions.", "next_head": "cls.seq_relationship."}
-"""what a checkpoint may lack, each as a whole: the first part of our names, and what theirs begin with"""
-
-
+"""Heads that weights may lack as a whole: how our names begin, and how those in transformers do."""
 COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-"""weights that some versions store twice; both must be the same"""
-
-
+"""Weights that some versions store twice; both must be the same."""
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "hidden_act": ("gelu",),
@@ -35,9 +29,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
 }
-"""settings of a config with the values that our encoder computes; where a config does not say, it means the first"""
-
-
+"""Settings of a config with the values that our encoder computes; where a config does not say, it means the first."""
 SIZES = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -47,40 +39,42 @@ SIZES = {
     "positions": "max_position_embeddings",
     "segments": "type_vocab_size",
 }
-
-
+"""Whole numbers of a config: our names, and those in transformers."""
 RATES = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "epsilon": "layer_norm_eps",
 }
-"""our names of the numbers in a config, and theirs"""
-
-
+"""Shares and other small numbers of a config: our names, and those in transformers."""
 DEFAULTS = {field.name: field.default for field in fields(Shape) if field.default is not MISSING}
-
-
-LISTED = 10  # names in a message
+PADDED = ("embeddings.word.weight", "masked_head.bias")
+"""Our weights that have a row for every piece of the padded vocabulary."""
+LISTED = 10
+"""How many faults a message lists."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight in both worlds."""
+    """A weight of ours, and the weights of transformers that hold the same."""
 
     ours: str
     theirs: tuple[str, ...]
-    """several where ours has their rows one after another"""
+    """Several names where ours has their rows one after another."""
     size: tuple[int, ...]
-    """of ours without padding"""
+    """The size of ours without padding."""
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The size of each of theirs."""
+        """The size that every one of theirs has."""
         return (self.size[0] // len(self.theirs), *self.size[1:])
+
+    def padded(self, shape: Shape) -> tuple[int, ...]:
+        """The size of ours as the model holds it."""
+        return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
 
 def list_weights(shape: Shape) -> list[Weight]:
-    """Every weight of an encoder with both heads."""
+    """Lists every weight of an encoder with both heads."""
     h, v = shape.hidden, shape.vocabulary
     prediction = "cls.predictions"
     weights = [
@@ -116,19 +110,19 @@ def _layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]:
 def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[Weight]:
     """The weight and the bias of a linear layer, or of a norm, which has no columns."""
     return [
-        Weight(f"{ours}.weight", tuple(f"{each}.weight" for each in theirs), (rows, *columns)),
-        Weight(f"{ours}.bias", tuple(f"{each}.bias" for each in theirs), (rows,)),
+        Weight(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), (rows, *columns)),
+        Weight(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), (rows,)),
     ]
 
 
 def to_transformers(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-    """Our weights as those that BertForPreTraining saves: no padding, no copy of the decoder. Tensors of their own."""
+    """Makes of our weights those that BertForPreTraining saves: new tensors, no padding, no copy of the decoder."""
     weights = list_weights(shape)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
     for weight in weights:
         ours = state[weight.ours]
-        assert tuple(ours.shape) == _padded(weight, shape), f"{weight.ours}: {tuple(ours.shape)}"
+        assert tuple(ours.shape) == weight.padded(shape), f"{weight.ours}: {tuple(ours.shape)}"
         parts = ours[: weight.size[0]].detach().cpu().chunk(len(weight.theirs))
         theirs.update((name, part.clone()) for name, part in zip(weight.theirs, parts, strict=True))
     return theirs
@@ -137,7 +131,7 @@ def to_transformers(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tens
 def from_transformers(
     state: Mapping[str, Tensor], shape: Shape, where: str = "these weights"
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Weights of any BERT as ours, in fp32, and the names of ours that it does not have.
+    """Makes of the weights of any BERT ours, in fp32, and names those of ours that it does not have.
 
     Only whole heads may be missing; whoever loads the rest gives them fresh values. Everything else is an error: a
     weight without a place, a weight of another size, a layer or half a head that is not there.
@@ -156,16 +150,16 @@ def from_transformers(
     missing = [weight for weight in weights if not all(name in found for name in weight.theirs)]
     lost = [weight for weight in missing if not _may_be_missing(weight, found)]
     faults += [f"{name} is missing" for weight in lost for name in weight.theirs if name not in found]
-    _refuse(where, faults)
+    refuse_faults(where, faults)
     for weight in weights:
         if weight not in missing:
             parts = [found[name][1] for name in weight.theirs]
-            ours[weight.ours] = _stack(parts, _padded(weight, shape))
+            ours[weight.ours] = _stack(parts, weight.padded(shape))
     return ours, tuple(weight.ours for weight in missing)
 
 
 def _with_usual_names(state: Mapping[str, Tensor], where: str) -> dict[str, tuple[str, Tensor]]:
-    """By the names that BertForPreTraining has today: the given name, for messages, and the weight."""
+    """Finds weights by the names that BertForPreTraining has today; with every one the given name, for messages."""
     found: dict[str, tuple[str, Tensor]] = {}
     for given, tensor in state.items():
         if given.split(".")[-1] == "position_ids":
@@ -189,13 +183,13 @@ def _with_usual_names(state: Mapping[str, Tensor], where: str) -> dict[str, tupl
 
 
 def _may_be_missing(weight: Weight, found: Mapping[str, object]) -> bool:
-    """Whether it is part of a head of which nothing is there."""
+    """Whether the weight is part of a head of which nothing is there."""
     prefix = HEADS.get(weight.ours.partition(".")[0])
     return prefix is not None and not any(name.startswith(prefix) for name in found)
 
 
 def _stack(parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
-    """Their rows one after another, zeros below."""
+    """Puts the rows of the parts one after another, and zeros below them."""
     whole = torch.zeros(size)
     rows = parts[0].shape[0]
     for number, part in enumerate(parts):
@@ -203,21 +197,15 @@ def _stack(parts: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
     return whole
 
 
-def _padded(weight: Weight, shape: Shape) -> tuple[int, ...]:
-    """The size of ours as the model holds it."""
-    of_vocabulary = weight.ours in ("embeddings.word.weight", "masked_head.bias")
-    return (shape.padded_vocabulary if of_vocabulary else weight.size[0], *weight.size[1:])
-
-
-def _refuse(where: str, faults: list[str]) -> None:
-    """Raises UserError if there are faults, with the first of them."""
+def refuse_faults(where: str, faults: list[str]) -> None:
+    """Raises UserError with the first faults, if there are any."""
     if faults:
         more = [f"… and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
         raise UserError("\n".join([f"{where}: {fault}" for fault in faults[:LISTED]] + more))
 
 
 def config_of(shape: Shape, pad: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The config.json of a folder; `pad` is the id of the piece `[PAD]`."""
+    """Makes the config.json of a folder; `pad` is the id of the piece `[PAD]`."""
     return {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
@@ -232,13 +220,13 @@ def config_of(shape: Shape, pad: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> Shape:
-    """The sizes that a config.json speaks of; UserError where it is of a model that ours is not."""
+    """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
         for name, values in SUPPORTED.items()
         if config.get(name, values[0]) not in values
     ]
-    _refuse(where, faults)  # alone, since another kind of model may have other sizes too
+    refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
     sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
     rates = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in RATES.items()}
     faults += [
@@ -253,6 +241,6 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     ]
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
-    _refuse(where, faults)
+    refuse_faults(where, faults)
     values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}}
     return Shape(**values)

@@ -44,7 +44,7 @@ class Record:
         """The record as one line of the console."""
         raise NotImplementedError
 
-    def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002 - for those that have one
+    def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002
         """What a terminal of this width shows until the next record; None for a line that stays."""
         return None
 

@@ -13,9 +13,10 @@ from support.recipes import PLAIN, faults, write_plain
 
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
-from pretraining.config.overrides import known_keys, load_recipe, parse_value
+from pretraining.config.overrides import load_recipe, parse_value
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import read_toml, toml_text, toml_value
+from pretraining.config.wording import known_keys
 
 
 @pytest.fixture

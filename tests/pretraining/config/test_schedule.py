@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,9 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.config.overrides import Recipe, load_recipe
+from pretraining.config.overrides import load_recipe
 from pretraining.config.schedule import Schedule, build_schedules
+from pretraining.config.settings import Recipe
 
 RECIPES = ROOT / "pretraining/recipes"
 DECAYS = ["linear", "polynomial", "cosine", "constant", "wsd"]
@@ -158,7 +158,7 @@ def test_a_rate_stays_between_nothing_and_its_peak(
         assert all(rate > 0 for rate in rates[:total]), "no step is lost"
 
 
-def test_a_schedule_needs_no_torch(tmp_path: Path) -> None:
+def test_a_schedule_needs_no_torch() -> None:
     import subprocess
     import sys
 

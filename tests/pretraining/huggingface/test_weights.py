@@ -17,7 +17,7 @@ from transformers import BertForMaskedLM, BertForPreTraining, BertForSequenceCla
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder
-from pretraining.huggingface.weights import LISTED, _padded, from_transformers, list_weights, to_transformers
+from pretraining.huggingface.weights import LISTED, from_transformers, list_weights, to_transformers
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_list_is_that_of_our_model() -> None:
-    sizes = {weight.ours: _padded(weight, SHAPE) for weight in list_weights(SHAPE)}
+    sizes = {weight.ours: weight.padded(SHAPE) for weight in list_weights(SHAPE)}
     assert sizes == {name: tuple(weight.shape) for name, weight in Bert(SHAPE).state_dict().items()}
 
 

@@ -107,7 +107,7 @@ def two_ranks_measure() -> tuple[dict[str, float], Speed]:
     masked, predictions = ((10.0, 2), (50.0, 18))[ranks.rank]  # the mean of the ranks' means would be wrong
     meter.add(sums(masked, 1.0, 1, 1), predictions=predictions, sequences=2, pieces=100, padded=128, flops=1000.0)
     meter.step(1e-4, waited=(0.0, 4.0)[ranks.rank])
-    setattr(metrics, "peak_memory", lambda device: (5000, 7000)[ranks.rank])  # noqa: B010
+    setattr(metrics, "peak_memory", lambda _: (5000, 7000)[ranks.rank])  # noqa: B010
     clock.now += 10.0
     measured = meter.flush()
     disconnect()

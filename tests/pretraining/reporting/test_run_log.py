@@ -82,7 +82,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match="pip install tensorboard"), open_log(tmp_path, tensorboard=True):
         pass
 

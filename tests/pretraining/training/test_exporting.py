@@ -145,9 +145,7 @@ def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, m
     assert str(done).endswith("logits read back by Cloze agree exactly")
 
 
-def test_a_failed_check_leaves_the_earlier_export(
-    exported: Path, run: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_check_leaves_the_earlier_export(exported: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
 
     def write_other(out: Path, shape: Shape, state: dict[str, Tensor], *others: Any, **named: Any) -> None:

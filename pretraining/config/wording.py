@@ -1,0 +1,116 @@
+"""How a value that no recipe can have is told: what is needed there, and which name was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pretraining.config.settings import Phase, Recipe, Section
+from pretraining.config.toml_text import Key, dotted, shown
+
+NEEDED = {
+    "int_type": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool_type": "true or false is needed",
+    "string_type": 'a text is needed, in quotes: "…"',
+    "string_too_short": "a text is needed",
+    "dict_type": "a table is needed",
+    "model_type": "a table is needed",
+    "model_attributes_type": "a table is needed",
+    "tuple_type": "a list is needed",
+    "too_long": "{max_length} values are needed",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "literal_error": "one of {expected}",
+}
+"""What pydantic's kinds of errors ask for."""
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Recipe.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+USUAL_NAMES = {
+    usual: ours
+    for ours, names in {
+        "learning_rate": "rate lr max_lr",
+        "length": "max_seq_length seq_length sequence_length max_length",
+        "batch": "global_batch batch_size global_batch_size train_batch_size",
+        "micro_batch": "micro_batch_size per_device_train_batch_size",
+        "steps": "num_train_steps max_steps total_steps",
+        "decay": "scheduler schedule lr_schedule lr_scheduler_type",
+        "warmup": "warmup_proportion warmup_ratio",
+        "warmup_steps": "num_warmup_steps",
+        "clip": "max_grad_norm gradient_clipping grad_clip",
+        "epsilon": "eps adam_epsilon",
+        "zero": "stage zero_stage",
+        "dtype": "bf16 fp16",
+        "layers": "num_layers num_hidden_layers",
+        "heads": "num_heads num_attention_heads",
+        "hidden": "hidden_size",
+        "intermediate": "intermediate_size",
+        "every": "save_steps eval_steps logging_steps",
+    }.items()
+    for usual in names.split()
+}
+"""What other trainers call our settings."""
+
+
+def explain(error: Mapping[str, Any], bare: bool) -> str:
+    """Words one of pydantic's errors as what follows the key; `bare` where just the name was given, as for a switch."""
+    kind, key, context = error["type"], error["loc"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f": unknown{_suggest(key)}"
+    if kind == "missing":
+        return ": is missing" if isinstance(key[-1], int) else f": is missing: {_describe(key)}"
+    if bare:
+        return f": a value is missing: --{dotted(key)} VALUE"
+    if kind == "literal_error":
+        context = {"expected": context["expected"].replace("'", '"').replace(" or ", ", ")}
+    limits = {name: str(value).removesuffix(".0") for name, value in context.items()}
+    needed = NEEDED[kind].format(**limits) if kind in NEEDED else error["msg"]
+    return f" = {shown(error['input'])}: {needed}"
+
+
+def _describe(key: Key) -> str:
+    """The docstring of a setting, as part of a sentence."""
+    section: Any = Recipe
+    for part in key[:-1]:
+        if isinstance(part, str):
+            section = {**SECTIONS, "phases": Phase}.get(part, section)
+    text = section.model_fields[str(key[-1])].description or ""
+    return (text[:1].lower() + text[1:]).rstrip(".")
+
+
+def known_keys() -> Iterator[Key]:
+    """All that a recipe may say; phases with number 0."""
+    for name in Recipe.model_fields:
+        yield (name,)
+        if name in SECTIONS:
+            yield from ((name, inner) for inner in SECTIONS[name].model_fields)
+        elif name == "phases":
+            yield from ((name, 0, inner) for inner in Phase.model_fields)
+
+
+def _suggest(key: Key) -> str:
+    """The known name that was probably meant, with its full path; otherwise the names there are."""
+    name, above = str(key[-1]), key[:-1]
+    plain = tuple(0 if isinstance(part, int) else part for part in above)
+    beside = [known for known in known_keys() if known[:-1] == plain]
+    elsewhere = [known for known in known_keys() if known[:-1] != plain]
+    joined = {"_".join(map(str, known)): known for known in known_keys() if len(known) > 1}
+    if not above and (near := difflib.get_close_matches(name, joined, 1, 0.85)):
+        return f"; did you mean {dotted(joined[near[0]])}?"  # --model-size
+    for wanted, cutoff in ((USUAL_NAMES.get(name, name), 0.7), (name, 0.6)):
+        for among in (beside, elsewhere):
+            names = [str(known[-1]) for known in among]
+            if near := difflib.get_close_matches(wanted, names, 1, cutoff):
+                found = among[names.index(near[0])]
+                full = (*above, found[-1]) if among is beside else found
+                return f"; did you mean {dotted(full)}?"
+    return f"; there is {', '.join(str(known[-1]) for known in beside)}"
