@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 from support.faults import jumping_clock
 from support.marks import slow
-from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
+from support.training import (
+    ENDLESS,
+    SAVES,
+    STOPPED,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_well,
+    launch,
+    records,
+    train,
+)
 
 from pretraining.checkpoint.record import finished_checkpoints
-from pretraining.processes.stopping import STOPPED
 
 
 @pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])

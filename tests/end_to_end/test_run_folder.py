@@ -12,6 +12,7 @@ from pathlib import Path
 from support.training import (
     ENDLESS,
     SEED,
+    STOPPED,
     Place,
     assert_ended,
     assert_well,
@@ -23,7 +24,6 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import finished_checkpoints
-from pretraining.processes.stopping import STOPPED
 
 
 def test_a_folder_belongs_to_one_run(place: Place) -> None:

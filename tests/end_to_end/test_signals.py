@@ -14,6 +14,7 @@ from support.processes import wait_for
 from support.training import (
     LONG,
     SAVES,
+    STOPPED,
     Place,
     assert_ended,
     assert_same,
@@ -26,7 +27,6 @@ from support.training import (
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 from pretraining.processes.group import INTERRUPTED
-from pretraining.processes.stopping import STOPPED
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])

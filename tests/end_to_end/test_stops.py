@@ -12,6 +12,7 @@ from support.marks import slow
 from support.processes import ROOT
 from support.training import (
     CUT,
+    STOPPED,
     Place,
     assert_ended,
     assert_same,
@@ -24,7 +25,6 @@ from support.training import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.processes.stopping import STOPPED
 
 LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
 EVERY = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9"]

@@ -17,6 +17,7 @@ from support.processes import ROOT, Done, Run, start
 from torch import Tensor
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.processes.stopping import STOPPED as STOPPED
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]

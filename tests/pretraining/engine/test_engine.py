@@ -29,7 +29,7 @@ from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
-"""of the sequences of each rank"""
+"""the sequences' lengths on rank 0, and on rank 1"""
 QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
 
@@ -178,9 +178,8 @@ def test_weights_are_given_in_full_and_in_fp32(found: tuple[int, dict[str, Any]]
     for dtype in ("fp32", "bf16"):
         fresh = {name: weight.detach() for name, weight in Bert(QUIET).initialize(7).named_parameters()}
         given = results[f"{dtype} {zero} weights"]
-        assert {name: weight.shape for name, weight in given.items()} == {
-            name: weight.shape for name, weight in fresh.items()
-        }
+        sizes = [{name: weight.shape for name, weight in weights.items()} for weights in (given, fresh)]
+        assert sizes[0] == sizes[1]
         assert distance(given, fresh) < (1e-7 if dtype == "fp32" else 0.01)
 
 
