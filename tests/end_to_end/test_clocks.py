@@ -24,6 +24,8 @@ from support.training import (
 
 from pretraining.checkpoint.record import finished_checkpoints
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])
 def test_the_time_limit(place: Place, told: str) -> None:
