@@ -7,12 +7,13 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.processes import end_runs
+from support.turns import turn
 
 from pretraining.processes.environment import prepare_process
 
@@ -43,6 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests that measure seconds run while no other does."""
+    with turn(alone=item.get_closest_marker("timed") is not None):
+        return (yield)
 
 
 def pytest_runtest_teardown() -> None:

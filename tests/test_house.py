@@ -142,7 +142,9 @@ def test_readme_has_commands() -> None:
     assert "python data_prep/shard.py --docs wiki/" in readme_commands()
 
 
-@pytest.mark.parametrize("command", [each for each in readme_commands() if not any(n in each for n in NEEDS_MORE)])
+@pytest.mark.parametrize(
+    "command", [command for command in readme_commands() if not any(start in command for start in NEEDS_MORE)]
+)
 def test_readme_commands_work_in_their_order(command: str, readers_folder: Path) -> None:
     words = shlex.split(command)
     bin_folder = Path(sys.executable).parent
@@ -155,7 +157,7 @@ def test_readme_commands_work_in_their_order(command: str, readers_folder: Path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [each for each in readme_commands() if "fetch.py" in each])
+@pytest.mark.parametrize("command", [command for command in readme_commands() if "fetch.py" in command])
 def test_readme_downloads_are_understood(command: str) -> None:
     """Without a network, a right command fails on the network and not on its words."""
     words = shlex.split(command)[1:]

@@ -9,10 +9,22 @@ from pathlib import Path
 import pytest
 from support.faults import jumping_clock
 from support.marks import slow
-from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
+from support.training import (
+    ENDLESS,
+    SAVES,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_well,
+    launch,
+    records,
+    train,
+)
 
 from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.ending import Code
+
+pytestmark = pytest.mark.timed
 
 
 @pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])

@@ -51,7 +51,7 @@ MISTAKES = {
     "--out {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
     "--out {tmp}/run --init {data}": "{data}: has no finished checkpoint",
     "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: Not a directory",
-    "--model.layer 3": "--run: is missing",
+    "--model.layer 3": "--out: is missing",
 }
 
 
@@ -79,7 +79,7 @@ def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) 
     words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
     assert entry.main(["--recipe", str(place.recipe), *words]) == 2
     errors = capsys.readouterr().err
-    for mistake in ("--run: is missing", "--phases.0.batch = 10", "--precision.dtype = ", "--model.layer:", "/nowhere"):
+    for mistake in ("--out: is missing", "--phases.0.batch = 10", "--precision.dtype = ", "--model.layer:", "/nowhere"):
         assert mistake in errors
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from torch import Tensor
 from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import StepBatches
-from pretraining.model.bert import Bert, Losses
+from pretraining.model.bert import Bert
 from pretraining.processes import stopping
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.trainer import Trainer
@@ -28,6 +29,11 @@ BAD = 2
 """number of the batch that `Poison` makes bad: step 3 takes it"""
 COLLAPSED = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
 """what DeepSpeed says"""
+
+
+def replace(owner: object, name: str, function: Callable[..., Any]) -> None:
+    """Puts a function in the place of one of the product's, for good: the rank ends with its fault."""
+    setattr(owner, name, function)
 
 
 def start_as_a_process() -> None:
@@ -44,7 +50,7 @@ def stop_at(step: int) -> None:
         if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    Trainer.train_step = step_and_signal  # type: ignore[method-assign, assignment]
+    replace(Trainer, "train_step", step_and_signal)
 
 
 def slow_save(seconds: float) -> None:
@@ -55,19 +61,19 @@ def slow_save(seconds: float) -> None:
         time.sleep(seconds)
         compare(path, tensors)
 
-    writing._compare = slowly
+    replace(writing, "_compare", slowly)
 
 
 def slow_start() -> None:
     """A fault: rank 0 needs longer for its model, and the others wait for it."""
     initialize = Bert.initialize
 
-    def slowly(self: Bert, seed: int) -> Bert:
+    def slowly(self: Bert, seed: int) -> Any:
         if os.environ["RANK"] == "0":
             time.sleep(2)
         return initialize(self, seed)
 
-    Bert.initialize = slowly  # type: ignore[method-assign, assignment]
+    replace(Bert, "initialize", slowly)
 
 
 def jumping_clock() -> None:
@@ -111,19 +117,18 @@ class Poison:
             if state.step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Trainer.train_step = found  # type: ignore[method-assign, assignment]
+        replace(Trainer, "train_step", found)
 
     def poison_losses(self) -> None:
         forward = Engine.forward
 
-        def poisoned(engine: Engine, batch: Any) -> Losses:
+        def poisoned(engine: Engine, batch: Any) -> Any:
             losses = forward(engine, batch)
             self.micro += 1
             factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
-            changed: Losses = losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
-            return changed
+            return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
 
-        Engine.forward = poisoned  # type: ignore[assignment, method-assign]
+        replace(Engine, "forward", poisoned)
 
     def poison_gradients(self) -> None:
         backward = Engine.backward
@@ -133,7 +138,7 @@ class Poison:
                 loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
             backward(engine, loss, last)
 
-        Engine.backward = poisoned  # type: ignore[assignment, method-assign]
+        replace(Engine, "backward", poisoned)
 
     def poison_scale(self) -> None:
         step = Engine.step
@@ -146,4 +151,4 @@ class Poison:
                 engine.deepspeed.step = collapse
             step(engine, learning_rate)
 
-        Engine.step = poisoned  # type: ignore[assignment, method-assign]
+        replace(Engine, "step", poisoned)

@@ -29,7 +29,7 @@ from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
 LENGTHS = [(20, 31, 9, 16), (12, 40, 5, 8)]
-"""of the sequences of each rank"""
+"""the sequences' lengths on rank 0, and on rank 1"""
 QUIET = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0)
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
 
@@ -60,7 +60,7 @@ def mean_loss(losses: Losses, batch: PretrainingBatch, ranks: int) -> Tensor:
 
 
 def weights(engine: Engine) -> dict[str, Tensor]:
-    return {name: each.clone() for name, each in engine.weights()}
+    return {name: weight.clone() for name, weight in engine.weights()}
 
 
 def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float
     """Of all gradients together, relative."""
     assert found.keys() == wanted.keys()
     apart = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
-    return math.sqrt(apart / sum(float(each.square().sum()) for each in wanted.values()))
+    return math.sqrt(apart / sum(float(part.square().sum()) for part in wanted.values()))
 
 
 @pytest.mark.parametrize(("dtype", "zero"), ALL)
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_pytorch_alone(found: tuple[int, dict[str, Any]],
     wanted = reference(ranks)
     tolerance = 1e-5 if dtype == "fp32" else 0.03
     assert distance(moved, wanted) < tolerance
-    full = math.sqrt(sum(float(each.square().sum()) for each in wanted.values()))
+    full = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
     assert norm == pytest.approx(full, rel=tolerance)
 
 
@@ -157,16 +157,16 @@ def test_gradients_add_up_in_fp32_and_are_clipped_as_by_pytorch(
     assert norm > CLIP, "nothing is clipped"
     assert told == pytest.approx(norm, rel=1e-5)  # it is that before clipping
     assert distance(clipped, clip(whole)) < 1e-6
-    rounded = {name: torch.zeros_like(each, dtype=torch.bfloat16) for name, each in whole.items()}
+    rounded = {name: torch.zeros_like(weight, dtype=torch.bfloat16) for name, weight in whole.items()}
     for _ in range(REPEATS):
-        for name, each in whole.items():
-            rounded[name] += (each / REPEATS).bfloat16()
-    assert distance({name: each.float() for name, each in rounded.items()}, whole) > 1e-4  # so the test can fail
+        for name, weight in whole.items():
+            rounded[name] += (weight / REPEATS).bfloat16()
+    assert distance({name: part.float() for name, part in rounded.items()}, whole) > 1e-4  # so the test can fail
 
 
 def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By PyTorch."""
-    parameters = {name: torch.nn.Parameter(torch.zeros_like(each)) for name, each in gradients.items()}
+    parameters = {name: torch.nn.Parameter(torch.zeros_like(weight)) for name, weight in gradients.items()}
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].clone()
     torch.nn.utils.clip_grad_norm_(parameters.values(), CLIP)
@@ -177,9 +177,10 @@ def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def test_weights_are_given_in_full_and_in_fp32(found: tuple[int, dict[str, Any]], zero: int) -> None:
     _, results = found
     for dtype in ("fp32", "bf16"):
-        fresh = {name: each.detach() for name, each in Bert(QUIET).initialize(7).named_parameters()}
+        fresh = {name: weight.detach() for name, weight in Bert(QUIET).initialize(7).named_parameters()}
         given = results[f"{dtype} {zero} weights"]
-        assert {name: each.shape for name, each in given.items()} == {name: each.shape for name, each in fresh.items()}
+        sizes = [{name: weight.shape for name, weight in weights.items()} for weights in (given, fresh)]
+        assert sizes[0] == sizes[1]
         assert distance(given, fresh) < (1e-7 if dtype == "fp32" else 0.01)
 
 

@@ -95,10 +95,10 @@ def test_apex_moves_as_pytorch_does() -> None:
     amp_c = pytest.importorskip("amp_C", reason="NVIDIA apex is not installed")
     lists = [[torch.randn(size, device="cuda") for size in (7, 70_000)] for _ in range(3)]
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
-    twins = [[each.clone() for each in tensors] for tensors in lists]
+    twins = [[tensor.clone() for tensor in tensors] for tensors in lists]
     options: dict[str, Any] = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
     updates, squares = lamb_updates(amp_c, lists, **options)
-    pieces = [Stretch(0, *each) for each in zip(*twins, strict=True)]
+    pieces = [Stretch(0, *parts) for parts in zip(*twins, strict=True)]
     group = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
     wanted = _torch_updates(group, pieces, 3.0)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):

@@ -39,7 +39,7 @@ def trained(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> list[Ten
 
 def test_with_bias_correction_it_is_torchs_adamw() -> None:
     chosen = settings(betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1)
-    ours, theirs = ([each.requires_grad_() for each in tensors(0)] for _ in range(2))
+    ours, theirs = ([tensor.requires_grad_() for tensor in tensors(0)] for _ in range(2))
     groups: list[dict[str, Any]] = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
     their_groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
@@ -50,9 +50,9 @@ def test_with_bias_correction_it_is_torchs_adamw() -> None:
 def test_without_bias_correction_it_is_the_original_berts() -> None:
     """m and v are taken as they are; the decay is of the weight before the step."""
     chosen = settings(betas=(0.9, 0.999), epsilon=1e-6, weight_decay=0.01, bias_correction=False)
-    ours = [each.requires_grad_() for each in tensors(0)]
+    ours = [tensor.requires_grad_() for tensor in tensors(0)]
     found = trained(AdamW([{"params": ours}], chosen), ours)
-    for index, weight in enumerate(each.double() for each in tensors(0)):
+    for index, weight in enumerate(tensor.double() for tensor in tensors(0)):
         m, v = torch.zeros_like(weight), torch.zeros_like(weight)
         for step, rate in enumerate(RATES):
             gradient = tensors(step + 1)[index].double()
@@ -83,7 +83,7 @@ def test_every_parameter_is_in_one_group() -> None:
 
 
 def test_a_parameter_without_gradient_stays() -> None:
-    still, moving = (each.requires_grad_() for each in tensors(0))
+    still, moving = (tensor.requires_grad_() for tensor in tensors(0))
     before = still.detach().clone()
     optimizer = AdamW([{"params": [still, moving]}], settings())
     optimizer.param_groups[0]["lr"] = 1e-3

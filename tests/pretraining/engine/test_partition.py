@@ -74,9 +74,9 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
 def flat_engine(model: nn.Module, change: Callable[[Tensor], None] = lambda _: None) -> Any:
     """What DeepSpeed looks like under stage 2 with one rank."""
     parameters = list(model.parameters())
-    flat = torch.cat([each.detach().reshape(-1) for each in parameters])
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     change(flat)
-    offsets = [sum(each.numel() for each in parameters[:index]) for index in range(len(parameters))]
+    offsets = [sum(parameter.numel() for parameter in parameters[:index]) for index in range(len(parameters))]
     kind = type("DeepSpeedZeroOptimizer", (), {})
     optimizer = kind()
     optimizer.single_partition_of_fp32_groups = [flat]

@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_those_of_transformers() -> None:
     loss.backward()
     reference.backward()
     wanted, _ = from_transformers(gradients(theirs), SMALL)
-    found = {name: each[: len(wanted[name])] for name, each in gradients(model).items()}
+    found = {name: ours[: len(wanted[name])] for name, ours in gradients(model).items()}
     for name, ours in found.items():
         error = float((ours - wanted[name][: len(ours)]).abs().max())
         assert error < 1e-5, f"{name}: {error}"
@@ -70,14 +70,14 @@ def test_fifty_steps_of_training_follow_transformers() -> None:
     shape = replace(SMALL, dropout=0.0, attention_dropout=0.0)
     model = Bert(shape).initialize(3)
     theirs = their_model(model)
-    ours_moves, theirs_moves = (torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (model, theirs))
+    ours_moves, theirs_moves = (torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (model, theirs))
     for step in range(50):
         batch = random_batch(LENGTHS, SMALL.vocabulary, seed=step % 5)
         loss, reference = mean_loss(model, batch), theirs(**padded(batch)).loss
         assert abs(loss.item() - reference.item()) < 1e-3, f"step {step}"
-        for each, moves in ((loss, ours_moves), (reference, theirs_moves)):
+        for total, moves in ((loss, ours_moves), (reference, theirs_moves)):
             moves.zero_grad()
-            each.backward()
+            total.backward()
             moves.step()
     assert loss.item() < 5, "did not learn"
 
@@ -107,7 +107,7 @@ def test_the_published_sizes_have_the_published_parameters() -> None:
     for name in ("tiny", "mini", "medium"):
         shape = Shape.named(name, 30522)
         padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
-        assert sum(each.numel() for each in Bert(shape).parameters()) - padding == shape.num_parameters()
+        assert sum(parameter.numel() for parameter in Bert(shape).parameters()) - padding == shape.num_parameters()
 
 
 def test_flops_are_those_that_the_peers_count() -> None:
@@ -126,7 +126,7 @@ def test_fresh_weights_are_a_cut_normal_distribution() -> None:
     weight = model.get_parameter("layers.0.attention.qkv.weight")
     assert weight.abs().max().item() <= 0.04
     assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
-    assert not any(each.any() for name, each in model.named_parameters() if name.endswith("bias"))
+    assert not any(parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
     assert not model.embeddings.word.weight[1000:].any()
     again = Bert(Shape.named("tiny", 1000)).initialize(7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

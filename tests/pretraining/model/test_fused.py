@@ -19,6 +19,7 @@ from support.pretraining_reference import gradient, random_batch
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
 from pretraining.model.attention import Layout, attend
+from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
 
 NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
@@ -64,7 +65,7 @@ def test_add_and_norm(size: tuple[int, int]) -> None:
     wanted = F.layer_norm(residual + x + bias, weight.shape, weight, shift, 1e-6)
     expected = [wanted.detach(), *gradients(wanted, inputs)]
     found = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, NONE)
-    scale = max(float(each.abs().max()) for each in expected)
+    scale = max(float(tensor.abs().max()) for tensor in expected)
     same([found, *gradients(found, inputs)], expected, 1e-5 * max(scale, 1))
 
 
@@ -202,8 +203,8 @@ def test_row_keys_belong_to_the_example(lengths: list[int], draw: int) -> None:
     batch = random_batch(lengths, 50)
     alone = replace(random_batch(lengths[1:], 50), examples=batch.examples[1:])
 
-    def keys(each: object) -> torch.Tensor:
-        return row_keys(draw, each.examples, each.positions.numpy(), np.array(each.lengths))  # type: ignore[attr-defined]
+    def keys(packed: Batch) -> torch.Tensor:
+        return row_keys(draw, packed.examples, packed.positions.numpy(), np.array(packed.lengths))
 
     assert torch.equal(keys(batch)[lengths[0] :], keys(alone))
     assert len(torch.unique(keys(batch))) == sum(lengths)

@@ -10,6 +10,7 @@ import torch
 from pretraining.training.clock import Clock
 
 
+@pytest.mark.timed
 @pytest.mark.usefixtures("alone")
 def test_the_clock_is_the_same_everywhere_and_estimates_between() -> None:
     clock = Clock(100.0, torch.device("cpu"))

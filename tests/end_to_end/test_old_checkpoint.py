@@ -1,0 +1,41 @@
+"""A checkpoint that an earlier version wrote is continued with today's command, and gives what that version gave.
+
+tests/fixtures/ff5ddeb has the checkpoint of step 3 that version ff5ddeb made of recipe.toml, and in expected.jsonl what
+its run logged in all 8 steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from typing import Any
+
+import pytest
+from support.processes import ROOT
+from support.training import TIMES, Place, assert_well, records, train
+
+FIXTURE = ROOT / "tests" / "fixtures" / "ff5ddeb"
+NAMES = {"rate": "learning_rate", "next": "next_sentence", "next_accuracy": "next_sentence_accuracy"}
+"""keys of that version, and what they are today"""
+
+
+def expected_records(kind: str, after: int) -> list[dict[str, Any]]:
+    """What the earlier version logged after a step, with today's names and without what the clock says."""
+    lines = [json.loads(line) for line in (FIXTURE / "expected.jsonl").read_text().splitlines()]
+    return [
+        {NAMES.get(name, name): value for name, value in line.items() if name not in TIMES}
+        for line in lines
+        if line["kind"] == kind and line["step"] > after
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_of_an_earlier_version_goes_on_as_it_would_have_then(place: Place, ranks: int) -> None:
+    shutil.copytree(FIXTURE / "checkpoints", place.folder / "run" / "checkpoints")
+    command = dataclasses.replace(place, recipe=FIXTURE / "recipe.toml").command("run")
+    assert "continues after step 3\n" in assert_well(train(command, ranks))
+    for kind in ("step", "evaluation"):
+        for record, expected in zip(records(place.folder / "run", kind), expected_records(kind, after=3), strict=True):
+            values = {name: record[name] for name in expected}
+            assert values == pytest.approx(expected, rel=1e-5), f"{kind} at step {expected['step']}"
