@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import IntEnum
@@ -76,14 +77,13 @@ class Ending:
                 (run / ENDED).unlink(missing_ok=True)
 
     def __enter__(self) -> Ending:
-        for number in (signal.SIGINT, *SIGNALS):
-            signal.signal(number, _interrupt)
+        _handle_signals(_interrupt)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[True]:
-        _ignore_signals()
+        _handle_signals(signal.SIG_IGN)
         outcome = _outcome_of(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(kind, error, trace)
@@ -164,10 +164,10 @@ def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     """Ends the work in good order, once: launchers send their signals again and again."""
-    _ignore_signals()
+    _handle_signals(signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
-def _ignore_signals() -> None:
+def _handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     for number in (signal.SIGINT, *SIGNALS):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, handler)

@@ -1,15 +1,14 @@
-"""How the processes of a run meet and agree; launchers.py says which of them this one is, ending.py how they part.
+"""How the processes of a run, which are called ranks, meet and agree.
 
-with Ending() as ending:
-    ending.world = world = find_world(os.environ)
     connect(world, choose_device("auto", world))
     with shared_errors():        # start-up: an error on one rank is raised on every rank
         recipe = load(...)
-    agree(recipe, "recipe")
+        agree(recipe, "recipe")
     with Watch(world):           # the work, of watchdog.py: an error on one rank ends all of them
         train(...)
     disconnect()
-exit_now(ending.code)
+
+launchers.py says which of the ranks this process is, and ending.py how it ends.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -103,17 +102,8 @@ def _affinity() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-class _Connection(NamedTuple):
-    """What `connect` has opened and changed, for `disconnect` to undo."""
-
-    store: Any
-    watch_store: Any
-    """a second connection to the store, for the thread of `Watch`: one connection serves one thread at a time"""
-    environment: dict[str, str | None]
-    """the variables that were changed, as they were before"""
-
-
-_connection: _Connection | None = None  # one for the process, as torch.distributed has one group for it
+_connection: tuple[Any, Any, dict[str, str | None]] | None = None
+"""what `connect` has opened and changed: the store of the run twice, and environment variables as they were before"""
 
 
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
@@ -134,7 +124,7 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
     except BaseException:
         _restore(before)
         raise
-    _connection = _Connection(store, watch_store, before)
+    _connection = store, watch_store, before
 
 
 def disconnect() -> None:
@@ -143,28 +133,23 @@ def disconnect() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     if _connection is not None:
-        _restore(_connection.environment)
+        _restore(_connection[2])
         _connection = None
 
 
 def open_stores() -> tuple[Any, Any]:
-    """Two connections to the store of this run: for the main thread, and for the thread of `Watch`."""
+    """Two connections to the store of this run, for the main thread and the thread of `Watch`: a connection serves
+    one thread at a time."""
     assert _connection is not None, "connect first"
-    return _connection.store, _connection.watch_store
+    return _connection[:2]
 
 
 def _set_environment(world: World, device: torch.device) -> dict[str, str | None]:
     """Sets the variables that DeepSpeed and gloo read, whatever the launcher; returns what they were before."""
-    new = {
-        "DS_ACCELERATOR": device.type,
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(world.local_rank),
-        "LOCAL_WORLD_SIZE": str(world.local_size),
-        "LOCAL_SIZE": str(world.local_size),
-        "MASTER_ADDR": world.address,
-        "MASTER_PORT": str(world.port),
-    }
+    numbers = {"RANK": world.rank, "WORLD_SIZE": world.size, "MASTER_PORT": world.port, "LOCAL_RANK": world.local_rank}
+    numbers |= {"LOCAL_WORLD_SIZE": world.local_size, "LOCAL_SIZE": world.local_size}
+    new = {name: str(number) for name, number in numbers.items()}
+    new |= {"DS_ACCELERATOR": device.type, "MASTER_ADDR": world.address}
     if world.one_machine and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
         new["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's own name may lead nowhere
     before = {name: os.environ.get(name) for name in new}
@@ -361,14 +346,12 @@ def shared_errors() -> Iterator[None]:
         yield
     except (SharedError, UnreachedError):
         raise  # the other ranks know it, or cannot be told
-    except Exception as error:
-        mistake = not isinstance(error, UserError)  # a mistake of the program keeps its traceback on this rank
-        try:
-            gather(None, traceback.format_exc() if mistake else str(error))
-        except SharedError as shared:
-            if not mistake:
-                raise shared from error
-        raise
+    except UserError as error:
+        gather(None, str(error))  # raises it, here as on the others
+    except Exception:
+        with suppress(SharedError):
+            gather(None, traceback.format_exc())
+        raise  # a mistake of the program keeps its traceback on this rank
     else:
         gather(None)
 

@@ -33,10 +33,7 @@ class World:
     """what started the processes, as messages name it"""
 
     def __post_init__(self) -> None:
-        for name, rank, ranks in (
-            ("rank", self.rank, self.size),
-            ("local rank", self.local_rank, self.local_size),
-        ):
+        for name, rank, ranks in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
             if not 0 <= rank < ranks:
                 raise UserError(
                     f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
@@ -77,11 +74,8 @@ def find_world(environment: Mapping[str, str]) -> World:
 
 
 def missing_tasks(environment: Mapping[str, str], world: World) -> int:
-    """How many tasks Slurm reserved that nobody started: a batch script that forgot `srun`. 0 if all is well.
-
-    Inside `sbatch` the script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but belongs to no step of four tasks:
-    it must not wait for the other three.
-    """
+    """How many tasks Slurm has reserved without starting them, which happens where a batch script forgets `srun`; 0 if
+    all is well. The script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but must not wait for three others."""
     tasks = environment.get("SLURM_NTASKS", "")
     return int(tasks) if world.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
 
@@ -167,7 +161,7 @@ def first_node(nodes: str) -> str:
 
 
 def expand_tasks(tasks: str) -> list[int]:
-    """Tasks on each node from Slurm's short form: `4(x2),3` -> [4, 4, 3]."""
+    """The tasks of every node from Slurm's short form: `4(x2),3` -> [4, 4, 3]."""
     found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in tasks.split(",")]
     if not all(found):
         raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not understood\nstart the ranks with srun")

@@ -1,12 +1,14 @@
-"""One rank that fails, dies or hangs ends the run on all of them, and is named.
+"""One rank that fails, dies or hangs ends the run on all ranks, and is named.
 
-with Watch(world, hang=1800.0, run=folder) as watch:
-    for batch in batches:
-        compute(batch)
-        watch.mark()             # before this rank waits for the others
-        dist.all_reduce(...)
-        with watch.pause():      # long work without a mark
-            evaluate(...)
+    with Watch(world, hang=1800.0, run=folder) as watch:
+        for batch in batches:
+            compute(batch)
+            watch.mark()             # before this rank waits for the others
+            dist.all_reduce(...)
+            with watch.pause():      # long work without a mark
+                evaluate(...)
+
+judge.py finds out which rank it is.
 """
 
 from __future__ import annotations
