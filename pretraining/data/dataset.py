@@ -21,7 +21,7 @@ from data_prep.shards import Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
 
 OPEN_SHARDS = 8
-"""How many stay mapped: a batch lies in one or two, and every one open is a file descriptor."""
+"""How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
 
 
@@ -53,7 +53,7 @@ class Dataset:
         self.vocabulary_size = manifest.vocabulary_size
         self.shard_rows = tuple(tuple(record.rows for record in records) for records in sets)
         self.records = [record for records in sets for record in records]
-        """the shards of all duplicates: a shard's number in the dataset is its place here"""
+        """The shards of all duplicates; a shard's number in the dataset is its place here."""
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
         self._schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
         self._open: OrderedDict[int, _Shard] = OrderedDict()
@@ -61,29 +61,29 @@ class Dataset:
 
     @property
     def num_examples(self) -> int:
-        """Of all duplicates together."""
+        """The examples of all duplicates together."""
         return sum(map(sum, self.shard_rows))
 
     def name(self, shard: int, row: int) -> str:
-        """An example as messages name it."""
+        """Names an example in messages."""
         return f"{self.folder / self.records[shard].path}: example {row}"
 
     def first_examples(self, count: int) -> Examples:
-        """The first examples as they stand in the shards of the first duplicate; they are shuffled already."""
+        """Picks the first examples of the first duplicate, as they stand in its shards; they are shuffled already."""
         rows = self.shard_rows[0]
         shard = np.repeat(np.arange(len(rows)), rows)[:count]
-        row = np.concatenate([np.arange(each) for each in rows])[:count]
+        row = np.concatenate([np.arange(size) for size in rows])[:count]
         return Examples(np.zeros_like(shard), shard, row)
 
     def sizes(self, examples: Examples) -> tuple[Array, Array]:
-        """How many pieces and how many predictions each example has; this reads very little."""
+        """Counts the pieces and the predictions of examples; this reads very little."""
         lengths, predictions = np.empty((2, len(examples.row)), np.int64)
         for shard, chosen in self._by_shard(examples):
             lengths[chosen], predictions[chosen] = shard.sizes(examples.row[chosen])
         return lengths, predictions
 
     def read(self, examples: Examples) -> Rows:
-        """The examples in the order that is asked for."""
+        """Reads examples, in the order that is asked for."""
         lengths, predictions = self.sizes(examples)
         where = np.stack([self._numbers(examples), examples.row], axis=1)
         pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
@@ -106,7 +106,7 @@ class Dataset:
         return self._first[examples.duplicate] + examples.shard
 
     def _by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
-        """Each shard that examples are in, and which of the examples these are."""
+        """Finds the shards that examples are in, and which of the examples are in them."""
         numbers = self._numbers(examples)
         order = np.argsort(numbers, kind="stable")
         ends = np.flatnonzero(np.diff(numbers[order])) + 1
@@ -115,7 +115,7 @@ class Dataset:
                 yield self._shard(int(numbers[chosen[0]])), chosen
 
     def _shard(self, number: int) -> _Shard:
-        """A shard, opened if it is not."""
+        """Gives a shard, which is opened if it is not open."""
         if number not in self._open:
             if number not in self._checked:
                 self._check_file(number)
@@ -153,13 +153,13 @@ class Dataset:
 
 
 def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -> list[list[FileRecord]]:
-    """The shards of each duplicate of a length; UserError where there are none."""
+    """Finds the shards of a length, duplicate by duplicate; UserError where there are none."""
     sets = manifest.sets()
-    found = [sets[each] for each in sorted(sets) if each.length == length and each.validation == validation]
+    found = [sets[key] for key in sorted(sets) if key.length == length and key.validation == validation]
     if found and all(sum(record.rows for record in records) for records in found):
         return found
     what = "examples held out for validation" if validation else "training examples"
-    there = sorted({each.length for each in sets if each.validation == validation})
+    there = sorted({key.length for key in sets if key.validation == validation})
     cure = f"train on a length that it has, or make shards with: data_prep/shard.py --lengths {length}"
     if there and length in there:
         cure = "more text is needed" if not validation else "make shards with --validation, or train without validation"
@@ -170,12 +170,12 @@ def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -
 
 
 def num_held_out(manifest: Manifest, length: int) -> int:
-    """How many examples of a length are held out for validation; perhaps none."""
+    """Counts the examples of a length that are held out for validation."""
     return sum(record.rows for record in manifest.sets().get(ShardSet(length, 0, validation=True), []))
 
 
 def spans(starts: Array, sizes: Array) -> Array:
-    """start, start+1, … of each list, `size` of them, one list after another."""
+    """Joins stretches of indices: start, start+1, …, `size` of them, for every start."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     places: Array = np.repeat(starts - (ends - sizes), sizes)
@@ -224,7 +224,7 @@ class _Shard:
         )
 
     def sizes(self, rows: Array) -> tuple[Array, Array]:
-        """Of these rows: how many pieces and how many predictions; checked, since memory is read by them."""
+        """Counts the pieces and the predictions of rows; the counts are checked, since memory is read by them."""
         lists = [(self.offsets, len(self.pieces), 1), (self.masked_offsets, len(self.labels), 0)]
         results = []
         for offsets, limit, least in lists:

@@ -78,7 +78,7 @@ def model_card(shape: Shape, provenance: Provenance | None = None) -> str:
     if provenance is not None:
         lines += _data_section(provenance.data) + _recipe_section(provenance.recipe, provenance.step)
         if provenance.metrics:
-            lines += ["## Validation", "", *_table(["metric", "value"], provenance.metrics.items()), ""]
+            lines += ["## Validation", "", *_table(["metric", "value"], sorted(provenance.metrics.items())), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

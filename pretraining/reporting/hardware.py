@@ -31,7 +31,7 @@ def peak_memory(device: torch.device) -> int:
 def matrix_rate(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
     """Floating-point operations a second of matrix products such as an encoder makes: the ceiling of a training step.
 
-    The best of a few shapes, of each the median of its runs; takes about `budget` seconds.
+    A few shapes are tried, and the best of their medians counts; it takes about `budget` seconds.
     """
     shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
     if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
