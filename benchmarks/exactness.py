@@ -201,7 +201,7 @@ def without_partition(engine: Engine) -> Engine:
         for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.prepare(whole, Bert.fused_parts, lambda: None)
+    engine.optimizer.prepare(whole, Bert.fused_parts)
     return engine
 
 

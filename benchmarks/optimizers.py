@@ -62,7 +62,7 @@ def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], Non
         for group in optimizer.param_groups:
             group["lr"] = 1e-4
         if isinstance(optimizer, Lamb):
-            optimizer.prepare(shares, Bert.fused_parts, lambda: None)
+            optimizer.prepare(shares, Bert.fused_parts)
         found[name] = _stepper(optimizer, device, ours="PyTorch" not in name)
     return found
 

@@ -28,16 +28,13 @@ class AdamW(torch.optim.Optimizer):
             "bias_correction": settings.bias_correction,
         }
         super().__init__(groups, defaults)
+        self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
+        """The norm over all weights and ranks, which a step may ask for."""
 
-    def prepare(
-        self,
-        flat_tensors: Sequence[FlatTensor],
-        fused_parts: Callable[[str], int],
-        gradient_norm: Callable[[], Tensor | float | None],
-    ) -> None:
-        """Hears what DeepSpeed's flat tensors hold, before the first step; Adam need not know.
+    def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
+        """Hears before the first step what DeepSpeed's flat tensors hold; Adam need not know.
 
-        `fused_parts` says how many parameters of the paper lie in one of ours, `gradient_norm` is asked within a step.
+        `fused_parts` says how many parameters of the paper lie one after another in one of ours.
         """
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:

@@ -49,7 +49,8 @@ class Engine:
         self.model: Encoder = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
-        self.optimizer.prepare(self.flat_tensors, model.fused_parts, self._norm_before_step)
+        self.optimizer.prepare(self.flat_tensors, model.fused_parts)
+        self.optimizer.gradient_norm = self._norm_before_step
         self._update_scale: Callable[[bool], None] = lambda _: None
         if self.dtype == torch.float16:
             self._put_off_growth()

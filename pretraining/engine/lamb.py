@@ -64,22 +64,15 @@ class Lamb(AdamW):
     def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         super().__init__(groups, settings)
         self.settings = settings
-        self._gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         self._tables: dict[int, SlotTable] = {}
         """by the id of the flat tensor"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
         """trust ratios of the last step, by the names of their slots"""
 
-    def prepare(
-        self,
-        flat_tensors: Sequence[FlatTensor],
-        fused_parts: Callable[[str], int],
-        gradient_norm: Callable[[], Tensor | float | None],
-    ) -> None:
+    def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
         for flat in flat_tensors:
             find_apex(self.settings.kernels, flat.tensor.device)  # says what is missing, before the first step
             self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
-        self._gradient_norm = gradient_norm
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Trust ratios by layer."""
@@ -163,7 +156,7 @@ class Lamb(AdamW):
         """What gradients are multiplied with before they move the moments."""
         if not self.settings.normalize:
             return 1.0
-        norm = self._gradient_norm()
+        norm = self.gradient_norm()
         assert norm is not None
         return 1.0 / (norm + torch.finfo(torch.float32).tiny)
 
