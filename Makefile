@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK ?= requirements.lock
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
+TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 
@@ -20,13 +21,13 @@ demo: .venv/installed
 	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --out build/demo-run
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 test-slow: .venv/installed-dev
-	$(BIN)/python -m pytest -m "slow and not slurm"
+	$(TESTS) -m "slow and not slurm"
 
 test-all: .venv/installed-dev lint
-	$(BIN)/python -m pytest -m ""
+	$(TESTS) -m ""
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
