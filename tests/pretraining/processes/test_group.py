@@ -1,4 +1,4 @@
-"""Ranks that meet, agree and part, and what each of them computes with."""
+"""Ranks that meet, agree and part, and what a rank computes with."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def three_agree() -> object:
 
 def test_ranks_that_agree_go_on() -> None:
     done = spawn(3, three_agree)
-    assert [each.result[1] for each in done] == [4, 2, 2]  # threads
-    assert [each.result[0::2] for each in done] == [(3.0, ("cpu", "lo"), False)] * 3
-    assert not any(each.result[3] for each in done)
+    assert [rank.result[1] for rank in done] == [4, 2, 2]  # threads
+    assert [rank.result[0::2] for rank in done] == [(3.0, ("cpu", "lo"), False)] * 3
+    assert not any(rank.result[3] for rank in done)
 
 
 def disagree(world: World) -> None:

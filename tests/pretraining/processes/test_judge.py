@@ -61,7 +61,9 @@ def test_those_that_are_lost_are_named_and_not_those_that_say_so() -> None:
 
     verdicts = hear(default_judge(), 20, loses, dies, is_lost_and_late)
     assert verdicts[:8] == [None] * 8
-    assert {each for each in verdicts[10:] if each} == {f"rank 1 has ended, or cannot be reached any more\n{WHY}"[:-1]}
+    assert {verdict for verdict in verdicts[10:] if verdict} == {
+        f"rank 1 has ended, or cannot be reached any more\n{WHY}"[:-1]
+    }
 
 
 def test_a_lost_connection_without_a_dead_rank_keeps_its_reason() -> None:
