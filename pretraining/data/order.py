@@ -18,7 +18,7 @@ from data_prep.common.hashing import BITS_64, GOLDEN, hash_key, scramble_bits
 
 ROUNDS = 4
 LARGEST = 1 << 40
-"""of a set that is permuted: the halves of an index stay far below 2³², as `_below` needs"""
+"""The most indices that are permuted: the halves of an index stay far below 2³², as `_below` needs."""
 
 
 def permute(index: Array, size: int | Array, key: Array) -> Array:
@@ -69,7 +69,7 @@ class Examples(NamedTuple):
 
     duplicate: Array
     shard: Array
-    """its number in its duplicate"""
+    """number of the shard in its duplicate"""
     row: Array
 
     def take(self, chosen: Array | slice) -> Examples:

@@ -13,11 +13,11 @@ from pretraining.config.settings import Optimizer
 from pretraining.engine.partition import FlatTensor
 
 SETTLED = 1e9
-"""a number of steps after which bias correction corrects nothing"""
+"""A number of steps after which bias correction corrects nothing."""
 
 
 class AdamW(torch.optim.Optimizer):
-    """In PyTorch's fused form; without bias correction as the original BERT has it."""
+    """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         defaults = {
@@ -45,13 +45,13 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            with_gradient = [each for each in group["params"] if each.grad is not None]
-            states = [self.state_of(each) for each in with_gradient]
+            with_gradient = [tensor for tensor in group["params"] if tensor.grad is not None]
+            states = [self.state_of(tensor) for tensor in with_gradient]
             for state in states:
                 state["step"] += 1
             adam(
                 with_gradient,
-                [each.grad for each in with_gradient],
+                [tensor.grad for tensor in with_gradient],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [state["step"] for state in states],
@@ -61,7 +61,7 @@ class AdamW(torch.optim.Optimizer):
             )
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The moments of a tensor, and the steps that they have seen."""
+        """Gives the two averages of a tensor, and the number of steps that they have seen; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -81,9 +81,9 @@ def adam(
     learning_rate: float,
     decay: float,
 ) -> None:
-    """Moves moments and weights; `steps` count this one."""
+    """Moves averages and weights by one step of Adam; `steps` count this one already."""
     corrected = group["bias_correction"]
-    counts = [each - 1 if corrected else torch.full_like(each, SETTLED) for each in steps]  # PyTorch adds the 1
+    counts = [count - 1 if corrected else torch.full_like(count, SETTLED) for count in steps]  # PyTorch adds the 1
     adamw(
         list(weights),
         list(gradients),

@@ -13,13 +13,13 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 
 CHUNK = 2048 * 32
-"""elements that a block of the GPU works on, as apex itself has it"""
+"""How many elements a block of the GPU works on, as apex itself has it."""
 UNCORRECTED = 1 << 30
-"""a step after which bias correction corrects nothing"""
+"""A step after which bias correction corrects nothing."""
 
 
 def find_apex(wanted: Literal["auto", "apex", "torch"], device: torch.device) -> Any:
-    """Its module of kernels; None where it is not to be used. UserError if it is asked for and not there."""
+    """Finds apex's module of kernels; None where it is not to be used, an error where it is asked for and not there."""
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return None
     if device.type != "cuda":
@@ -54,15 +54,18 @@ def lamb_updates(
     epsilon: float,
     corrected: bool,
 ) -> tuple[list[Tensor], Tensor]:
-    """Moves the moments of (weights, gradients, first, second); the updates, and the squares of weights and updates."""
-    weights, gradients, first, second = (list(each) for each in lists)
+    """Moves the averages; returns the updates, and the squares of weights and updates.
+
+    `lists` are weights, gradients, first and second averages.
+    """
+    weights, gradients, first, second = (list(tensors) for tensors in lists)
     device = weights[0].device
-    updates = [torch.empty_like(each) for each in weights]
+    updates = [torch.empty_like(weight) for weight in weights]
     overflowed, norm = (torch.zeros(1, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
     decays = torch.full((len(weights),), decay, device=device)
     step = int(steps) - 1 if corrected else UNCORRECTED  # the kernel counts from 0
     tensors = [gradients, weights, first, second, updates]
     # a norm of 0 against a limit of 1: what DeepSpeed has clipped is not clipped again
     amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, step, *betas, epsilon, norm, 1.0)
-    norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [each], True)[1] for each in (weights, updates)]
+    norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
     return updates, torch.stack(norms, dim=1).double().square()

@@ -65,7 +65,7 @@ class Lamb(AdamW):
         super().__init__(groups, settings)
         self.settings = settings
         self._tables: dict[int, SlotTable] = {}
-        """by the id of the flat tensor"""
+        """what a flat tensor holds, found by its id"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
         """trust ratios of the last step, by the names of their slots"""
 
@@ -82,7 +82,7 @@ class Lamb(AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            tensors = [each for each in group["params"] if each.grad is not None]
+            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             if tensors:
                 self._move(group, tensors)
 
@@ -120,7 +120,7 @@ class Lamb(AdamW):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
                 if not whole:
                     assert tensor.grad is not None
-                    weight, update = (each.view(-1).narrow(0, offset, length) for each in (tensor, tensor.grad))
+                    weight, update = (flat.view(-1).narrow(0, offset, length) for flat in (tensor, tensor.grad))
                     weight.add_(update, alpha=-group["lr"] * ratios[begin + slot])
             begin += len(table.slots)
         return torch.tensor(ratios, dtype=torch.float64)
@@ -166,7 +166,7 @@ class Lamb(AdamW):
         for tensor, table in zip(tensors, tables, strict=True):
             state = self.state_of(tensor)
             assert tensor.grad is not None
-            flats = [each.view(-1) for each in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
+            flats = [flat.view(-1) for flat in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
             for slot, (offset, length, _) in zip(table.places, table.stretches.tolist(), strict=True):
                 yield Stretch(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
             begin += len(table.slots)
@@ -185,7 +185,7 @@ class Lamb(AdamW):
         if (amp_c := find_apex(self.settings.kernels, stretches[0].weight.device)) is not None:
             return lamb_updates(
                 amp_c,
-                list(zip(*((each.weight, each.gradient, each.first, each.second) for each in stretches), strict=True)),
+                list(zip(*((part.weight, part.gradient, part.first, part.second) for part in stretches), strict=True)),
                 decay=group["weight_decay"],
                 steps=steps,
                 betas=group["betas"],
@@ -257,8 +257,8 @@ def _joined(squares: Tensor, group: Any) -> Tensor:
 def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:
     """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
     weights, gradients = [stretch.weight for stretch in stretches], [stretch.gradient for stretch in stretches]
-    updates = [torch.zeros_like(each) for each in weights]
-    counts = [torch.full((), steps, device=each.device) for each in weights]
+    updates = [torch.zeros_like(weight) for weight in weights]
+    counts = [torch.full((), steps, device=weight.device) for weight in weights]
     first, second = [stretch.first for stretch in stretches], [stretch.second for stretch in stretches]
     adam(updates, gradients, first, second, counts, group, learning_rate=1.0, decay=0.0)
     torch._foreach_neg_(updates)
@@ -269,5 +269,5 @@ def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: f
 
 def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
     """The squares of weights and updates, (stretches, 2), in fp64."""
-    norms = [torch._foreach_norm(list(each), 2, dtype=torch.float64) for each in (weights, updates)]
-    return torch.stack([torch.stack(list(each)) for each in norms], dim=1).square()
+    norms = [torch._foreach_norm(list(tensors), 2, dtype=torch.float64) for tensors in (weights, updates)]
+    return torch.stack([torch.stack(list(column)) for column in norms], dim=1).square()

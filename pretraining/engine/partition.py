@@ -24,50 +24,52 @@ class Part:
     """A stretch of a parameter inside a flat tensor."""
 
     name: str
-    """of the parameter"""
+    """name of the parameter"""
     start: int
-    """its first element in the parameter, flattened"""
+    """the part's first element in the flattened parameter"""
     length: int
     offset: int
-    """its first element in the flat tensor"""
+    """the part's first element in the flat tensor"""
 
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """A flat fp32 tensor that this rank's optimizer moves, and what it holds. The rest of it is padding."""
+    """A flat fp32 tensor that this rank's optimizer moves, and the parts that it holds; what is no part is padding."""
 
     tensor: Tensor
     sizes: dict[str, int]
-    """elements of each parameter that the ranks' tensors hold together, whether or not this one has a part of it"""
+    """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
     parts: tuple[Part, ...]
     group: Any = None
-    """the ranks that hold the rest; None where this rank holds all"""
+    """process group of the ranks that hold the rest; None where this rank holds all"""
 
     def of(self, part: Part, flat: Tensor) -> Tensor:
-        """The part's stretch of a tensor that is laid out as `tensor` is: a moment, a gradient."""
+        """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
 
 
 def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
-    """The shares of this rank in the order of DeepSpeed's groups; a UserError for a layout that is not understood."""
+    """Finds this rank's flat tensors in the order of DeepSpeed's groups; a layout that is not understood is refused."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
     if isinstance(optimizer, torch.optim.Optimizer):
-        shares = list(_whole(optimizer, names))
+        flat_tensors = list(_whole(optimizer, names))
     elif kind in _READERS:
-        shares = list(_READERS[kind](optimizer, names))
+        flat_tensors = list(_READERS[kind](optimizer, names))
     else:
         raise _not_understood(f"its optimizer is {kind}")
-    _check(shares, model)
-    return shares
+    _check(flat_tensors, model)
+    return flat_tensors
 
 
 @torch.no_grad()
-def fill_flat_tensors(shares: Sequence[FlatTensor], weights: Mapping[str, Tensor]) -> None:
-    """Gives the flat tensors these weights, which the parameters themselves must have already."""
-    for share in shares:
-        for part in (each for each in share.parts if each.name in weights):
-            share.of(part, share.tensor).copy_(weights[part.name].view(-1)[part.start : part.start + part.length])
+def fill_flat_tensors(flat_tensors: Sequence[FlatTensor], weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into the flat tensors; the parameters themselves must have them already."""
+    for flat in flat_tensors:
+        for part in flat.parts:
+            if part.name in weights:
+                weight = weights[part.name].view(-1)
+                flat.of(part, flat.tensor).copy_(weight[part.start : part.start + part.length])
 
 
 def _not_understood(reason: str) -> UserError:
@@ -89,12 +91,14 @@ def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTenso
     for number, tensor in enumerate(optimizer.single_partition_of_fp32_groups):
         parameters = optimizer.round_robin_bit16_groups[number]
         offsets = optimizer.round_robin_bit16_offsets[number]
-        yield _cut(tensor, {names[id(each)]: each.numel() for each in parameters}, offsets, optimizer, number)
+        yield _cut(
+            tensor, {names[id(parameter)]: parameter.numel() for parameter in parameters}, offsets, optimizer, number
+        )
 
 
 def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.fp32_groups_flat_partition):
-        sizes = {names[id(each)]: each.numel() for each in optimizer.bf16_groups[number]}
+        sizes = {names[id(parameter)]: parameter.numel() for parameter in optimizer.bf16_groups[number]}
         offsets = [0, *itertools.accumulate(sizes.values())][:-1]
         yield _cut(tensor, sizes, offsets, optimizer, number)
 
@@ -125,7 +129,7 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
             real = min(length, parameter.ds_numel - start)
             if real > 0:
                 parts.append(Part(names[id(parameter)], start, real, offset))
-        sizes = {names[id(each)]: each.ds_numel for each in optimizer.fp16_groups[number]}
+        sizes = {names[id(parameter)]: parameter.ds_numel for parameter in optimizer.fp16_groups[number]}
         yield FlatTensor(tensor, sizes, tuple(parts), optimizer._get_sub_group_process_group(number))
 
 
@@ -136,16 +140,16 @@ _READERS = {
 }
 
 
-def _check(shares: Sequence[FlatTensor], model: nn.Module) -> None:
+def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
     """All ranks together hold each parameter once, and with the values that it has, but for rounding to 16 bits."""
     parameters = dict(model.named_parameters())
     index = {name: number for number, name in enumerate(parameters)}
     held = torch.zeros(len(index), dtype=torch.int64)
-    for share in shares:
-        for part in share.parts:
-            if _is_in_place(share, part, parameters[part.name]):
+    for flat in flat_tensors:
+        for part in flat.parts:
+            if _is_in_place(flat, part, parameters[part.name]):
                 held[index[part.name]] += part.length
-    if any(share.group is not None for share in shares):
+    if any(flat.group is not None for flat in flat_tensors):
         held = held.to("cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(held)
     for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
@@ -154,11 +158,11 @@ def _check(shares: Sequence[FlatTensor], model: nn.Module) -> None:
             raise _not_understood(f"of the {numel} elements of {name}, {count} are where they should be")
 
 
-def _is_in_place(share: FlatTensor, part: Part, parameter: Tensor) -> bool:
+def _is_in_place(flat: FlatTensor, part: Part, parameter: Tensor) -> bool:
     if hasattr(parameter, "ds_tensor"):  # stage 3: of the parameter itself, only this rank's piece is here
         here = parameter.ds_tensor.detach().view(-1)[: part.length]
     else:
         here = parameter.detach().view(-1)[part.start : part.start + part.length]
-    if part.offset + part.length > share.tensor.numel():
+    if part.offset + part.length > flat.tensor.numel():
         return False
-    return torch.equal(share.of(part, share.tensor.detach()).to(here.device, here.dtype), here)
+    return torch.equal(flat.of(part, flat.tensor.detach()).to(here.device, here.dtype), here)

@@ -13,7 +13,7 @@ DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float1
 
 
 def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
-    """The numbers that the model computes in."""
+    """Chooses the numbers that the model computes in, by what the device has."""
     if wanted == "auto":
         if device.type == "cuda":
             wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -25,5 +25,5 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:
-    """As recipes name it."""
-    return next(name for name, each in DTYPES.items() if each == dtype)
+    """What recipes call a type of numbers."""
+    return next(name for name, known in DTYPES.items() if known == dtype)

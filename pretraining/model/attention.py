@@ -31,11 +31,11 @@ class Group:
     """Sequences that are computed together."""
 
     starts: Tensor
-    """(s,) int32: where each begins"""
+    """(s,) int32: where the sequences begin"""
     lengths: Tensor
     """(s,) int32"""
     length: int
-    """that of all, with padding"""
+    """length that all of them are padded to"""
 
     @functools.cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -87,18 +87,18 @@ def attend(qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropo
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
-    """(n, heads, size) each -> (n, heads, size), for any device and type."""
+    """Attention for any device and type: query, key, value (n, heads, size) -> (n, heads, size)."""
     out = torch.empty_like(query)
     for group in layout.groups:
         rows, inside = group.rows
-        q, k, v = (each[rows].transpose(1, 2) for each in (query, key, value))  # (s, heads, length, size)
+        q, k, v = (part[rows].transpose(1, 2) for part in (query, key, value))  # (s, heads, length, size)
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=inside[:, None, None], dropout_p=dropout)
         out = out.index_put((rows[inside],), context.transpose(1, 2)[inside])
     return out
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
-    """The same on a GPU, without padding."""
+    """Attention on a GPU, by kernels that need no padding."""
     starts, longest = layout.starts, layout.longest
     if (flash_attention := _flash_attention()) is not None:
         return flash_attention(query, key, value, starts, starts, longest, longest, dropout_p=dropout)

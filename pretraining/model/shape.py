@@ -33,7 +33,7 @@ class Shape:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     epsilon: float = 1e-12
-    """of the layer norms"""
+    """added to the variance in layer norms"""
 
     @classmethod
     def named(cls, size: str, vocabulary: int) -> Shape:

@@ -14,13 +14,13 @@ class Clock:
     def __init__(self, seconds: float, device: torch.device):
         self.seconds = seconds
         self.agreed = False
-        """whether it has ever been"""
+        """whether all ranks have agreed on it yet"""
         self._device = device
         self._start = time.monotonic() - seconds
         self._last, self._steps, self._pace = seconds, 0, 0.0
 
     def step(self) -> None:
-        """A step is done. Between agreements, steps take what they took before."""
+        """Counts a step. Between agreements, a step is taken to last as long as those before."""
         self._steps += 1
         self.seconds = self._last + self._steps * self._pace
 

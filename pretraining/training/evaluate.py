@@ -25,7 +25,7 @@ def evaluate(
     phase: int,
     mark: Callable[[], None] = lambda: None,
 ) -> EvaluationRecord:
-    """Each example once, over all ranks; the same result for any number of them but for rounding."""
+    """Scores every example once, over all ranks; the result does not depend on their number but for rounding."""
     begin = time.perf_counter()
     engine.deepspeed.eval()
     sums = torch.zeros(6, dtype=torch.float64, device=engine.device)
@@ -33,7 +33,7 @@ def evaluate(
         mark()
         losses = engine.forward(batch.to(engine.device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
-        found = torch.cat([torch.stack([each.double() for each in losses]), sizes.to(engine.device)])
+        found = torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)])
         sums += found * counts
     engine.deepspeed.train()
     dist.all_reduce(sums)

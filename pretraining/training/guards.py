@@ -26,9 +26,9 @@ from pretraining.processes.group import SharedError
 SKIPPED = "skipped.json"
 CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20
-"""logged losses that a leap is measured against"""
+"""How many logged losses a leap is measured against."""
 NAMED = 4
-"""examples that a message names"""
+"""How many examples a message names."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Skip:
     """Batches of a phase that are left out."""
 
     phase: int
-    """counted from 0"""
+    """number of the phase, counted from 0"""
     first: int
-    """the batch's number in the order of the phase"""
+    """number of the first of them in the order of the phase"""
     count: int
     reason: str
 
@@ -53,14 +53,14 @@ class DivergedError(SharedError):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rank found."""
+    """Something wrong in a step, as one rank found it."""
 
     step: int
     batch: int
-    """its number in the order of the phase"""
+    """number of the batch in the order of the phase"""
     text: str
     gradient: bool = False
-    """of all ranks together; then a rank with a loss to show says more"""
+    """whether it is the gradient of all ranks together; then a rank with a bad loss of its own says more"""
 
 
 class Guard:
