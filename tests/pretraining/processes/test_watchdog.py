@@ -24,6 +24,8 @@ from pretraining.processes.watchdog import Watch
 WHY = "its own output or its machine's log says why\n"
 RANK_0_GONE = "error: rank 0 has ended, or its machine is gone\n"
 
+pytestmark = pytest.mark.timed
+
 
 def reduce() -> None:
     dist.all_reduce(torch.ones(1))
