@@ -34,6 +34,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# torch pins its CUDA libraries itself: they are left out, so that a CPU build of torch fits the file too.
 lock: .venv/installed-dev
 	$(INSTALL) uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-header --no-annotate --quiet | \

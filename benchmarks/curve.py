@@ -38,7 +38,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.optimizers import is_decayed
 from pretraining.engine.step import Seeds, train_step
 from pretraining.huggingface.weights import config_of, to_transformers
-from pretraining.model.batch import StepBatches
+from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import World
@@ -62,7 +62,7 @@ class Curve:
     """Steps whose mean is compared."""
 
 
-def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: torch.device) -> list[float]:
+def our_losses(recipe: Recipe, model: Bert, batches: list[PretrainingBatches], device: torch.device) -> list[float]:
     """The loss of each step, as the trainer does it."""
     engine = Engine(model, EngineSettings(recipe.optimizer, recipe.precision, compute=recipe.compute), device)
     [schedule] = build_schedules(recipe)
@@ -74,7 +74,7 @@ def our_losses(recipe: Recipe, model: Bert, batches: list[StepBatches], device: 
     return found
 
 
-def their_losses(recipe: Recipe, theirs: Any, batches: list[StepBatches], device: torch.device) -> list[float]:
+def their_losses(recipe: Recipe, theirs: Any, batches: list[PretrainingBatches], device: torch.device) -> list[float]:
     """The same with transformers' model: autocast, fp32 weights, padded batches."""
     theirs.to(device).train()
     settings = recipe.optimizer

@@ -129,7 +129,7 @@ def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step, learning_rate in enumerate(LEARNING_RATES):
         micro: Any = tuple(Pull(step, ranks * number + rank) for number in range(MICRO))
-        batches = StepBatches(micro, sequences=MICRO * ranks, predictions=0)
+        batches = StepBatches(micro, sequences=MICRO * ranks)
         train_step(engine, batches, learning_rate, Seeds(0, 0), lambda pulled, batches: pulled / batches.sequences)
     assert isinstance(engine.optimizer, Lamb)
     return {name: each.clone() for name, each in engine.weights()}, engine.optimizer.trust_ratios()

@@ -44,7 +44,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
@@ -102,7 +102,7 @@ class Ours:
         self.engine = Engine(Bert(shape).initialize(0), settings, device)
 
     def step(self, batch: PretrainingBatch) -> None:
-        batches = StepBatches((batch,), len(batch.lengths), len(batch.labels))
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
         train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), pretraining_loss)
         self.steps += 1
         synchronize(self.device)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,13 +29,14 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.locks import locked
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import time_limit
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
-from pretraining.training.run import run
+from pretraining.training.run import LOCK, run
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def main(arguments: list[str]) -> int:
             check(wanted, overrides, world, console)
         else:
             warn(wanted, world, Console(stderr=True, highlight=False, soft_wrap=True))
+            record_early(wanted.out or wanted.run, ending)
             run(partial(read_request, wanted, overrides, world), ending, console)
     return ending.code
 
@@ -90,6 +93,13 @@ def warn(wanted: Train, world: World, errors: Console) -> None:
         errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
     if wanted.run is not None and world.rank == 0:
         errors.print("warning: --run is called --out today, and will go")
+
+
+def record_early(out: Path | None, ending: Ending) -> None:
+    """Lets a run's folder tell of mistakes in the command too, unless another run is at work in it."""
+    if ending.world.rank == 0 and out is not None and (out / LOCK).exists():
+        with suppress(UserError), locked(out / LOCK, "", ""):
+            ending.record_in(out)
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.processes import end_runs
 from support.turns import turn
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from support.training import Place
 
 prepare_process()  # before any test loads torch, as the entries do
+# How long it takes to draw an example says more of a busy machine than of the test.
+settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("house")
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CLOZE_DATA", ROOT / "../shared/data")).resolve()

@@ -121,9 +121,9 @@ def restore_engine(checkpoint: Path, engine: Engine) -> None:
     engine.loss_scaler = record.loss_scaler
 
 
-def load_checkpoint(run: Path, name: str | None = None) -> tuple[CheckpointRecord, dict[str, Tensor]]:
-    """Reads a run's checkpoint, by default the newest: its record and the fp32 weights, checked before."""
-    checkpoint = find_checkpoint(run, name)
+def load_checkpoint(run: Path) -> tuple[CheckpointRecord, dict[str, Tensor]]:
+    """Reads a checkpoint, or the newest of a run: its record and the fp32 weights, checked before."""
+    checkpoint = find_checkpoint(run)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
     record = read_record(checkpoint)

@@ -21,7 +21,7 @@ import torch
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset, Rows
 from pretraining.data.order import BatchOrder
-from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 
 
 def collate(rows: Rows) -> PretrainingBatch:
@@ -69,13 +69,13 @@ def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
 
 def step_batches(
     dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
-) -> StepBatches:
+) -> PretrainingBatches:
     """Reads one rank's part of the global batch of a step."""
     examples = order.examples(step)
     lengths, predictions = dataset.sizes(examples)
     mine = deal(lengths, ranks, accumulation)[rank]
     micro = tuple(collate(dataset.read(examples.take(chosen))) for chosen in mine)
-    return StepBatches(micro, order.batch_size, int(predictions.sum()))
+    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()))
 
 
 class Loader:
@@ -103,10 +103,10 @@ class Loader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._coming = deque(self._thread.submit(self._prepare, step) for step in islice(self._steps, depth + 1))
 
-    def __iter__(self) -> Iterator[StepBatches]:
+    def __iter__(self) -> Iterator[PretrainingBatches]:
         return self
 
-    def __next__(self) -> StepBatches:
+    def __next__(self) -> PretrainingBatches:
         if not self._coming:
             raise StopIteration
         begin = time.perf_counter()

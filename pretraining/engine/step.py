@@ -43,10 +43,10 @@ class StepResult:
 
 def train_step(
     engine: Engine,
-    batches: StepBatches,
+    batches: StepBatches[Any],
     learning_rate: float,
     seeds: Seeds,
-    loss_of: Callable[[Any, StepBatches], Tensor],
+    loss_of: Callable[[Any, Any], Tensor],
     mark: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Moves the weights once, by the gradients of this rank's micro-batches and of all other ranks'.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,13 +47,19 @@ class PretrainingBatch(Batch):
 
 
 @dataclass(frozen=True)
-class StepBatches:
+class StepBatches(Generic[AnyBatch]):
     """What one rank computes in one optimizer step, and the counts of the whole global batch.
 
     A loss is divided by the counts of the global batch, so that it depends neither on ranks nor on micro-batches.
     """
 
-    micro: tuple[PretrainingBatch, ...]  # this rank's micro-batches, whose gradients accumulate
+    micro: tuple[AnyBatch, ...]  # this rank's micro-batches, whose gradients accumulate
     sequences: int  # of the global batch, over all ranks
+
+
+@dataclass(frozen=True)
+class PretrainingBatches(StepBatches[PretrainingBatch]):
+    """The batches of a step of pre-training, with the count of masked pieces and the time they took to come."""
+
     predictions: int  # of the global batch, over all ranks
     waited: float = 0.0  # seconds for which training waited until it was ready

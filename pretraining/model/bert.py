@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.encoder import Encoder, Linear
 from pretraining.model.fused import gelu, masked_loss
 from pretraining.model.shape import Shape
@@ -28,7 +28,7 @@ class Losses(NamedTuple):
     next_sentence_correct: Tensor
 
 
-def pretraining_loss(losses: Losses, batches: StepBatches) -> Tensor:
+def pretraining_loss(losses: Losses, batches: PretrainingBatches) -> Tensor:
     """This micro-batch's part of the loss of the global batch: exact for any ranks and micro-batches."""
     return losses.masked / max(batches.predictions, 1) + losses.next_sentence / batches.sequences
 

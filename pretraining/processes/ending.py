@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -70,9 +71,10 @@ class Ending:
         self._run: Path | None = None
 
     def record_in(self, run: Path) -> None:
-        """Takes `run` as the folder in which the end will be recorded; the record of its last end is out of date."""
+        """Takes `run` as the folder in which the end will be recorded; what it tells of its last end is out of date."""
         self._run = run
         if self.world.rank == 0:
+            shutil.rmtree(run / STACKS, ignore_errors=True)
             with suppress(OSError):
                 (run / ENDED).unlink(missing_ok=True)
 
@@ -84,6 +86,9 @@ class Ending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[True]:
         _handle_signals(signal.SIG_IGN)
+        if isinstance(error, SystemExit):  # rich ends the program so where the reading end of a pipe was closed
+            self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
+            return True
         outcome = _outcome_of(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(kind, error, trace)
@@ -143,7 +148,7 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
         text = f"error: {text}" if outcome.rank == world.rank else f"error: rank {outcome.rank}: {text}"
         if outcome.code == Code.RANK_LOST and run is not None:
             text += f"\nthe stacks of the ranks that still run are in {run / STACKS}"
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             text = f"\x1b[31m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)
 

@@ -197,8 +197,9 @@ class Watch:
         verdict = rank_0_gone if self._world.rank else self._judge.verdict()
         if verdict is not None:
             own = Outcome(Code.RANK_LOST, verdict, self._world.rank)
-            first = self._write_failure(own, self._thread_store)
-            self._end(first, self._thread_store, found_here=first == own)
+            with self._ending:  # a failure of the main thread that comes now waits, and is heard as the second
+                first = self._write_failure(own, self._thread_store)
+                self._end(first, self._thread_store, found_here=first == own)
 
     def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
         """Ends this process for a failure of the run. If it is the main thread's own, that thread is ending it."""

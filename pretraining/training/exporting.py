@@ -95,9 +95,9 @@ def read_source(source: Path, checkpoint: str | None) -> Source:
 
 
 def _read_run(source: Path, checkpoint: str | None) -> Source:
-    record, weights = load_checkpoint(source, checkpoint)
+    folder = find_checkpoint(source, checkpoint)
+    record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
-    folder = find_checkpoint(source, checkpoint).parent.parent / TOKENIZER
     metrics = {} if run.scores is None else run.scores.figures()
     provenance = Provenance(run.data, run.recipe, metrics, run.state.step)
-    return Source(record.shape, weights, folder, run.data.vocabulary, provenance)
+    return Source(record.shape, weights, folder.parent.parent / TOKENIZER, run.data.vocabulary, provenance)

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError
@@ -69,23 +70,23 @@ class Guard:
     def __init__(self, rank: int, spike: float, scaled: bool):
         """`scaled`: the loss is, so that a gradient that is not finite only lowers the scale."""
         self._rank, self._spike, self._scaled = rank, spike, scaled
-        self._kept: list[tuple[int, int, StepResult, list[Array]]] = []
+        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
 
-    def add(self, step: int, batch: int, result: StepResult, batches: StepBatches) -> None:
+    def add(self, step: int, batch: int, result: StepResult, batches: StepBatches[Any]) -> None:
         """Keeps what a step of this rank gave, and the examples of its micro-batches."""
-        self._kept.append((step, batch, result, [micro.examples for micro in batches.micro]))
+        examples = [micro.examples for micro in batches.micro]
+        self._kept.append((step, batch, result.losses, result.gradient_norm, examples))
 
-    def look(self) -> Finding | None:
-        """Finds the first thing wrong since the last look."""
+    def first_fault(self) -> Finding | None:
+        """Finds the first thing wrong since it was last asked."""
         kept, self._kept = self._kept, []
-        for step, batch, result, examples in kept:
-            for loss, own in zip(result.losses, examples, strict=True):
+        for step, batch, losses, norm, examples in kept:
+            for loss, own in zip(losses, examples, strict=True):
                 if not bool(torch.isfinite(loss)):
                     text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {named(own)}"
                     return Finding(step, batch, text)
-            norm = result.gradient_norm
             if norm is not None and not self._scaled and not math.isfinite(norm):
                 text = f"the norm of the gradient is {float(norm)} at step {step}; rank {self._rank} had "
                 return Finding(step, batch, text + named([row for rows in examples for row in rows]), True)

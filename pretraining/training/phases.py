@@ -28,9 +28,8 @@ class TrainingPhase:
         self, request: Request, state: RunState, skips: Sequence[Skip], world: World, device: torch.device
     ) -> None:
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
-        self.clock = Clock(state.phase_seconds, device)
         self.accumulation = micro_batches(self.settings, world.size, self.number)
-        self._request, self._world = request, world
+        self._request, self._world, self._device = request, world, device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._dataset = self._open(validation=False)
         examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
@@ -44,8 +43,8 @@ class TrainingPhase:
         return Dataset(request.data, request.manifest, self.settings.length, validation, world.rank, world.size)
 
     def batches(self, state: RunState) -> Loader:
-        """This rank's batches from where the run stands to the end of the phase; to be closed."""
-        return Loader(
+        """This rank's batches from where the run stands to the end of the phase, to be closed; the clock starts."""
+        loader = Loader(
             self._dataset,
             self._order,
             rank=self._world.rank,
@@ -54,6 +53,8 @@ class TrainingPhase:
             start=state.phase_step,
             stop=self._schedule.steps,
         )
+        self.clock = Clock(state.phase_seconds, self._device)
+        return loader
 
     def batch_number(self, step: int) -> int:
         """Which batch of the phase's order its step of this number takes."""

@@ -18,11 +18,15 @@ def step_profile(run: Path, steps: int, device: torch.device, say: Callable[[str
 
     def write(done: profile) -> None:
         folder = run / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        done.export_chrome_trace(str(folder / TRACE))
-        table = done.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
-        (folder / TABLE).write_text(table)
-        say(f"profile: {folder / TABLE}, and {TRACE} beside it for chrome://tracing or ui.perfetto.dev")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            done.export_chrome_trace(str(folder / TRACE))
+            table = done.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=ROWS)
+            (folder / TABLE).write_text(table)
+        except (OSError, RuntimeError) as error:  # training goes on without it
+            say(f"no profile: {folder} cannot be written: {error}")
+        else:
+            say(f"profile: {folder / TABLE}, and {TRACE} beside it for chrome://tracing or ui.perfetto.dev")
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     when = schedule(wait=SKIPPED, warmup=1, active=steps, repeat=1)

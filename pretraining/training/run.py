@@ -25,6 +25,7 @@ from pretraining.training.trainer import Trainer
 
 EXPORT = "export"
 """The folder of a run that its model is exported into."""
+LOCK = "lock"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 
 
@@ -46,7 +47,7 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
             require_one_request(request)
             if world.rank == 0:
-                stack.enter_context(locked(request.out / "lock", f"--out {request.out}", BUSY))
+                stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
             start = find_starting_point(request, context)
@@ -76,7 +77,8 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             trainer.close()
             del trainer, start
             gc.collect()
-            start = find_starting_point(replace(request, resume="auto"), context)  # the checkpoints are this run's own
+            request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
+            start = find_starting_point(request, context)
 
 
 def what_goes_wrong(trainer: Trainer) -> Skip | None:

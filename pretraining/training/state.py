@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.reporting.records import EvaluationRecord
@@ -60,7 +61,13 @@ class RunRecord:
     @classmethod
     def of(cls, record: CheckpointRecord) -> RunRecord:
         """Reads the section, also with the names that earlier versions had."""
-        section = record.caller
+        try:
+            return cls._of_section(record.caller)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
+
+    @classmethod
+    def _of_section(cls, section: Mapping[str, Any]) -> RunRecord:
         recipe = {**section["recipe"], "phases": [_renamed(phase) for phase in section["recipe"]["phases"]]}
         scores = _renamed(section["metrics"])
         scores.pop("perplexity", None)

@@ -12,7 +12,7 @@ from pretraining.checkpoint.writing import Saver
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
-from pretraining.model.batch import StepBatches
+from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import pretraining_loss
 from pretraining.planning.remaining import RemainingWork
 from pretraining.processes.group import gather
@@ -53,7 +53,7 @@ class Trainer:
         profiles = request.profile > 0 and world.rank == 0
         self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
-        """number of the batch that follows the last checkpoint, in the order of its phase"""
+        """number of the batch that follows the last checkpoint within this phase"""
 
     def restore(self, record: CheckpointRecord) -> None:
         """Takes up what a checkpoint says of meters and guards; where the run stands, it knows already."""
@@ -105,7 +105,7 @@ class Trainer:
                 self.after_step(phase, last=phase.is_last_step(self.state))
         self.finish_phase(phase)
 
-    def train_step(self, phase: TrainingPhase, batches: StepBatches) -> None:
+    def train_step(self, phase: TrainingPhase, batches: PretrainingBatches) -> None:
         """Makes one optimizer step, and notes what it gave."""
         state, world = self.state, self.context.world
         learning_rate = phase.learning_rate(state)
@@ -122,9 +122,12 @@ class Trainer:
         self.guard.add(state.step, number, result, batches)
         self.measure(phase, batches, result, learning_rate)
         if self.profile is not None:
-            self.profile.step()
+            with self.context.watch.pause(), self.meter.watch.pause():
+                self.profile.step()
 
-    def measure(self, phase: TrainingPhase, batches: StepBatches, result: StepResult, learning_rate: float) -> None:
+    def measure(
+        self, phase: TrainingPhase, batches: PretrainingBatches, result: StepResult, learning_rate: float
+    ) -> None:
         """Adds a step to what the next line of the log will say."""
         for batch, losses in zip(batches.micro, result.outputs, strict=True):
             self.meter.add(
@@ -143,7 +146,7 @@ class Trainer:
         saves = is_due(step, recipe.checkpoints.every) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
-        decision = self.decide(looks=logs or saves or self.engine.device.type == "cpu")
+        decision = self.decide(checks=logs or saves or self.engine.device.type == "cpu")
         stops = decision != Decision.GO_ON
         phase.clock.step()
         if logs or saves or stops or not phase.clock.agreed:
@@ -164,7 +167,7 @@ class Trainer:
 
     def finish_phase(self, phase: TrainingPhase) -> None:
         """Scores and saves the end of a phase, where the next begins."""
-        self.decide(looks=True)
+        self.decide(checks=True)
         if self.meter.steps:
             self.log_step(phase)
         now = (self.state.step, phase.number + 1)
@@ -174,9 +177,9 @@ class Trainer:
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint()
 
-    def decide(self, looks: bool) -> Decision:
+    def decide(self, checks: bool) -> Decision:
         """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
-        finding = self.guard.look() if looks else None
+        finding = self.guard.first_fault() if checks else None
         decision = self.context.control.decide(wrong=finding is not None, saving=self.saver.longest)
         if decision == Decision.WRONG:
             first = first_of(gather(finding))

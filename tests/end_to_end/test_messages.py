@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import socket
@@ -133,3 +134,32 @@ def test_a_port_in_use(place: Place) -> None:
         listener.listen()
         message = "is in use by another program or run\nchoose a free one: MASTER_PORT=<port>"
         assert_ended(launch(place.command("run"), port=listener.getsockname()[1]), 2, message)
+
+
+def test_the_earlier_name_of_out_is_warned_of(place: Place) -> None:
+    words = ["--run" if word == "--out" else word for word in place.command("run", "--stop-after", "short")]
+    [done] = train(words, 1)
+    assert (done.code, done.errors) == (0, "warning: --run is called --out today, and will go\n")
+    assert finished_checkpoints(place.folder / "run")
+    both = assert_ended(launch([*words, "--out", str(place.folder / "other")], 1), 2)
+    assert "error: --run: --out is given too, which is what it is called today; keep --out" in both
+
+
+def test_a_profile_is_written(place: Place) -> None:
+    [done] = train(place.command("run", "--profile", "2"), 1)
+    assert done.code == 0
+    folder = place.folder / "run" / "profile"
+    assert f"profile: {folder / 'table.txt'}" in done.output
+    assert "aten::mm" in (folder / "table.txt").read_text()
+    names = {event.get("name") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+    assert "ProfilerStep#4" in names, "the fourth step is profiled"
+
+
+def test_a_folder_tells_of_the_last_command(place: Place) -> None:
+    """Also of one that fails before anything is trained; not where the folder belongs to another run."""
+    run = place.folder / "run"
+    assert_well(train(place.command("run", "--stop-after", "short"), 1))
+    assert json.loads((run / "ended.json").read_text())["code"] == 0
+    assert_ended(launch(place.command("run", "--phases.0.batch", "10"), 1), 2)
+    told = json.loads((run / "ended.json").read_text())
+    assert (told["code"], told["reason"].split(":")[0]) == (2, "--phases.0.batch = 10")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
-from pretraining.model.batch import StepBatches
+from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
 from pretraining.processes import stopping
 from pretraining.training.phases import TrainingPhase
@@ -109,7 +109,7 @@ class Poison:
         """Finds the bad ones."""
         train_step = Trainer.train_step
 
-        def found(trainer: Trainer, phase: TrainingPhase, batches: StepBatches) -> None:
+        def found(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches) -> None:
             state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
             number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
             self.now, self.micro = here and phase.number == 0 and number == self.number, 0

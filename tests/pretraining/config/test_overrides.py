@@ -141,6 +141,7 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
         ("--model.droput 0.2", "--model.droput: unknown; did you mean model.dropout?"),
         ("--phases.1.warm_up 0.2", "--phases.1.warm_up: unknown; did you mean phases.1.warmup?"),
         ("--optimizer.lr 1", "--optimizer.lr: unknown; did you mean phases.0.learning_rate?"),
+        ("--phases.1.rate 1", "--phases.1.rate: unknown; did you mean phases.1.learning_rate?"),
         ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.learning_rate?"),
         ("--model-size base", "--model_size: unknown; did you mean model.size?"),
         ("--optimiser.clip 1", "--optimiser: unknown; did you mean optimizer?"),

@@ -23,7 +23,7 @@ from data_prep.shards import Manifest, ShardSet, read_shard
 from pretraining.data.batches import Loader, collate, deal, step_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Examples, Order
-from pretraining.model.batch import Batch, PretrainingBatch, StepBatches
+from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
@@ -54,7 +54,7 @@ def keys(batches: Iterable[Batch]) -> list[tuple[int, int]]:
     return [(shard, row) for batch in batches for shard, row in batch.examples.tolist()]
 
 
-def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumulation: int) -> list[StepBatches]:
+def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumulation: int) -> list[PretrainingBatches]:
     """What each rank does in a step."""
     return [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
 

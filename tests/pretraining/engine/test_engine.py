@@ -23,7 +23,7 @@ from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
-from pretraining.model.batch import PretrainingBatch, StepBatches
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.bert import Bert, Losses, pretraining_loss
 from pretraining.processes.group import disconnect
 
@@ -55,7 +55,7 @@ def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: An
 
 def mean_loss(losses: Losses, batch: PretrainingBatch, ranks: int) -> Tensor:
     """A rank's part of the loss of the global batch; its counts need not be exact here."""
-    batches = StepBatches((batch,), ranks * len(batch.lengths), ranks * len(batch.labels))
+    batches = PretrainingBatches((batch,), ranks * len(batch.lengths), ranks * len(batch.labels))
     return pretraining_loss(losses, batches)
 
 

@@ -11,7 +11,7 @@ from support.pretraining_reference import random_batch
 
 from data_prep.common.errors import UserError
 from pretraining.engine.step import StepResult
-from pretraining.model.batch import StepBatches
+from pretraining.model.batch import PretrainingBatches
 from pretraining.training.guards import SKIPPED, Finding, Guard, first_of, read_skips
 
 GOOD, BAD = 5.0, math.inf
@@ -21,7 +21,7 @@ def add(guard: Guard, step: int, losses: list[float], norm: float) -> None:
     """Gives a guard a step of two micro-batches, which is ten batches on in the order of the phase."""
     batches = [random_batch([3, 3], 50, first=first) for first in (1, 4)]
     result = StepResult([torch.tensor(loss) for loss in losses], [None, None], norm)
-    guard.add(step, step + 10, result, StepBatches(tuple(batches), sequences=4, predictions=4))
+    guard.add(step, step + 10, result, PretrainingBatches(tuple(batches), sequences=4, predictions=4))
 
 
 def test_a_guard_names_the_first_thing_wrong() -> None:
@@ -29,18 +29,18 @@ def test_a_guard_names_the_first_thing_wrong() -> None:
     add(guard, 7, [GOOD, GOOD], 1.0)
     add(guard, 8, [GOOD, BAD], 1.0)
     add(guard, 9, [BAD, BAD], math.nan)
-    found = guard.look()
+    found = guard.first_fault()
     text = "the loss is inf at step 8 on rank 1, of shard 0 row 4, shard 0 row 5"
     assert found == Finding(8, 18, text)
-    assert guard.look() is None
+    assert guard.first_fault() is None
 
 
 def test_a_loss_says_more_than_a_gradient() -> None:
     guard = Guard(1, spike=2.0, scaled=False)
     add(guard, 8, [GOOD, BAD], 1.0)
-    loss = guard.look()
+    loss = guard.first_fault()
     add(guard, 8, [GOOD, GOOD], math.nan)
-    gradient = guard.look()
+    gradient = guard.first_fault()
     assert gradient is not None
     assert first_of([gradient, None, loss]) == loss
 
@@ -48,7 +48,7 @@ def test_a_loss_says_more_than_a_gradient() -> None:
 def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -> None:
     guard = Guard(1, spike=2.0, scaled=True)
     add(guard, 7, [GOOD, GOOD], math.inf)
-    assert guard.look() is None
+    assert guard.first_fault() is None
 
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:
