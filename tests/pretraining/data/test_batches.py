@@ -200,7 +200,7 @@ def wait_until(condition: Any) -> None:
 
 
 def loader_threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
 def test_a_loader_gives_the_steps_in_their_order_and_ends(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
@@ -215,6 +215,7 @@ def test_a_loader_gives_the_steps_in_their_order_and_ends(dataset: Dataset, fold
 def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
     order = SlowOrder(dataset)
     with Loader(dataset, order, depth=3) as loader:
+        assert len(loader_threads()) == 1, "or no test would notice one that is left"
         wait_until(lambda: order.prepared == 4)  # three are ready and one is held
         time.sleep(0.1)
         assert order.prepared == 4
