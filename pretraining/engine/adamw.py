@@ -16,6 +16,11 @@ SETTLED = 1e9
 """A number of steps after which bias correction corrects nothing."""
 
 
+def clipping(norm: Tensor | float, limit: float) -> float:
+    """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit."""
+    return min(1.0, limit / (float(norm) + 1e-6)) if limit else 1.0
+
+
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
 
@@ -30,6 +35,8 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """The norm over all weights and ranks, which a step may ask for."""
+        self.scale = 1.0
+        """what gradients are multiplied with in a step"""
 
     def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
         """Hears before the first step what DeepSpeed's flat tensors hold; Adam need not know.
@@ -58,6 +65,7 @@ class AdamW(torch.optim.Optimizer):
                 group,
                 learning_rate=group["lr"],
                 decay=group["weight_decay"],
+                scale=self.scale,
             )
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -80,8 +88,9 @@ def adam(
     *,
     learning_rate: float,
     decay: float,
+    scale: float = 1.0,
 ) -> None:
-    """Moves averages and weights by one step of Adam; `steps` count this one already."""
+    """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients."""
     corrected = group["bias_correction"]
     counts = [count - 1 if corrected else torch.full_like(count, SETTLED) for count in steps]  # PyTorch adds the 1
     adamw(
@@ -92,6 +101,7 @@ def adam(
         [],
         counts,
         fused=True,
+        grad_scale=None if scale == 1.0 else torch.tensor(scale, device=weights[0].device).reciprocal(),  # it divides
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],

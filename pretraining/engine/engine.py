@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 
-from pretraining.engine.adamw import AdamW
+from pretraining.engine.adamw import AdamW, clipping
 from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.optimizers import build_optimizer
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
@@ -37,7 +37,7 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
-        self._ranks, self._clip = dist.get_world_size(), settings.clip
+        self._clip = settings.clip
         self._whole_norm: Tensor | None = None
         """Norm of the last gradient where there is no ZeRO; otherwise DeepSpeed knows it."""
         self._scale_grows = False
@@ -46,6 +46,7 @@ class Engine:
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: AdamW = build_optimizer(model, settings.optimizer)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
+        self._averaged = dist.get_world_size() if getattr(self.deepspeed.optimizer, "averages_ranks", True) else 1
         self.model: Encoder = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
@@ -65,14 +66,16 @@ class Engine:
         The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
-        self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
+        self.deepspeed.backward(loss * self._averaged, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
         """Moves the weights, at this learning rate, and forgets the gradients."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip there without telling the norm
-            self._whole_norm = clip_grad_norm_(self.model.parameters(), self._clip or math.inf)
+            weights = [weight for weight in self.model.parameters() if weight.grad is not None]
+            self._whole_norm = get_total_norm([weight.grad for weight in weights])
+            self.optimizer.scale = clipping(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()
         except Exception as error:
@@ -166,9 +169,12 @@ def initialize_deepspeed(
     with quiet():
         import deepspeed
 
+        from pretraining.engine.gradients import Bf16Optimizer
+
         deepspeed.utils.logger.setLevel(logging.ERROR)
         # It would try its compilers, and compile an operation between CPUs that only inference calls.
         deepspeed.ops.__compatible_ops__ = {}
+        deepspeed.runtime.engine.BF16_Optimizer = Bf16Optimizer
         engine, _, _, _ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
             model=model,
@@ -176,6 +182,8 @@ def initialize_deepspeed(
             config=deepspeed_config(settings, dtype, device, dist.get_world_size()),
             dist_init_required=False,
         )
+    if isinstance(engine.optimizer, Bf16Optimizer):
+        engine.optimizer.wire = engine.communication_data_type
     return engine
 
 

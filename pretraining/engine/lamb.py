@@ -155,7 +155,7 @@ class Lamb(AdamW):
     def _scale(self) -> Tensor | float:
         """What gradients are multiplied with before they move the moments."""
         if not self.settings.normalize:
-            return 1.0
+            return self.scale
         norm = self.gradient_norm()
         assert norm is not None
         return 1.0 / (norm + torch.finfo(torch.float32).tiny)
@@ -180,8 +180,9 @@ class Lamb(AdamW):
         self, group: dict[str, Any], stretches: Sequence[Stretch], steps: float
     ) -> tuple[list[Tensor], Tensor]:
         """Moves the moments; returns the updates with decay, and the squares of weight and update of every stretch."""
-        if self.settings.normalize:
-            torch._foreach_mul_([stretch.gradient for stretch in stretches], self._scale())
+        scale = self._scale()
+        if isinstance(scale, Tensor) or scale != 1.0:
+            torch._foreach_mul_([stretch.gradient for stretch in stretches], scale)
         if (amp_c := find_apex(self.settings.kernels, stretches[0].weight.device)) is not None:
             return lamb_updates(
                 amp_c,

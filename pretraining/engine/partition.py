@@ -52,10 +52,11 @@ def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
     """Finds this rank's flat tensors in the order of DeepSpeed's groups; a layout that is not understood is refused."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
+    reader = next((_READERS[base.__name__] for base in type(optimizer).__mro__ if base.__name__ in _READERS), None)
     if isinstance(optimizer, torch.optim.Optimizer):
         flat_tensors = list(_whole(optimizer, names))
-    elif kind in _READERS:
-        flat_tensors = list(_READERS[kind](optimizer, names))
+    elif reader is not None:
+        flat_tensors = list(reader(optimizer, names))
     else:
         raise _not_understood(f"its optimizer is {kind}")
     _check(flat_tensors, model)

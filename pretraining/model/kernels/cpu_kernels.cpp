@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "gradients.h"
 #include "lamb.h"
 #include "loss.h"
 
@@ -21,7 +22,7 @@ struct Kernel {
     KERNEL(gelu_forward, T, suffix), KERNEL(gelu_backward, T, suffix), KERNEL(norm_forward, T, suffix),               \
         KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
         KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
-        KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix)
+        KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix)
 
 }  // namespace
 
