@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -73,8 +72,8 @@ class Engine:
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip there without telling the norm
-            weights = [weight for weight in self.model.parameters() if weight.grad is not None]
-            self._whole_norm = get_total_norm([weight.grad for weight in weights])
+            found = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+            self._whole_norm = get_total_norm(found)
             self.optimizer.scale = clipping(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()

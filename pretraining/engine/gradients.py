@@ -1,8 +1,8 @@
 """The gradients of a step in bf16: added up in fp32, joined over the ranks, measured and clipped, with little work.
 
 DeepSpeed's optimizer for ZeRO 1 in bf16 keeps them in flat fp32 tensors, which this one leaves as they are: parameters
-end to end, cut into a share for each rank. But it casts and adds every parameter's gradient by itself, copies all of them
-to join them at the end, gives every rank the sums of all, takes a norm of every parameter and clips each of them. Here
+end to end, cut into a share for each rank. But DeepSpeed casts and adds the gradient of every parameter by itself, copies
+all of them to join them at the end, gives every rank all sums, and measures and clips every parameter. Here they are
 
     added     a bucket of neighbouring parameters at a time; on a CPU each as it comes, in one pass while it is cached
     joined    bucket by bucket while the last backward pass still runs; a sum goes to the rank whose share it is, alone
@@ -76,6 +76,11 @@ class Bucket:
         self.summed.update(self.kept)
         self.kept.clear()
 
+    def end_pass(self) -> None:
+        """Ends a backward pass."""
+        self.add_kept()
+        self.came.clear()
+
     def complete(self) -> None:
         """Ends the sums of a step: parameters without any gradient have 0."""
         self.add_kept()
@@ -92,7 +97,7 @@ def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
         sums.copy_(gradient)
 
 
-def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int = BUCKET) -> Iterator[Bucket]:
+def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int) -> Iterator[Bucket]:
     """Cuts a flat tensor of parameters of these sizes into buckets; the last come first, as in a backward pass."""
     ends, share = list(accumulate(sizes)), flat.numel() // ranks
     stop = len(sizes)
@@ -109,9 +114,10 @@ def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int = BU
 
 
 class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
-    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients. Those of the ranks are added, not averaged."""
+    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients."""
 
     averages_ranks = False
+    """The gradient is the sum of the ranks' gradients; DeepSpeed's own optimizers divide it by the ranks."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -126,7 +132,7 @@ class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
             sizes = [parameter.numel() for parameter in self.bf16_groups[group]]
-            for bucket in make_buckets(flat, sizes, self._ranks):
+            for bucket in make_buckets(flat, sizes, self._ranks, BUCKET):
                 found.append((bucket.sums.storage_offset() / flat.numel(), group, bucket))
         found.sort(key=lambda each: -each[0])
         self._buckets = [bucket for *_, bucket in found]
@@ -143,13 +149,12 @@ class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
             while self._sent < len(self._buckets) and self._buckets[self._sent].is_full:
                 self._send_next()
 
-    def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
+    def update_hp_grads(self, **_: Any) -> None:
         """Adds what a backward pass has left over; DeepSpeed calls it at the end of each."""
         for bucket in self._buckets:
-            bucket.add_kept()
-            bucket.came.clear()
+            bucket.end_pass()
 
-    def reduce_gradients(self, pipeline_parallel: bool = False) -> None:
+    def reduce_gradients(self, **_: Any) -> None:
         """Joins the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
         while self._sent < len(self._buckets):
             self._send_next()
@@ -172,9 +177,9 @@ class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
                 self._under_way.append((work, share, wired))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self) -> None:
         """Moves this rank's share of the weights, unless the gradient is not finite, and gives it to the others."""
-        norm = self._global_grad_norm = float(self._norm())
+        norm = self._global_grad_norm = self._norm()
         self.overflow = not math.isfinite(norm)
         if not self.overflow:
             self.optimizer.scale = clipping(norm, self.clip_grad)
@@ -187,12 +192,12 @@ class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
             self.update_lp_params()
         self.clear_hp_grads()
 
-    def _norm(self) -> Tensor:
+    def _norm(self) -> float:
         """The norm of the gradient over all weights and ranks."""
         squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
             dist.all_reduce(squares, group=self._group)
-        return squares.sqrt()
+        return math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
         """Forgets the sums, which the next step then overwrites."""
@@ -204,4 +209,5 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     """The squares of a flat tensor's elements, added up in fp64."""
     whole = len(flat) // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).double()
-    return rows.square().sum() + torch.linalg.vector_norm(flat[whole:]).double().square()
+    rest: Tensor = torch.linalg.vector_norm(flat[whole:]).double()
+    return rows.square().sum() + rest.square()

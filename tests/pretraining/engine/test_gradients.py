@@ -1,0 +1,201 @@
+"""Gradients in bf16: which bucket holds what, the sums of steps, and what the ranks make of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from support.processes import spawn
+from support.training import connect_ranks
+from torch import Tensor, nn
+
+from pretraining.config.settings import Optimizer, Parallel, Precision
+from pretraining.engine import gradients as gradients
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.engine.gradients import Bucket, make_buckets, sum_of_squares
+from pretraining.processes.group import disconnect
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+@given(sizes=SIZES, ranks=st.integers(1, 5), limit=st.integers(1, 90))
+def test_buckets_hold_every_element_once_and_know_whose_it_is(sizes: list[int], ranks: int, limit: int) -> None:
+    share = -(-sum(sizes) // ranks)
+    flat = torch.arange(ranks * share, dtype=torch.float32)
+    buckets = list(make_buckets(flat, sizes, ranks, limit))
+    numbers = [number for bucket in reversed(buckets) for number in bucket.views]
+    assert numbers == list(range(len(sizes)))
+    held = torch.cat([bucket.sums for bucket in reversed(buckets)])
+    assert torch.equal(held, flat[: sum(sizes)])
+    for bucket in buckets:
+        assert torch.equal(torch.cat(list(bucket.views.values())), bucket.sums)
+        assert torch.equal(torch.cat([own.sums for own in bucket.shares]), bucket.sums)
+        assert all(int(element) // share == own.owner for own in bucket.shares for element in own.sums)
+        assert len(bucket.sums) <= limit or len(bucket.views) == 1
+
+
+def bucket_of(sizes: Sequence[int], waits: bool) -> Bucket:
+    """One bucket, whose sums are of an earlier step."""
+    flat = torch.full((sum(sizes),), 1000.0)
+    (bucket,) = make_buckets(flat, sizes, 1, 10**6)
+    bucket.waits = waits  # as on a GPU
+    return bucket
+
+
+@given(
+    sizes=SIZES,
+    passes=st.lists(st.lists(st.integers(0, 8), unique=True), min_size=1, max_size=4),
+    waits=st.booleans(),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),  # our kernels know the first alone
+)
+def test_sums_are_those_of_the_gradients_that_came(
+    sizes: list[int], passes: list[list[int]], waits: bool, dtype: torch.dtype
+) -> None:
+    """Of several backward passes, in each of which some parameters get a gradient, in any order."""
+    bucket, wanted = bucket_of(sizes, waits), [torch.zeros(size) for size in sizes]
+    for turn, numbers in enumerate(passes):
+        for number in (number for number in numbers if number < len(sizes)):
+            gradient = (torch.arange(sizes[number]) + 10 * turn + number).to(dtype)
+            bucket.take(number, gradient)
+            wanted[number] += gradient.float()
+        bucket.end_pass()
+    bucket.complete()
+    assert torch.equal(bucket.sums, torch.cat(wanted))
+
+
+def test_a_bucket_of_a_gpu_is_added_in_two_operations() -> None:
+    """However many parameters it has: all are laid together, then added."""
+    bucket = bucket_of([3, 4, 5, 6, 7], waits=True)
+    for _ in range(2):
+        with torch.profiler.profile() as profile:
+            for number, view in bucket.views.items():
+                bucket.take(number, torch.ones_like(view, dtype=torch.float16))
+        counts = {event.key: event.count for event in profile.key_averages()}
+        assert counts.pop("aten::cat") == 1
+        assert counts.get("aten::add_", 0) + counts.get("aten::copy_", 0) <= 2  # on a CPU, a cast comes before the sum
+        bucket.end_pass()
+    assert bucket.sums.eq(2).all()
+
+
+@given(sizes=st.lists(st.integers(0, 3 * gradients.ROW), min_size=1, max_size=3))
+def test_squares_add_up(sizes: list[int]) -> None:
+    for size in sizes:
+        flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
+
+
+def test_the_squares_of_many_elements_do_not_stand_still() -> None:
+    """2^27 ones: in fp32, a sum of ones stands still at 2^24."""
+    flat = torch.ones(1).expand(1 << 27)
+    assert float(sum_of_squares(flat)) == 1 << 27
+
+
+class Parts(nn.Module):
+    """Parameters of which a call uses those that it names: each of their elements has the gradient that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (7, 30, 1, 12, 64, 5))
+        self.norm = nn.LayerNorm(9)
+
+    def forward(self, uses: dict[int, float]) -> Tensor:
+        return torch.stack([self.parts[number].sum() * pull for number, pull in uses.items()]).sum().float()
+
+    @staticmethod
+    def fused_parts(name: str) -> int:
+        return 1
+
+
+USES: list[list[list[dict[int, float]]]] = [
+    [[{0: 1.0, 1: 2.0, 4: 4.0}, {1: 0.5, 3: 1.0}], [{0: 2.0, 1: 1.0, 2: 8.0, 3: 0.25, 4: 1.0, 5: 4.0}]],
+    [[{5: 1.0}], [{0: 16.0}]],
+    [[{3: math.inf}], [{3: 1.0}]],
+    [[{2: 1.0}], [{2: 3.0, 4: 1.0}]],
+]
+"""steps, of each rank its micro-batches, of each what it uses"""
+DESCENT: dict[str, Any] = {"betas": (0.0, 0.0), "epsilon": 1e8, "weight_decay": 0.0}
+"""AdamW's step is then the gradient times the learning rate by epsilon"""
+
+
+def moved(clip: float, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
+    """How far each step moves the weights, in units of the gradient, and its norm."""
+    settings = EngineSettings(
+        Optimizer(clip=clip, **DESCENT), Precision(dtype="bf16"), Parallel(zero=1), deepspeed=deepspeed
+    )
+    model: Any = Parts()
+    engine = Engine(model, settings, torch.device("cpu"))
+    found = []
+    for step in USES:
+        before = {name: weight.clone() for name, weight in engine.weights()}
+        mine = step[dist.get_rank() % len(step)]
+        for number, uses in enumerate(mine):
+            engine.backward(engine.forward(uses), last=number == len(mine) - 1)
+        engine.step(1e8)
+        after = dict(engine.weights())
+        found.append(({name: before[name] - after[name] for name in before}, float(engine.gradient_norm or 0)))
+    return found
+
+
+def on_ranks() -> dict[str, Any]:
+    """What a rank finds with buckets of a few parameters, clipped and not, and with bf16 between the ranks."""
+    connect_ranks()
+    gradients.BUCKET = 40
+    found = {"plain": moved(0.0), "clipped": moved(2.0), "bf16": moved(0.0, communication_data_type="bf16")}
+    disconnect()
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    done = spawn(request.param, on_ranks, timeout=150)
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param
+    return [rank.result for rank in done]
+
+
+def wanted_gradient(step: int, ranks: int) -> dict[str, Tensor]:
+    """The sums over micro-batches and ranks, by hand."""
+    sums = {name: torch.zeros_like(part) for name, part in Parts().named_parameters()}
+    for rank in range(ranks):
+        for uses in USES[step][rank % 2]:
+            for number, pull in uses.items():
+                sums[f"parts.{number}"] += pull
+    return sums
+
+
+@pytest.mark.parametrize("wire", ["plain", "bf16"])
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int, wire: str) -> None:
+    """Also where a rank has none for a parameter, in a step or at all, and after a step that was left out."""
+    wanted = wanted_gradient(step, len(ranks))
+    norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
+    for found in ranks:
+        steps, told = found[wire][step]
+        assert told == pytest.approx(norm, rel=1e-6)
+        for name, part in wanted.items():
+            torch.testing.assert_close(steps[name], part, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step: int) -> None:
+    wanted = wanted_gradient(step, len(ranks))
+    norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
+    assert norm > 2.0, "nothing is clipped"
+    for found in ranks:
+        steps, told = found["clipped"][step]
+        assert told == pytest.approx(norm, rel=1e-6)
+        for name, part in wanted.items():
+            torch.testing.assert_close(steps[name], part * 2.0 / norm, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        steps, told = found["plain"][2]
+        assert math.isinf(told)
+        assert not any(bool(part.any()) for part in steps.values())
