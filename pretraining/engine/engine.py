@@ -168,12 +168,12 @@ def initialize_deepspeed(
     with quiet():
         import deepspeed
 
-        from pretraining.engine.gradients import Bf16Optimizer
+        from pretraining.engine.gradients import EngineWithZero1
 
         deepspeed.utils.logger.setLevel(logging.ERROR)
         # It would try its compilers, and compile an operation between CPUs that only inference calls.
         deepspeed.ops.__compatible_ops__ = {}
-        deepspeed.runtime.engine.BF16_Optimizer = Bf16Optimizer
+        deepspeed.DeepSpeedEngine = EngineWithZero1  # which `initialize` makes
         engine, _, _, _ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
             model=model,
@@ -181,8 +181,6 @@ def initialize_deepspeed(
             config=deepspeed_config(settings, dtype, device, dist.get_world_size()),
             dist_init_required=False,
         )
-    if isinstance(engine.optimizer, Bf16Optimizer):
-        engine.optimizer.wire = engine.communication_data_type
     return engine
 
 

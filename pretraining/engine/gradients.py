@@ -1,8 +1,9 @@
-"""The gradients of a step in bf16: added up in fp32, joined over the ranks, measured and clipped, with little work.
+"""The gradients of a step under ZeRO 1: added up in fp32, joined over the ranks, measured, clipped; with little work.
 
-DeepSpeed's optimizer for ZeRO 1 in bf16 keeps them in flat fp32 tensors, which this one leaves as they are: parameters
-end to end, cut into a share for each rank. But DeepSpeed casts and adds the gradient of every parameter by itself, copies
-all of them to join them at the end, gives every rank all sums, and measures and clips every parameter. Here they are
+DeepSpeed's optimizer for ZeRO 1 in bf16 keeps them in flat fp32 tensors, which `Zero1` leaves as they are: parameters
+end to end, cut into a share for each rank. But DeepSpeed casts and adds the gradient of every parameter by itself,
+copies all of them to join them at the end, gives every rank all sums, and measures and clips every parameter. In fp32
+it takes another optimizer, which copies each gradient several times. Here, in both, they are
 
     added     a bucket of neighbouring parameters at a time; on a CPU each as it comes, in one pass while it is cached
     joined    bucket by bucket while the last backward pass still runs; a sum goes to the rank whose share it is, alone
@@ -15,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
 from pretraining.engine.adamw import clipping
@@ -113,15 +116,23 @@ def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int) -> 
         stop = first
 
 
-class Bf16Optimizer(BF16_Optimizer):  # type: ignore[misc]
-    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients."""
+class Zero1(BF16_Optimizer):  # type: ignore[misc]
+    """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
 
     averages_ranks = False
     """The gradient is the sum of the ranks' gradients; DeepSpeed's own optimizers divide it by the ranks."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.wire = torch.float32
+    def __init__(self, optimizer: torch.optim.Optimizer, engine: DeepSpeedEngine):
+        super().__init__(
+            optimizer,
+            engine.param_names,
+            SimpleNamespace(enabled=True, immediate_grad_update=True),
+            clip_grad=engine.gradient_clipping(),
+            allgather_bucket_size=engine.zero_allgather_bucket_size(),
+            dp_process_group=engine.seq_data_parallel_group,
+            grad_acc_dtype=torch.float32,
+        )
+        self.wire: torch.dtype = engine.communication_data_type
         """the type of numbers in which gradients go from rank to rank"""
         self._under_way: list[tuple[dist.Work, Share, Tensor]] = []
         """sums that are being joined, and what goes over the wire"""
@@ -209,5 +220,19 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     """The squares of a flat tensor's elements, added up in fp64."""
     whole = len(flat) // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).double()
-    rest: Tensor = torch.linalg.vector_norm(flat[whole:]).double()
-    return rows.square().sum() + rest.square()
+    rest = torch.linalg.vector_norm(flat[whole:]).double()
+    squares: Tensor = rows.square().sum() + rest.square()
+    return squares
+
+
+class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
+    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 wherever it can be."""
+
+    def _configure_bf16_optimizer(self, optimizer: torch.optim.Optimizer) -> Zero1:
+        return Zero1(optimizer, self)
+
+    def _configure_zero_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
+        fits = self.zero_optimization_stage() == 1 and self.get_data_types()[0] == torch.float32
+        if fits and not self.zero_cpu_offload():
+            return Zero1(optimizer, self)
+        return super()._configure_zero_optimizer(optimizer)

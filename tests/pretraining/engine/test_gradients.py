@@ -1,4 +1,4 @@
-"""Gradients in bf16: which bucket holds what, the sums of steps, and what the ranks make of them together."""
+"""Gradients under ZeRO 1: which bucket holds what, the sums of steps, and what the ranks make of them together."""
 
 from __future__ import annotations
 
@@ -124,10 +124,13 @@ DESCENT: dict[str, Any] = {"betas": (0.0, 0.0), "epsilon": 1e8, "weight_decay": 
 """AdamW's step is then the gradient times the learning rate by epsilon"""
 
 
-def moved(clip: float, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
+def moved(dtype: str, clip: float, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
     """How far each step moves the weights, in units of the gradient, and its norm."""
     settings = EngineSettings(
-        Optimizer(clip=clip, **DESCENT), Precision(dtype="bf16"), Parallel(zero=1), deepspeed=deepspeed
+        Optimizer(clip=clip, **DESCENT),
+        Precision.model_validate({"dtype": dtype}),
+        Parallel(zero=1),
+        deepspeed=deepspeed,
     )
     model: Any = Parts()
     engine = Engine(model, settings, torch.device("cpu"))
@@ -147,7 +150,12 @@ def on_ranks() -> dict[str, Any]:
     """What a rank finds with buckets of a few parameters, clipped and not, and with bf16 between the ranks."""
     connect_ranks()
     gradients.BUCKET = 40
-    found = {"plain": moved(0.0), "clipped": moved(2.0), "bf16": moved(0.0, communication_data_type="bf16")}
+    found = {
+        "bf16": moved("bf16", 0.0),
+        "fp32": moved("fp32", 0.0),
+        "clipped": moved("bf16", 2.0),
+        "bf16 between ranks": moved("fp32", 0.0, communication_data_type="bf16"),
+    }
     disconnect()
     return found
 
@@ -169,14 +177,14 @@ def wanted_gradient(step: int, ranks: int) -> dict[str, Tensor]:
     return sums
 
 
-@pytest.mark.parametrize("wire", ["plain", "bf16"])
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "bf16 between ranks"])
 @pytest.mark.parametrize("step", [0, 1, 3])
-def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int, wire: str) -> None:
+def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int, kind: str) -> None:
     """Also where a rank has none for a parameter, in a step or at all, and after a step that was left out."""
     wanted = wanted_gradient(step, len(ranks))
     norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
     for found in ranks:
-        steps, told = found[wire][step]
+        steps, told = found[kind][step]
         assert told == pytest.approx(norm, rel=1e-6)
         for name, part in wanted.items():
             torch.testing.assert_close(steps[name], part, rtol=1e-5, atol=1e-5)
@@ -196,6 +204,6 @@ def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step
 
 def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        steps, told = found["plain"][2]
+        steps, told = found["bf16"][2]
         assert math.isinf(told)
         assert not any(bool(part.any()) for part in steps.values())
