@@ -35,6 +35,8 @@ OWNED = {
     "tensorboard": "logging.tensorboard",
     "seed": "seed",
     "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
+    "prescale_gradients": "the losses: gradients of ranks are added in fp32 and need no scale",
+    "gradient_predivide_factor": "the losses: gradients of ranks are added in fp32 and need no scale",
     "zero_allow_untested_optimizer": "optimizer.name",
     "zero_force_ds_cpu_optimizer": "parallel.offload",
 }
@@ -42,7 +44,7 @@ OWNED = {
 
 OPEN = (
     "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor", "disable_allgather",
-    "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "prescale_gradients",
+    "dump_state", "flops_profiler", "memory_breakdown",
     "seq_parallel_communication_data_type", "wall_clock_breakdown", "wandb", "zero_optimization",
 )  # fmt: skip
 """Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
