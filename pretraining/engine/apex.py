@@ -61,11 +61,12 @@ def lamb_updates(
     weights, gradients, first, second = (list(tensors) for tensors in lists)
     device = weights[0].device
     updates = [torch.empty_like(weight) for weight in weights]
-    overflowed, norm = (torch.zeros(1, dtype=dtype, device=device) for dtype in (torch.int32, torch.float32))
+    overflowed = torch.zeros(1, dtype=torch.int32, device=device)
     decays = torch.full((len(weights),), decay, device=device)
     step = int(steps) - 1 if corrected else UNCORRECTED  # the kernel counts from 0
     tensors = [gradients, weights, first, second, updates]
-    # a norm of 0 against a limit of 1: what DeepSpeed has clipped is not clipped again
+    # A norm of 0 against a limit of 1 clips nothing, since gradients come clipped. The kernel's caller reads it itself.
+    norm = torch.zeros(1)
     amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, step, *betas, epsilon, norm, 1.0)
     norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
     return updates, torch.stack(norms, dim=1).double().square()

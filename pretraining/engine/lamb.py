@@ -22,6 +22,7 @@ from pretraining.engine.adamw import AdamW, adam
 from pretraining.engine.apex import find_apex, lamb_updates
 from pretraining.engine.partition import FlatTensor
 from pretraining.model import cpu_kernels as kernels
+from pretraining.processes.group import device_of
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,10 @@ class Lamb(AdamW):
             places = torch.tensor([stretch.slot for stretch in stretches])
             squares.index_add_(0, places.to(squares.device, non_blocking=True), own_squares)
         ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(group) else None
-        if ratios is not None:
+        if updates and ratios is not None:
             factors = ratios.float()
             torch._foreach_mul_(updates, [factors[stretch.slot] for stretch in stretches])
-        if stretches:
+        if updates:
             torch._foreach_add_([stretch.weight for stretch in stretches], updates, alpha=-group["lr"])
         return ratios
 
@@ -248,10 +249,12 @@ def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:
 
 
 def _joined(squares: Tensor, group: Any) -> Tensor:
-    """Adds up squares over the ranks of a group; all of them call it."""
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(squares, group=group)
-    return squares
+    """Adds up squares over the ranks of a group, wherever they lie; all ranks call it."""
+    if group is None or dist.get_world_size(group) == 1:
+        return squares
+    joined = squares.to(device_of(group))
+    dist.all_reduce(joined, group=group)
+    return joined.to(squares.device)
 
 
 def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:
