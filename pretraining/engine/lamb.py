@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pretraining.config.settings import Optimizer
 from pretraining.engine.adamw import AdamW, adam
-from pretraining.engine.apex import find_apex, lamb_updates
+from pretraining.engine.apex import lamb_updates, load_apex
 from pretraining.engine.partition import FlatTensor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.processes.group import device_of
@@ -65,6 +65,7 @@ class Lamb(AdamW):
     def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         super().__init__(groups, settings)
         self.settings = settings
+        self._amp_c = load_apex(settings.kernels)
         self._tables: dict[int, SlotTable] = {}
         """what a flat tensor holds, found by its id"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
@@ -72,7 +73,6 @@ class Lamb(AdamW):
 
     def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
         for flat in flat_tensors:
-            find_apex(self.settings.kernels, flat.tensor.device)  # says what is missing, before the first step
             self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
@@ -183,9 +183,9 @@ class Lamb(AdamW):
         """Moves the moments; returns the updates with decay, and the squares of weight and update of every stretch."""
         if self.settings.normalize:
             torch._foreach_mul_([stretch.gradient for stretch in stretches], self._scale())
-        if (amp_c := find_apex(self.settings.kernels, stretches[0].weight.device)) is not None:
+        if self._amp_c is not None and stretches[0].weight.is_cuda:
             return lamb_updates(
-                amp_c,
+                self._amp_c,
                 list(zip(*((part.weight, part.gradient, part.first, part.second) for part in stretches), strict=True)),
                 decay=group["weight_decay"],
                 steps=steps,

@@ -138,7 +138,7 @@ def disconnect() -> None:
 
 
 def device_of(group: Any = None) -> torch.device:
-    """Where a tensor must lie that the ranks of a group join, by default of all ranks: NCCL takes none of the host's."""
+    """Where a tensor must lie that the ranks of a group join, by default all ranks: NCCL takes none of the host's."""
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
