@@ -33,6 +33,7 @@ OWNED = {
     "activation_checkpointing": "compute.checkpoint_activations",
     "compile": "compute.compile",
     "steps_per_print": "logging.every",
+    "timers": "logging.every",
     "tensorboard": "logging.tensorboard",
     "seed": "seed",
     "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
