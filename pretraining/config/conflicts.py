@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
+from pretraining.config.packages import TRACKERS, apex_fault, tracker_fault
 from pretraining.config.settings import SCHEDULE_KEYS, Model, Optimizer, Phase, Recipe, largest_divisor, micro_batches
 from pretraining.config.toml_text import Key, dotted, shown
 from pretraining.model.shape import SIZES
@@ -32,6 +33,7 @@ OWNED = {
     "activation_checkpointing": "compute.checkpoint_activations",
     "compile": "compute.compile",
     "steps_per_print": "logging.every",
+    "timers": "logging.every",
     "tensorboard": "logging.tensorboard",
     "seed": "seed",
     "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
@@ -71,7 +73,8 @@ def find_faults(
             micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
-    return [*faults, *_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
+    faults += [*_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
+    return faults if device is None else [*faults, *_package_faults(recipe, device)]
 
 
 def _model_faults(model: Model) -> Iterator[str]:
@@ -186,6 +189,22 @@ def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> It
             yield f"{at}: needs parallel.zero = 1, 2 or 3; it is 0"
         if parallel.offload == "all" and parallel.zero != 3:
             yield f"{at}: weights leave the GPU under parallel.zero = 3 alone; it is {parallel.zero}"
+
+
+def _package_faults(recipe: Recipe, found: Literal["cpu", "cuda"]) -> Iterator[str]:
+    """Looks at what else must be here, on the machine that trains."""
+    parallel, at = recipe.parallel, 'optimizer.kernels = "apex"'
+    if recipe.optimizer.kernels == "apex":
+        if parallel.device == "cpu" or found == "cpu":
+            yield f'{at}: needs a GPU (parallel.device = "{parallel.device}"); take "auto"'
+        elif parallel.offload != "none":
+            yield f'{at}: moves weights on a GPU, and parallel.offload = "{parallel.offload}"; take "auto"'
+        elif fault := apex_fault():
+            yield f'{at}: {fault}, or take "auto"'
+    for section in TRACKERS:
+        options = recipe.deepspeed.get(section)
+        if isinstance(options, dict) and options.get("enabled") and (fault := tracker_fault(section)):
+            yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
 
 
 def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:

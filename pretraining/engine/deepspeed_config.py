@@ -11,6 +11,8 @@ import torch
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 
 NEVER = 1 << 40
+BUCKET = 500_000_000
+"""In how large stretches gradients meet, in elements: DeepSpeed's own, for which it takes memory whatever the model."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,13 @@ class EngineSettings:
         return 1 if self.parallel.zero == 0 and dtype != torch.float32 else self.parallel.zero
 
 
-def deepspeed_config(settings: EngineSettings, dtype: torch.dtype, device: torch.device, ranks: int) -> dict[str, Any]:
-    """Makes DeepSpeed's configuration. Its batch sizes are for its own books: train_step says where a step ends."""
+def deepspeed_config(
+    settings: EngineSettings, dtype: torch.dtype, device: torch.device, ranks: int, parameters: int
+) -> dict[str, Any]:
+    """Makes DeepSpeed's configuration for a model of so many parameters.
+
+    Its batch sizes are for its own books: train_step says where a step ends.
+    """
     stage = settings.zero_stage(dtype)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -43,7 +50,8 @@ def deepspeed_config(settings: EngineSettings, dtype: torch.dtype, device: torch
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.clip if stage else 0.0,  # without ZeRO, Engine.step clips
         "steps_per_print": NEVER,
-        "zero_optimization": _zero_config(settings.parallel, stage, device),
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice a micro-batch
+        "zero_optimization": _zero_config(settings.parallel, stage, device, parameters),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -53,8 +61,8 @@ def deepspeed_config(settings: EngineSettings, dtype: torch.dtype, device: torch
     return _merged(config, settings.deepspeed)
 
 
-def _zero_config(parallel: Parallel, stage: int, device: torch.device) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage}
+def _zero_config(parallel: Parallel, stage: int, device: torch.device, parameters: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": min(BUCKET, parameters)}
     if device.type == "cpu":
         zero["overlap_comm"] = False
     if stage == 3:

@@ -165,6 +165,7 @@ def initialize_deepspeed(
     model: Encoder, optimizer: AdamW, settings: EngineSettings, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Sets up DeepSpeed's own engine."""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     with quiet():
         import deepspeed
 
@@ -178,7 +179,7 @@ def initialize_deepspeed(
             args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
             model=model,
             optimizer=optimizer,
-            config=deepspeed_config(settings, dtype, device, dist.get_world_size()),
+            config=deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
             dist_init_required=False,
         )
     return engine

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from pretraining.config.settings import Optimizer
 from pretraining.engine.adamw import AdamW, adam
-from pretraining.engine.apex import find_apex, lamb_updates
+from pretraining.engine.apex import lamb_updates, load_apex
 from pretraining.engine.partition import FlatTensor
 from pretraining.model import cpu_kernels as kernels
+from pretraining.processes.group import device_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Lamb(AdamW):
     def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
         super().__init__(groups, settings)
         self.settings = settings
+        self._amp_c = load_apex(settings.kernels)
         self._tables: dict[int, SlotTable] = {}
         """what a flat tensor holds, found by its id"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
@@ -71,7 +73,6 @@ class Lamb(AdamW):
 
     def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
         for flat in flat_tensors:
-            find_apex(self.settings.kernels, flat.tensor.device)  # says what is missing, before the first step
             self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
@@ -138,10 +139,10 @@ class Lamb(AdamW):
             places = torch.tensor([stretch.slot for stretch in stretches])
             squares.index_add_(0, places.to(squares.device, non_blocking=True), own_squares)
         ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(group) else None
-        if ratios is not None:
+        if updates and ratios is not None:
             factors = ratios.float()
             torch._foreach_mul_(updates, [factors[stretch.slot] for stretch in stretches])
-        if stretches:
+        if updates:
             torch._foreach_add_([stretch.weight for stretch in stretches], updates, alpha=-group["lr"])
         return ratios
 
@@ -183,9 +184,9 @@ class Lamb(AdamW):
         scale = self._scale()
         if isinstance(scale, Tensor) or scale != 1.0:
             torch._foreach_mul_([stretch.gradient for stretch in stretches], scale)
-        if (amp_c := find_apex(self.settings.kernels, stretches[0].weight.device)) is not None:
+        if self._amp_c is not None and stretches[0].weight.is_cuda:
             return lamb_updates(
-                amp_c,
+                self._amp_c,
                 list(zip(*((part.weight, part.gradient, part.first, part.second) for part in stretches), strict=True)),
                 decay=group["weight_decay"],
                 steps=steps,
@@ -249,10 +250,12 @@ def _names(tables: Sequence[SlotTable]) -> tuple[str, ...]:
 
 
 def _joined(squares: Tensor, group: Any) -> Tensor:
-    """Adds up squares over the ranks of a group; all of them call it."""
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(squares, group=group)
-    return squares
+    """Adds up squares over the ranks of a group, wherever they lie; all ranks call it."""
+    if group is None or dist.get_world_size(group) == 1:
+        return squares
+    joined = squares.to(device_of(group))
+    dist.all_reduce(joined, group=group)
+    return joined.to(squares.device)
 
 
 def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
+from pretraining.processes.group import device_of
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
             if _is_in_place(flat, part, parameters[part.name]):
                 held[index[part.name]] += part.length
     if any(flat.group is not None for flat in flat_tensors):
-        held = held.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+        held = held.to(device_of())
         dist.all_reduce(held)
     for (name, parameter), count in zip(parameters.items(), held.tolist(), strict=True):
         numel = getattr(parameter, "ds_numel", parameter.numel())

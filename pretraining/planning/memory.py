@@ -21,8 +21,8 @@ from pretraining.config.settings import Dtype, Offload
 from pretraining.data.statistics import PREDICTED_SHARE
 from pretraining.model.shape import Shape
 
-DEFAULTS = {"stage3_max_live_parameters": 1e9, "reduce_bucket_size": 5e8}
-"""DeepSpeed's own, in parameters."""
+LIVE, BUCKET = 1e9, 5e8
+"""DeepSpeed's own, in parameters; the engine takes no bucket that is larger than the model."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def plan_memory(
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
     parameters = replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
     part = parameters / ranks
-    live, bucket = (min(parameters, _number(zero_options or {}, name)) for name in DEFAULTS)
+    options = zero_options or {}
+    live = min(parameters, _number(options, "stage3_max_live_parameters", LIVE))
+    bucket = _number(options, "reduce_bucket_size", min(parameters, BUCKET))
     weights = size * (parameters if stage < 3 else part + live)
     optimizer = 12 * part if stage else 8 * parameters
     if stage > 1:
@@ -80,9 +82,9 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, optimizer, host)
 
 
-def _number(options: Mapping[str, Any], name: str) -> float:
+def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     value = options.get(name)
-    return float(value) if isinstance(value, int | float) else DEFAULTS[name]
+    return float(value) if isinstance(value, int | float) else default
 
 
 def plan_activations(shape: Shape, dtype: Dtype, sequences: int, length: int) -> Activations:

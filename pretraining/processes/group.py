@@ -137,6 +137,11 @@ def disconnect() -> None:
         _connection = None
 
 
+def device_of(group: Any = None) -> torch.device:
+    """Where a tensor must lie that the ranks of a group join, by default all ranks: NCCL takes none of the host's."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
 def open_stores() -> tuple[Any, Any]:
     """Two connections to the store of this run, for the main thread and the thread of `Watch`: a connection serves
     one thread at a time."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from support.marks import slow
+from support.pretended_gpu import PretendedGpu
 from support.processes import spawn
 from support.training import connect_ranks
 
 from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
-from data_prep.common.errors import UserError
-from pretraining.engine.apex import find_apex
+from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import by_layer
 from pretraining.model import cpu_kernels as kernels
 from pretraining.processes.group import disconnect
@@ -36,11 +32,24 @@ def on_all_stages() -> dict[Any, Any]:
     found: dict[Any, Any] = {case: run_engine(make_engine(*case[:2], SETTINGS[case[2]])) for case in CASES}
     found["without"] = run_engine(without_partition(make_engine("fp32", 2, NVIDIA)))[0]
     for zero in (1, 2, 3):
-        found["offloaded", zero] = run_engine(make_engine("fp32", zero, NVIDIA, offload="optimizer"))[0]
+        found["offloaded", zero] = run_engine(under_nccl(make_engine("fp32", zero, NVIDIA, offload="optimizer")))[0]
     kernels.allow(False)
     found["torch"] = run_engine(make_engine("fp32", 2, SETTINGS["all"]))
+    found["alone"] = run_engine(make_engine("fp32", 3, SETTINGS["all"], sub_group_size=1))
     disconnect()
     return found
+
+
+def under_nccl(engine: Engine) -> Engine:
+    """LAMB finds NCCL between the ranks, as where it moves what is offloaded from GPUs."""
+    step = engine.optimizer.step
+
+    def under_nccl(closure: Any = None) -> None:
+        with PretendedGpu():
+            step(closure)
+
+    engine.optimizer.step = under_nccl  # type: ignore[method-assign]
+    return engine
 
 
 @pytest.fixture(scope="module", params=[slow(1), 2, 3])
@@ -62,11 +71,13 @@ def test_it_is_lamb_on_one_process(found: tuple[int, Results], case: tuple[str, 
     assert error(first_weights(), wanted) > 1e-3, "nothing has moved"
 
 
-def test_without_our_kernel_it_is_the_same(found: tuple[int, Results]) -> None:
+@pytest.mark.parametrize("case", ["torch", "alone"])
+def test_without_our_kernel_it_is_the_same(found: tuple[int, Results], case: str) -> None:
+    """Also where each parameter moves alone, and ranks have nothing of the smallest."""
     ranks, results = found
     wanted, ratios = reference(ranks, SETTINGS["all"])
-    assert error(results[0]["torch"][0], wanted) < 1e-6
-    assert results[0]["torch"][1] == pytest.approx(ratios, rel=1e-6)
+    assert error(results[0][case][0], wanted) < 1e-6
+    assert results[0][case][1] == pytest.approx(ratios, rel=1e-6)
 
 
 def test_with_the_optimizer_in_the_hosts_memory(found: tuple[int, Results]) -> None:
@@ -80,23 +91,6 @@ def test_without_knowing_the_parameters_it_would_be_wrong(found: tuple[int, Resu
     """The test can fail: this is what a LAMB that takes norms of flat tensors does, and no error is raised."""
     ranks, results = found
     assert error(results[0]["without"], reference(ranks, NVIDIA)[0]) > 1e-2
-
-
-def test_apex_is_an_accelerator_for_gpus_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    found = SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "amp_C", found)
-    assert find_apex("auto", gpu) is find_apex("apex", gpu) is found
-    assert find_apex("torch", gpu) is find_apex("auto", cpu) is None
-    with pytest.raises(UserError, match='needs a GPU; take "auto"'):
-        find_apex("apex", cpu)
-    monkeypatch.setitem(sys.modules, "amp_C", None)
-    assert find_apex("auto", gpu) is None
-    with pytest.raises(UserError, match="apex is not installed; build NVIDIA's from its source"):
-        find_apex("apex", gpu)
-    monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
-    with pytest.raises(UserError, match=r"\(0\.9\.10\.dev0\) has no amp_C: it is another project of that name"):
-        find_apex("apex", gpu)
 
 
 def test_trust_ratios_by_layer() -> None:

@@ -1,0 +1,114 @@
+"""NVIDIA apex's kernels under LAMB: what they demand, that they move as PyTorch does, and what is said without them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from support import apex_kernels
+from support.pretended_gpu import PretendedGpu
+from support.pretraining_reference import SMALL
+from torch import Tensor
+
+from data_prep.common.errors import UserError
+from pretraining.config.settings import Optimizer
+from pretraining.engine.apex import load_apex
+from pretraining.engine.lamb import Lamb
+from pretraining.engine.optimizers import build_optimizer
+from pretraining.engine.partition import FlatTensor, Part
+from pretraining.model.bert import Bert
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SIZES = {"small": 7, "fused": 3 * 40, "rest": 33}
+FP32 = 1e-5
+"""how far the updates may be apart: apex takes the powers of the betas and 1 - beta in fp32, which shows most in the
+first steps"""
+
+
+class Twin:
+    """LAMB with two flat tensors: the parameters of one decay, those of the other do not."""
+
+    def __init__(self, kernels: str, device: torch.device, **chosen: Any):
+        self.draw = torch.Generator().manual_seed(1)
+        self.flats = [torch.randn(sum(SIZES.values()), generator=self.draw).to(device) for _ in range(2)]
+        settings = Optimizer.model_validate({"name": "lamb", "kernels": kernels, **chosen})
+        groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, {"params": self.flats[1:], "weight_decay": 0.0}]
+        self.lamb = Lamb(groups, settings)
+        self.lamb.gradient_norm = lambda: 2.5
+        self.lamb.prepare([held(flat) for flat in self.flats], lambda name: 3 if name == "fused" else 1)
+
+    def step(self) -> None:
+        for flat in self.flats:
+            flat.grad = torch.randn(flat.shape, generator=self.draw).to(flat.device)
+        for group in self.lamb.param_groups:
+            group["lr"] = 0.5
+        self.lamb.step()
+
+    def moves(self) -> list[Tensor]:
+        """How far the next step moves each parameter."""
+        before = [flat.to(CPU, copy=True) for flat in self.flats]
+        self.step()
+        moves = [flat.to(CPU) - old for flat, old in zip(self.flats, before, strict=True)]
+        return [part for move in moves for part in torch.split(move, list(SIZES.values()))]
+
+
+def held(flat: Tensor) -> FlatTensor:
+    """The parameters of `SIZES`, end to end."""
+    parts, offset = [], 0
+    for name, size in SIZES.items():
+        parts.append(Part(name, 0, size, offset))
+        offset += size
+    return FlatTensor(flat, SIZES, tuple(parts))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"bias_correction": False},
+        {"weight_decay": 0.0, "trust_all": True},
+        {"normalize": True, "betas": (0.8, 0.9)},
+    ],
+    ids=str,
+)
+def test_lamb_by_apex_is_lamb(monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> None:
+    """Its updates with those of PyTorch on a GPU and of our kernel on a CPU."""
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    wanted = Twin("auto", CPU, **chosen)
+    with PretendedGpu():
+        twins = {Twin("apex", GPU, **chosen): FP32, Twin("torch", GPU, **chosen): 1e-6}
+    for step in range(6):
+        moves = wanted.moves()
+        for twin, tolerance in twins.items():
+            with PretendedGpu():
+                found = twin.moves()
+            for ours, theirs in zip(found, moves, strict=True):
+                assert float((ours - theirs).norm()) < tolerance * float(theirs.norm()), (step, tolerance)
+
+
+@pytest.mark.parametrize("kernels", ["apex", "torch"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_host_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str, normalize: bool) -> None:
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    with PretendedGpu() as gpu:
+        twin = Twin(kernels, GPU, normalize=normalize)
+        twin.step()  # makes the averages, and the count of steps on the host
+        gpu.waits = 0
+        twin.step()
+        assert gpu.waits == 0
+        twin.lamb.trust_ratios()
+        assert gpu.waits > 0, "here it must"
+
+
+def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for and missing, there is no optimizer that DeepSpeed could be set up with."""
+    model = Bert(SMALL)
+    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    assert load_apex("auto") is load_apex("apex") is apex_kernels
+    assert load_apex("torch") is None
+    monkeypatch.setitem(sys.modules, "amp_C", None)
+    assert load_apex("auto") is None
+    with pytest.raises(UserError, match=r'"apex": apex is not installed; build NVIDIA\'s .*, or take "auto"'):
+        build_optimizer(model, Optimizer(name="lamb", kernels="apex"))
