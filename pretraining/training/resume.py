@@ -49,7 +49,7 @@ def find_starting_point(request: Request, context: Context) -> StartingPoint:
     """Looks into the run's folder and makes the model: all that may fail on one rank, before ranks need one another."""
     compute = request.recipe.compute
     torch.set_num_threads(compute.threads or default_threads(context.world))
-    cpu_kernels.allow(compute.kernels == "auto" and not compute.compile)
+    cpu_kernels.allow(compute.kernels == "auto")
     checkpoint = find_latest(request, context)
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     if checkpoint is not None:

@@ -18,7 +18,7 @@ from support.pretraining_reference import gradient, random_batch
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
-from pretraining.model.attention import Layout, attend
+from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
 
@@ -43,6 +43,10 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float 
 def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
     return list(torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs))
+
+
+def attend(batch: Batch, qkv: torch.Tensor, bias: torch.Tensor, heads: int, dropout: Dropout) -> torch.Tensor:
+    return lay_out(batch.starts, batch.lengths, qkv, heads).attend(qkv, bias, heads, dropout)
 
 
 @settings(max_examples=40, deadline=None)
@@ -97,7 +101,7 @@ def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: i
         shares = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(size), -1)
         outputs.append((shares @ value).transpose(0, 1).reshape(-1, hidden))
     wanted = torch.cat(outputs)
-    found = attend(qkv * 1, bias, Layout(batch.starts, batch.lengths), heads, NONE)
+    found = attend(batch, qkv * 1, bias, heads, NONE)
     expected = [wanted.float(), *gradients(wanted, [qkv, bias])]
     for one, other in zip([found, *gradients(found, [qkv, bias])], expected, strict=True):
         assert float((one - other).abs().max()) <= 1e-5 * max(1, float(other.abs().max()))
@@ -112,7 +116,7 @@ def test_gradients_of_attention_with_dropout_are_those_of_its_function() -> None
     (direction,) = tensors(6, tuple(qkv.shape))
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        return attend(x, bias, Layout(batch.starts, batch.lengths), heads, dropout).square().sum()
+        return attend(batch, x, bias, heads, dropout).square().sum()
 
     (slopes,) = torch.autograd.grad(loss(qkv), [qkv])
     step = 1e-2
@@ -166,7 +170,7 @@ def test_what_is_no_number_stays_visible(poison: float) -> None:
     ones = torch.ones(32)
     assert not gelu(bad.clone(), bias)[2].isfinite().all()
     assert not add_and_norm(bad.clone(), bias, x, ones, ones, 1e-6, NONE)[2].isfinite().any()
-    assert not attend(qkv, torch.zeros(96), Layout(batch.starts, batch.lengths), 2, NONE).isfinite().all()
+    assert not attend(batch, qkv, torch.zeros(96), 2, NONE).isfinite().all()
     assert not masked_loss(bad, torch.randn(64, 32), torch.zeros(64), torch.zeros(4, dtype=torch.int64), 50)[
         0
     ].isfinite()
