@@ -84,11 +84,11 @@ class Padded:
         """(s, 1, 1, length): whether a piece is there"""
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        (s, length), (n, width) = self.rows.shape, qkv.shape
-        padded = (qkv + bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, width // 3 // heads)
+        s, length = self.rows.shape
+        padded = (qkv + bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
         query, key, value = padded.permute(2, 0, 3, 1, 4)  # (s, heads, length, size) each
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.inside, dropout_p=dropout.probability)
-        return out.transpose(1, 2).reshape(s * length, width // 3).index_select(0, self.places)
+        return out.transpose(1, 2).reshape(s * length, -1).index_select(0, self.places)
 
 
 @dataclass(frozen=True)
