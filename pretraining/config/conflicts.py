@@ -181,6 +181,12 @@ def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> It
             f'precision.dtype = "fp16": not on a CPU (parallel.device = "{wanted}"); '
             'take "bf16", "fp32", or "auto" for the best that there is'
         )
+    yield from _tf32_faults(recipe, device)
+    if recipe.compute.compile and parallel.zero == 3:
+        yield (
+            "compute.compile = true: not with parallel.zero = 3, which fetches the weights of a layer by calls that "
+            "cannot be compiled; take parallel.zero = 1 or 2, or compute.compile = false"
+        )
     if parallel.offload != "none":
         at = f'parallel.offload = "{parallel.offload}"'
         if device == "cpu":
@@ -205,6 +211,16 @@ def _package_faults(recipe: Recipe, found: Literal["cpu", "cuda"]) -> Iterator[s
         options = recipe.deepspeed.get(section)
         if isinstance(options, dict) and options.get("enabled") and (fault := tracker_fault(section)):
             yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
+
+
+def _tf32_faults(recipe: Recipe, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+    if recipe.precision.tf32 and device == "cpu":
+        yield (f'precision.tf32 = true: only a GPU has TF32 (parallel.device = "{recipe.parallel.device}"); take false')
+    elif recipe.precision.tf32 and recipe.precision.dtype != "fp32":
+        yield (
+            f'precision.tf32 = true: is for products in fp32 (precision.dtype = "{recipe.precision.dtype}"); '
+            'take false, or precision.dtype = "fp32"'
+        )
 
 
 def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:

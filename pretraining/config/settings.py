@@ -116,6 +116,8 @@ class Precision(Section):
     """fp16: steps without overflow after which the scale doubles."""
     loss_scale_min: Annotated[float, Field(gt=0)] = 1.0
     """fp16: the scale never falls below."""
+    tf32: bool = False
+    """fp32 on a GPU: let matrix products round what they multiply to the 10 bits of TF32, which is faster."""
 
 
 class Parallel(Section):
@@ -133,11 +135,13 @@ class Compute(Section):
     """How the arithmetic is done: faster or slower, the same but for rounding and the draws of dropout."""
 
     compile: bool = False
-    """Compile the layers with torch.compile; on a CPU our own kernels, which it replaces, are faster."""
+    """Compile the layers with torch.compile; on a CPU our own kernels, which it replaces there, are faster."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     kernels: Literal["auto", "torch"] = "auto"
-    """`auto`: our fused operations on a CPU, and flash-attn where installed; `torch`: torch's own alone."""
+    """`auto`: our fused operations on a CPU; `torch`: torch's own alone."""
+    deterministic: bool = False
+    """Take only operations that give the same bits every time: slower on a GPU; on a CPU all of them do anyway."""
     threads: Positive | None = None
     """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
 

@@ -1,15 +1,23 @@
-"""In which numbers a model computes."""
+"""In which numbers a model computes, and how exactly."""
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
+from torch.utils import deterministic
+from torch.utils._triton import has_triton
 
 from data_prep.common.errors import UserError
-from pretraining.config.settings import Dtype
+from pretraining.config.settings import Compute, Dtype, Precision
+from pretraining.model import cpu_kernels
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+TF32_CAPABILITY = (8, 0)
+WORKSPACE = ":4096:8"
+"""Buffers of the library for matrix products, with which it always adds up in the same order."""
 
 
 def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
@@ -21,9 +29,35 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
             wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
+    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(f'precision.dtype = "bf16": {_name(device)} has none; take "fp16" or "auto"')
     return DTYPES[wanted]
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:
     """What recipes call a type of numbers."""
     return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def set_arithmetic(precision: Precision, compute: Compute, device: torch.device) -> None:
+    """Sets how this process computes, before its GPU computes anything; an error for what the GPU has not."""
+    cpu_kernels.allow(compute.kernels == "auto")
+    choose_dtype(precision.dtype, device)
+    if device.type != "cuda":
+        return  # where results are the same bits anyway
+    if compute.compile and not has_triton():
+        raise UserError(
+            f"compute.compile = true: needs Triton, and it is not installed or does not know {_name(device)}\n"
+            "pip install triton, or take compute.compile = false"
+        )
+    if precision.tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
+        raise UserError(f"precision.tf32 = true: {_name(device)} has none; take false")
+    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
+    torch.use_deterministic_algorithms(compute.deterministic)
+    if compute.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we have written
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)

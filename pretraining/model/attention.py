@@ -1,18 +1,16 @@
-"""Attention over ragged sequences: every piece attends to its own sequence, and nothing is computed for padding.
+"""Attention over ragged sequences: every piece attends to its own sequence.
 
-One function, `attend`, takes what the machine has:
+`lay_out` chooses how, once for all layers of a batch:
 
-    CPU          sequences of like lengths together: matrix products of the library, the rest in fused kernels
-    GPU          the variable-length flash kernels, where they can do what is asked
-    elsewhere    sequences of like lengths together, through scaled_dot_product_attention
+    Grouped    CPU: sequences of like lengths together, in products of the library and our fused kernels
+    Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
+    Padded     elsewhere, and where torch.compile translates the layers for a CPU: scaled_dot_product_attention
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +21,79 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model.fused import Dropout
 
 GRAIN = 64
-"""Sequences whose lengths are equal when rounded up to it are computed together."""
+"""Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
+FLASH_CAPABILITY = (8, 0)
+FLASH_TYPES = (torch.bfloat16, torch.float16)
+FLASH_SIZE = 192
+"""The widest head that the flash kernels take on every GPU that they run on."""
+
+
+class Layout(Protocol):
+    """Where the sequences of a batch lie, and how pieces attend to their own."""
+
+    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
+
+
+def lay_out(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False) -> Layout:
+    """Chooses by the hidden states, (n, hidden), how sequences are attended over; nothing here waits for a GPU.
+
+    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers.
+    """
+    if kernels.usable(states) and not compiled:
+        return Grouped(starts, lengths)
+    if has_flash(states, heads):
+        return Packed(starts, max(lengths))
+    return Padded(starts, max(lengths), len(states))
+
+
+def has_flash(states: Tensor, heads: int) -> bool:
+    """Whether the flash kernels take these hidden states: type, width of a head, and the GPU that they lie on."""
+    size = states.shape[1] // heads
+    fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
+    return fits and torch.cuda.get_device_capability(states.device) >= FLASH_CAPABILITY
+
+
+class Packed:
+    """Sequences as they lie, for kernels that are told where they begin."""
+
+    def __init__(self, starts: Tensor, longest: int):
+        self.starts, self.longest = starts, longest
+
+    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
+        where = (self.starts, self.starts, self.longest, self.longest)
+        # what scaled_dot_product_attention ends in too: its own way there takes the host longer than the GPU computes
+        out, *_ = torch.ops.aten._flash_attention_forward(query, key, value, *where, dropout.probability, False, False)
+        return out.reshape(len(qkv), -1)
+
+
+class Padded:
+    """Sequences padded to the longest, which any device and type can compute."""
+
+    def __init__(self, starts: Tensor, longest: int, pieces: int):
+        length = -(-longest // 16) * 16
+        device, begins = starts.device, starts[:-1]
+        at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
+        sequence = torch.searchsorted(starts[1:], piece, right=True)
+        self.rows = (begins[:, None] + at).clamp(max=pieces - 1)
+        """(s, length): the piece at every place; at padding some other, which gets no gradient"""
+        self.places = sequence * length + (piece - begins[sequence])
+        """(n,): the place of every piece among all s * length"""
+        self.inside = (at < starts.diff()[:, None])[:, None, None]
+        """(s, 1, 1, length): whether a piece is there"""
+
+    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        s, length = self.rows.shape
+        padded = (qkv + bias).index_select(0, self.rows.view(-1)).view(s, length, 3, heads, -1)
+        query, key, value = padded.permute(2, 0, 3, 1, 4)  # (s, heads, length, size) each
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=self.inside, dropout_p=dropout.probability)
+        return out.transpose(1, 2).reshape(s * length, -1).index_select(0, self.places)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences that are computed together."""
+    """Sequences that our kernels compute together."""
 
     starts: Tensor
     """(s,) int32: where the sequences begin"""
@@ -37,105 +102,31 @@ class Group:
     length: int
     """length that all of them are padded to"""
 
-    @functools.cached_property
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """(s, length) each: the row of every piece, and whether there is one."""
-        at = torch.arange(self.length, device=self.starts.device)
-        inside = at < self.lengths[:, None]
-        return torch.where(inside, self.starts[:, None] + at, 0).long(), inside
 
-
-class Layout:
-    """Where the sequences of a batch lie; made once a batch, for all layers."""
+class Grouped:
+    """Sequences by their lengths, rounded up, for our kernels on a CPU."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...]):
-        self.starts = starts
-        self.lengths = lengths
-        self.longest = max(lengths)
-
-    @functools.cached_property
-    def offsets(self) -> Tensor:
-        """As jagged tensors want the starts; one for all, so that they are seen to be of the same form."""
-        return self.starts.long()
-
-    @functools.cached_property
-    def groups(self) -> list[Group]:
-        """The sequences by their lengths, rounded up."""
         rounded: dict[int, list[int]] = {}
-        for number, length in enumerate(self.lengths):
+        for number, length in enumerate(lengths):
             rounded.setdefault(-(-length // GRAIN), []).append(number)
-        device = self.starts.device
-        sizes = torch.tensor(self.lengths, dtype=torch.int32, device=device)
-        groups = []
+        sizes = torch.tensor(lengths, dtype=torch.int32)
+        self.groups = []
         for _, members in sorted(rounded.items()):
-            longest = max(self.lengths[member] for member in members)
-            index = torch.tensor(members, device=device)
-            groups.append(Group(self.starts[index], sizes[index], -(-longest // 16) * 16))
-        return groups
+            longest = max(lengths[member] for member in members)
+            self.groups.append(Group(starts[members], sizes[members], -(-longest // 16) * 16))
 
-
-def attend(qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropout) -> Tensor:
-    """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
-    if kernels.usable(qkv):
-        return _GroupedAttention.apply(qkv, bias, layout, heads, dropout)
-    query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
-    if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
-        out = _flash(query, key, value, layout, dropout.probability)
-    else:
-        out = _grouped(query, key, value, layout, dropout.probability)
-    return out.reshape(len(qkv), -1)
-
-
-def _grouped(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
-    """Attention for any device and type: query, key, value (n, heads, size) -> (n, heads, size)."""
-    out = torch.empty_like(query)
-    for group in layout.groups:
-        rows, inside = group.rows
-        q, k, v = (part[rows].transpose(1, 2) for part in (query, key, value))  # (s, heads, length, size)
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=inside[:, None, None], dropout_p=dropout)
-        out = out.index_put((rows[inside],), context.transpose(1, 2)[inside])
-    return out
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, dropout: float) -> Tensor:
-    """Attention on a GPU, by kernels that need no padding."""
-    starts, longest = layout.starts, layout.longest
-    if (flash_attention := _flash_attention()) is not None:
-        return flash_attention(query, key, value, starts, starts, longest, longest, dropout_p=dropout)
-    if not dropout and query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= (8, 0):
-        from torch.nn.attention.varlen import varlen_attn
-
-        out = varlen_attn(query, key, value, starts, starts, longest, longest)
-        assert isinstance(out, Tensor)
-        return out
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(  # told the lengths, it need not ask the GPU for them
-            each, layout.offsets, min_seqlen=min(layout.lengths), max_seqlen=longest
-        ).transpose(1, 2)
-        for each in (query, key, value)
-    )
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
-
-
-@functools.cache
-def _flash_attention() -> Callable[..., Tensor] | None:
-    """The flash-attn package's function, where it is installed and works with this PyTorch."""
-    if not kernels.allowed():
-        return None
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return None
-    return cast(Callable[..., Tensor], flash_attn_varlen_func)
+    def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout)
 
 
 class _GroupedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor, layout: Layout, heads: int, dropout: Dropout) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout) -> Tensor:
         n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
         out = qkv.new_empty(n, hidden)
         saved = []
-        for group in layout.groups:
+        for group in groups:
             s, length = len(group.starts), group.length
             parts = qkv.new_empty(3, s * heads, length, size)
             kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, s, heads, length, size)
@@ -148,7 +139,7 @@ class _GroupedAttention(torch.autograd.Function):
             kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, s, heads, length, size)
             saved += [parts, shares]
         ctx.save_for_backward(*saved)
-        ctx.layout, ctx.heads, ctx.dropout = layout, heads, dropout
+        ctx.groups, ctx.heads, ctx.dropout = groups, heads, dropout
         return out
 
     @staticmethod
@@ -159,7 +150,7 @@ class _GroupedAttention(torch.autograd.Function):
         size, grad = hidden // heads, grad.contiguous()
         grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
         saved = iter(ctx.saved_tensors)
-        for group, parts, shares in zip(ctx.layout.groups, saved, saved, strict=True):
+        for group, parts, shares in zip(ctx.groups, saved, saved, strict=True):
             query, key, value = parts
             s, length = len(group.starts), group.length
             grad_context = torch.empty_like(query)

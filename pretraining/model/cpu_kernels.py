@@ -46,13 +46,11 @@ def allow(allowed: bool) -> None:
     _allowed = allowed
 
 
-def allowed() -> bool:
-    return _allowed
-
-
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels can work on this tensor."""
-    return _allowed and tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
+    """Whether the kernels can work on this tensor; never in what torch.compile translates."""
+    if torch.compiler.is_compiling() or not _allowed:
+        return False
+    return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
 
 
 def call(name: str, first: Tensor, *arguments: Any) -> None:

@@ -5,7 +5,7 @@ n pieces, s sequences, H hidden. Linear layers and norms see the n real pieces a
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretraining.model.attention import Layout, attend
+from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
 from pretraining.model.shape import Shape
@@ -22,6 +22,17 @@ AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
 INITIAL_RANGE = 0.02
 SITES = 4
 """How many places of a layer drop something, at most: their masks must differ."""
+
+
+class LayerDropouts(NamedTuple):
+    """What a layer drops, made outside of it: torch.compile would translate a layer anew for every number in it."""
+
+    attention: Dropout
+    """of the probabilities of attention"""
+    context: Dropout
+    """of what attention gives"""
+    feed_forward: Dropout
+    """of what the feed-forward block gives"""
 
 
 class Linear(nn.Module):
@@ -83,9 +94,9 @@ class Attention(nn.Module):
         self.output = Linear(shape.hidden, shape.hidden)
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
-    def forward(self, x: Tensor, layout: Layout, attention_dropout: Dropout, dropout: Dropout) -> Tensor:
-        context = attend(self.qkv(x), self.qkv.bias, layout, self.heads, attention_dropout)
-        return self.norm(self.output(context), self.output.bias, x, dropout)
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
+        context = layout.attend(self.qkv(x), self.qkv.bias, self.heads, dropouts.attention)
+        return self.norm(self.output(context), self.output.bias, x, dropouts.context)
 
 
 class FeedForward(nn.Module):
@@ -105,15 +116,13 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One layer of the encoder: attention, then feed-forward."""
 
-    def __init__(self, shape: Shape, index: int):
+    def __init__(self, shape: Shape):
         super().__init__()
-        self.sites = SITES * (index + 1)
         self.attention = Attention(shape)
         self.feed_forward = FeedForward(shape)
 
-    def forward(self, x: Tensor, layout: Layout, attention_dropout: Dropout, dropout: Dropout) -> Tensor:
-        x = self.attention(x, layout, attention_dropout.at(self.sites), dropout.at(self.sites + 1))
-        return self.feed_forward(x, dropout.at(self.sites + 2))
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
+        return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
 
 
 class Encoder(nn.Module):
@@ -127,7 +136,8 @@ class Encoder(nn.Module):
         self.dropout_seed = 0
         """Decides what dropout drops; every step of training sets another one."""
         self.embeddings = Embeddings(shape)
-        self.layers = nn.ModuleList(Layer(shape, index) for index in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.compiled = False
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
         """Draws fresh weights from a normal distribution cut at two deviations: the same for a seed on any ranks."""
@@ -145,9 +155,11 @@ class Encoder(nn.Module):
         return self
 
     def compile_layers(self) -> None:
-        """Lets torch.compile translate the layers when they first run."""
+        """Lets torch.compile translate the layers when they first run: once for all layers and sizes of a batch, or an
+        error."""
+        self.compiled = True
         for layer in self.layers:
-            layer.compile()
+            layer.compile(fullgraph=True, dynamic=True)
 
     @staticmethod
     def fused_parts(name: str) -> int:
@@ -156,14 +168,16 @@ class Encoder(nn.Module):
 
     def encode(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        layout = Layout(batch.starts, batch.lengths)
-        dropout, attention_dropout = self._dropouts(batch)
-        x = self.embeddings(batch, dropout)
-        for layer in self.layers:
+        hidden, attention = self._dropouts(batch)
+        x = self.embeddings(batch, hidden)
+        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled)
+        for number, layer in enumerate(self.layers, start=1):
+            site = SITES * number
+            dropouts = LayerDropouts(attention.at(site), hidden.at(site + 1), hidden.at(site + 2))
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, layout, attention_dropout, dropout, use_reentrant=False)
+                x = checkpoint(layer, x, layout, dropouts, use_reentrant=False)
             else:
-                x = layer(x, layout, attention_dropout, dropout)
+                x = layer(x, layout, dropouts)
         return x
 
     def first_states(self, hidden: Tensor, batch: Batch) -> Tensor:

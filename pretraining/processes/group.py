@@ -34,6 +34,7 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from data_prep.common.workers import num_cores
+from pretraining.processes.capability import require_code
 from pretraining.processes.launchers import World
 
 ANSWER_SECONDS = 15.0  # a store answers at once: what needs longer is another program
@@ -68,9 +69,9 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
         )
     count = torch.cuda.device_count()
     if count >= world.local_size:
-        return torch.device("cuda", world.local_rank)
+        return require_code(torch.device("cuda", world.local_rank))
     if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0:  # srun --gpus-per-task=1
-        return torch.device("cuda", 0)  # every rank sees its own GPU alone: `connect` checks that it does
+        return require_code(torch.device("cuda", 0))  # its own, which it alone sees: `connect` checks that
     raise UserError(
         f"{world.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"

@@ -24,9 +24,8 @@ from pretraining.checkpoint.record import (
 from pretraining.config.settings import Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.precision import name_dtype
+from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.folders import CONFIG, read_folder
-from pretraining.model import cpu_kernels
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
@@ -49,7 +48,7 @@ def find_starting_point(request: Request, context: Context) -> StartingPoint:
     """Looks into the run's folder and makes the model: all that may fail on one rank, before ranks need one another."""
     compute = request.recipe.compute
     torch.set_num_threads(compute.threads or default_threads(context.world))
-    cpu_kernels.allow(compute.kernels == "auto" and not compute.compile)
+    set_arithmetic(request.recipe.precision, compute, context.device)
     checkpoint = find_latest(request, context)
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     if checkpoint is not None:

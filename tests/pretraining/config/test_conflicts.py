@@ -66,6 +66,20 @@ def plain(tmp_path: Path) -> Path:
             '--parallel.offload = "optimizer": a CPU has no other memory to move it to (parallel.device = "cpu"); '
             'take "none"',
         ),
+        (
+            "--precision.tf32 true --precision.dtype fp32 --parallel.device cpu",
+            '--precision.tf32 = true: only a GPU has TF32 (parallel.device = "cpu"); take false',
+        ),
+        (
+            "--precision.tf32 true",
+            '--precision.tf32 = true: is for products in fp32 (precision.dtype = "auto"); '
+            'take false, or precision.dtype = "fp32"',
+        ),
+        (
+            "--compute.compile true --parallel.zero 3",
+            "--compute.compile = true: not with parallel.zero = 3, which fetches the weights of a layer by calls that "
+            "cannot be compiled; take parallel.zero = 1 or 2, or compute.compile = false",
+        ),
         # DeepSpeed's own
         (
             "--deepspeed.train_batch_size 8",

@@ -25,13 +25,13 @@ def plain(tmp_path: Path) -> Path:
 
 
 def test_overrides_change_what_they_name(plain: Path) -> None:
-    words = "--phases.0.steps 10 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 3"
+    words = "--phases.0.steps 10 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 2"
     recipe = load_recipe(plain, [*words.split(), "--seed", "7"])
     assert recipe.phases[0].steps == 10
     assert recipe.model.size == "mini"
     assert recipe.compute.compile
     assert recipe.phases[1].learning_rate == 2e-4
-    assert recipe.parallel.zero == 3
+    assert recipe.parallel.zero == 2
     assert recipe.seed == 7
     assert recipe.phases[0].warmup == 0.1
 

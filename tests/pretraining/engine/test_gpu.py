@@ -1,54 +1,164 @@
-"""What only a GPU can show: the variable-length kernels, and the model in bf16 on the device."""
+"""What only a GPU can show: the flash kernels, the model in bf16 on the device, and that the host never waits."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import apex_kernels
-from support.pretraining_reference import SMALL, mean_loss, random_batch
+from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
+from torch import Tensor
+from torch._dynamo.utils import counters
 
 from benchmarks.exactness import NVIDIA, error, make_engine, reference, run_engine
 from pretraining.engine.apex import lamb_updates
-from pretraining.model.attention import Layout, _flash, _grouped
+from pretraining.model.attention import Layout, Packed, Padded, has_flash
 from pretraining.model.bert import Bert
+from pretraining.model.fused import Dropout
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
+HEADS, HIDDEN = 2, 128
+SHAPE = replace(SMALL, hidden=HIDDEN, heads=HEADS)
+"""Heads of 64, which the flash kernels take."""
 
 
-def inputs() -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], Layout]:
-    """Queries, keys and values of packed sequences."""
+def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values of packed sequences, and a bias."""
     generator = torch.Generator().manual_seed(1)
-    shape, batch = (sum(LENGTHS), 2, 64), random_batch(LENGTHS, 50)
-    query, key, value = (torch.randn(shape, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3))
-    return (query, key, value), Layout(batch.starts.cuda(), batch.lengths)
+    shapes = (sum(LENGTHS), 3 * HIDDEN), (3 * HIDDEN,)
+    qkv, bias = (torch.randn(shape, generator=generator).cuda().to(dtype).requires_grad_() for shape in shapes)
+    return qkv, bias
 
 
-def test_flash_attention_is_attention_over_each_sequence() -> None:
-    parts, layout = inputs()
-    outputs, gradients = [], []
-    for function in (_flash, _grouped):
-        out = function(*parts, layout, 0.0)
-        outputs.append(out.float())
-        gradients.append([slopes.float() for slopes in torch.autograd.grad(out.float().square().sum(), parts)])
+def layouts() -> tuple[Layout, Layout]:
+    """For the flash kernels, and padded."""
+    starts = random_batch(LENGTHS, 50).starts.cuda()
+    return Packed(starts, max(LENGTHS)), Padded(starts, max(LENGTHS), sum(LENGTHS))
+
+
+def dropout(probability: float) -> Dropout:
+    return Dropout(probability, torch.empty(0, dtype=torch.int32))
+
+
+def needs_flash() -> None:
+    if not has_flash(torch.empty(1, HIDDEN, device="cuda", dtype=torch.bfloat16), HEADS):
+        pytest.skip("the flash kernels need compute capability 8.0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_attention_is_attention_over_each_sequence(dtype: torch.dtype) -> None:
+    needs_flash()
+    qkv, bias = inputs(dtype)
+    outputs, slopes = [], []
+    for layout in layouts():
+        out = layout.attend(qkv, bias, HEADS, dropout(0.0)).float()
+        outputs.append(out)
+        slopes.append([slope.float() for slope in torch.autograd.grad(out.square().sum(), (qkv, bias))])
     torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
-    for one, other in zip(*gradients, strict=True):
+    for one, other in zip(*slopes, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.02
 
 
-def test_dropout_of_attention_is_honoured() -> None:
+@pytest.mark.parametrize("way", [0, 1])
+def test_dropout_of_attention_is_honoured(way: int) -> None:
     """The mean over many draws is what comes without dropout, and single draws are not."""
-    parts, layout = inputs()
+    needs_flash()
+    qkv, bias = inputs()
     with torch.no_grad():
-        exact = _grouped(*parts, layout, 0.0).float()
-        draws = torch.stack([_flash(*parts, layout, 0.3).float() for _ in range(300)])
+        exact = layouts()[1].attend(qkv, bias, HEADS, dropout(0.0)).float()
+        draws = torch.stack([layouts()[way].attend(qkv, bias, HEADS, dropout(0.3)).float() for _ in range(300)])
     assert float((draws[0] - exact).norm() / exact.norm()) > 0.1
     assert float((draws.mean(0) - exact).norm() / exact.norm()) < 0.1
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_dropout_goes_backward_through_the_same_mask(way: int) -> None:
+    """What comes out is linear in the values, so their gradient gives it back; one of another mask would not."""
+    needs_flash()
+    qkv, bias = inputs()
+    values = torch.zeros_like(qkv)
+    values[:, 2 * HIDDEN :] = qkv.detach()[:, 2 * HIDDEN :]
+    torch.manual_seed(3)
+    out = layouts()[way].attend(qkv, bias * 0, HEADS, dropout(0.3)).float()
+    (slope,) = torch.autograd.grad((out * out.detach()).sum(), qkv)
+    assert float((slope * values).float().sum()) == pytest.approx(float(out.detach().square().sum()), rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype) -> None:
+    """From the batch in the host's memory to the gradients. The first batch may wait: it prepares libraries."""
+    model = Bert(SHAPE).initialize(1).cuda().to(dtype)
+    for seed in range(2):
+        batch = random_batch(LENGTHS, SHAPE.vocabulary, seed)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if seed else "default")
+        try:
+            mean_loss(model, batch.to("cuda")).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_layers_are_compiled_once_for_all() -> None:
+    """By the backend that training uses, in all sizes; and they compute what they do without."""
+    needs_flash()
+    torch._dynamo.reset()
+    counters.clear()
+    shape = replace(SHAPE, layers=12, dropout=0.0, attention_dropout=0.0)
+    plain, other = (Bert(shape).initialize(1).cuda().bfloat16() for _ in range(2))
+    other.compile_layers()
+    for lengths in (LENGTHS, [9, 8], [96] * 5):
+        batch = random_batch(lengths, shape.vocabulary).to("cuda")
+        losses = [mean_loss(model, batch) for model in (plain, other)]
+        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-2)
+        for loss in losses:
+            loss.backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    for name, wanted in gradients(plain).items():
+        distance = (gradients(other)[name] - wanted).float().norm() / wanted.float().norm().clamp(min=1e-3)
+        assert float(distance) < 0.05, name
+
+
+TWICE = """
+import sys, torch
+from support.pretraining_reference import mean_loss, random_batch
+from test_gpu import SHAPE
+from pretraining.config.settings import Compute, Precision
+from pretraining.engine.precision import set_arithmetic
+from pretraining.model.bert import Bert
+
+set_arithmetic(Precision(), Compute(deterministic=True), torch.device("cuda", 0))
+found = []
+for _ in range(2):
+    model = Bert(SHAPE).initialize(1).cuda().to(getattr(torch, sys.argv[1]))
+    moves = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(5):
+        torch.manual_seed(step)
+        moves.zero_grad()
+        mean_loss(model, random_batch([96, 64, 30] * 100, SHAPE.vocabulary, step).to("cuda")).backward()
+        moves.step()
+    found.append([parameter.detach().clone() for parameter in model.parameters()])
+print(all(torch.equal(*pair) for pair in zip(*found)))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_deterministic_gives_the_same_bits_twice(dtype: str) -> None:
+    """In a process of its own: the library for matrix products reads its settings once."""
+    here = Path(__file__).parent
+    path = ":".join(map(str, (here.parents[2], here.parents[1], here)))
+    command = [sys.executable, "-c", TWICE, dtype]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.stdout.split() == ["True"], done.stderr
 
 
 def test_the_model_computes_what_it_does_on_a_cpu() -> None:

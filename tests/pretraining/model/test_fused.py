@@ -18,7 +18,6 @@ from support.pretraining_reference import gradient, random_batch
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
-from pretraining.model.attention import Layout, attend
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, masked_loss, row_keys
 
@@ -80,47 +79,6 @@ def test_dropout_before_the_norm_is_dropout_of_the_same_mask() -> None:
     same([found, *gradients(found, inputs)], expected, 1e-4)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
-    heads=st.integers(1, 3),
-    size=st.sampled_from([4, 16, 20]),
-)
-def test_attention_over_ragged_sequences(lengths: list[int], heads: int, size: int) -> None:
-    """Against a softmax written out for each sequence."""
-    hidden, n = heads * size, sum(lengths)
-    qkv, bias = tensors(4, (n, 3 * hidden), (3 * hidden,))
-    batch = random_batch(lengths, 50)
-    outputs = []
-    for part in (qkv.double() + bias.double()).split(lengths):
-        query, key, value = part.view(-1, 3, heads, size).permute(1, 2, 0, 3)
-        shares = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(size), -1)
-        outputs.append((shares @ value).transpose(0, 1).reshape(-1, hidden))
-    wanted = torch.cat(outputs)
-    found = attend(qkv * 1, bias, Layout(batch.starts, batch.lengths), heads, NONE)
-    expected = [wanted.float(), *gradients(wanted, [qkv, bias])]
-    for one, other in zip([found, *gradients(found, [qkv, bias])], expected, strict=True):
-        assert float((one - other).abs().max()) <= 1e-5 * max(1, float(other.abs().max()))
-
-
-def test_gradients_of_attention_with_dropout_are_those_of_its_function() -> None:
-    """The backward pass draws the same masks again: finite differences would show if it did not."""
-    lengths, heads, size = [9, 30, 4], 2, 4
-    batch = random_batch(lengths, 50)
-    dropout = Dropout(0.4, row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
-    qkv, bias = tensors(5, (sum(lengths), 3 * heads * size), (3 * heads * size,))
-    (direction,) = tensors(6, tuple(qkv.shape))
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        return attend(x, bias, Layout(batch.starts, batch.lengths), heads, dropout).square().sum()
-
-    (slopes,) = torch.autograd.grad(loss(qkv), [qkv])
-    step = 1e-2
-    with torch.no_grad():
-        slope = (loss(qkv + step * direction) - loss(qkv - step * direction)) / (2 * step)
-    assert float((slopes * direction).sum()) == pytest.approx(float(slope), rel=2e-3)
-
-
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 30), vocabulary=st.integers(2, 200))
 def test_masked_loss(rows: int, vocabulary: int) -> None:
@@ -161,12 +119,9 @@ def test_what_is_no_number_stays_visible(poison: float) -> None:
     x, bias = tensors(9, (4, 32), (32,))
     bad = x.detach().clone()
     bad[2, 5] = poison
-    batch = random_batch([4], 50)
-    qkv = bad.repeat(1, 3).contiguous()
     ones = torch.ones(32)
     assert not gelu(bad.clone(), bias)[2].isfinite().all()
     assert not add_and_norm(bad.clone(), bias, x, ones, ones, 1e-6, NONE)[2].isfinite().any()
-    assert not attend(qkv, torch.zeros(96), Layout(batch.starts, batch.lengths), 2, NONE).isfinite().all()
     assert not masked_loss(bad, torch.randn(64, 32), torch.zeros(64), torch.zeros(4, dtype=torch.int64), 50)[
         0
     ].isfinite()

@@ -1,0 +1,175 @@
+"""Attention against a softmax written out, in every way that there is, those for GPUs too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.flash import FlashKernels
+from support.pretraining_reference import random_batch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pretraining.model.attention import Grouped, Layout, Packed, Padded, has_flash, lay_out
+from pretraining.model.batch import Batch
+from pretraining.model.fused import Dropout, row_keys
+
+NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
+WAYS: dict[str, Callable[[Batch], Layout]] = {
+    "grouped": lambda batch: Grouped(batch.starts, batch.lengths),
+    "packed": lambda batch: Packed(batch.starts, max(batch.lengths)),
+    "padded": lambda batch: Padded(batch.starts, max(batch.lengths), len(batch.pieces)),
+}
+
+
+def inputs(pieces: int, hidden: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values of pieces, and a bias."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = (pieces, 3 * hidden), (3 * hidden,)
+    qkv, bias = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
+    return qkv, bias
+
+
+def gradients(out: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+    return torch.autograd.grad((out * weight.to(out.dtype)).sum(), inputs)
+
+
+def attend(batch: Batch, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+    """As on this machine."""
+    return lay_out(batch.starts, batch.lengths, qkv, heads).attend(qkv, bias, heads, dropout)
+
+
+def attend_plainly(batch: Batch, qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
+    """A softmax for each sequence, in fp64."""
+    outputs = []
+    for part in (qkv.double() + bias.double()).split(list(batch.lengths)):
+        query, key, value = part.view(len(part), 3, heads, -1).permute(1, 2, 0, 3)
+        shares = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(query.shape[-1]), -1)
+        outputs.append((shares @ value).transpose(0, 1).flatten(1))
+    return torch.cat(outputs)
+
+
+def furthest(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """The largest error, as a share of what is largest in each tensor (1 at least)."""
+    return max(
+        float((one - other).abs().max()) / max(1, float(other.abs().max()))
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("way", ["grouped", "padded"])
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([4, 16, 20]),
+)
+def test_attention_over_ragged_sequences(way: str, lengths: list[int], heads: int, size: int) -> None:
+    batch = random_batch(lengths, 50)
+    qkv, bias = inputs(sum(lengths), heads * size)
+    wanted = attend_plainly(batch, qkv, bias, heads)
+    found = WAYS[way](batch).attend(qkv * 1, bias, heads, NONE)
+    ours, theirs = ([out.detach(), *gradients(out, qkv, bias)] for out in (found, wanted))
+    assert furthest(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_kernels_are_called_as_they_demand(dtype: torch.dtype) -> None:
+    """Forward and backward, with stand-ins that refuse what the kernels refuse, and compute what they compute."""
+    batch = random_batch([5, 70, 1, 33], 50)
+    qkv, bias = inputs(109, 2 * 16, dtype)
+    with FlashKernels() as kernels:
+        found = WAYS["packed"](batch).attend(qkv, bias, 2, Dropout(0.1, NONE.keys))
+        ours = [found.detach(), *gradients(found, qkv, bias)]
+    wanted = attend_plainly(batch, qkv, bias, 2)
+    assert furthest(ours, [wanted.detach(), *gradients(wanted, qkv, bias)]) < 0.02
+    assert kernels.dropouts == [0.1, 0.1], "dropout of the forward pass, then of the backward pass"
+
+
+def test_the_stand_in_refuses_what_the_kernels_refuse() -> None:
+    batch, (qkv, bias) = random_batch([5, 7], 50), inputs(12, 32, torch.bfloat16)
+    with FlashKernels(), pytest.raises(AssertionError, match="offsets"):
+        Packed(batch.starts.long(), 7).attend(qkv, bias, 2, NONE)
+    with FlashKernels(), pytest.raises(AssertionError, match="longest"):
+        Packed(batch.starts, 0).attend(qkv, bias, 2, NONE)
+    with FlashKernels(), pytest.raises(AssertionError, match="type"):
+        Packed(batch.starts, 7).attend(qkv.float(), bias.float(), 2, NONE)
+    with FlashKernels(), pytest.raises(AssertionError, match="width"):
+        Packed(batch.starts, 7).attend(qkv, bias, 8, NONE)
+
+
+def test_every_torch_has_the_flash_operators_that_we_call() -> None:
+    """What we give by place, and what comes first, are the same in 2.11, 2.12 and 2.13; the rest has defaults."""
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    by_place = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    assert by_place == ("query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask".split())
+    assert all(argument.has_default_value() for argument in schema.arguments if argument.kwarg_only)
+    assert schema.returns[0].name == "output"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "size", "flash"),
+    [
+        ((9, 0), torch.bfloat16, 64, True),
+        ((8, 0), torch.float16, 64, True),
+        ((7, 5), torch.float16, 64, False),  # T4
+        ((7, 0), torch.float16, 64, False),  # V100
+        ((9, 0), torch.float32, 64, False),
+        ((9, 0), torch.bfloat16, 20, False),
+        ((8, 6), torch.bfloat16, 256, False),
+    ],
+)
+def test_the_flash_kernels_compute_what_they_can(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, size: int, flash: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with FakeTensorMode():
+        assert has_flash(torch.empty(9, 2 * size, device="cuda", dtype=dtype), heads=2) == flash
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gpus_without_flash_kernels_get_padded_sequences(dtype: torch.dtype) -> None:
+    """Forward and backward: meta tensors go through the operations that a GPU goes through."""
+    batch = random_batch([5, 70, 1, 33], 50).to("meta")
+    qkv, bias = (torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for shape in ((109, 96), (96,)))
+    layout = lay_out(batch.starts, batch.lengths, qkv[:, :32], heads=2)
+    assert isinstance(layout, Padded)
+    out = layout.attend(qkv, bias, 2, Dropout(0.1, NONE.keys))
+    assert (out.shape, out.dtype) == ((109, 32), dtype)
+    out.sum().backward()
+    for tensor in (qkv, bias):
+        assert tensor.grad is not None
+        assert tensor.grad.dtype == dtype
+
+
+def test_gradients_of_attention_with_dropout_are_those_of_its_function() -> None:
+    """The backward pass draws the same masks again: finite differences would show if it did not."""
+    lengths, heads, size = [9, 30, 4], 2, 4
+    batch = random_batch(lengths, 50)
+    dropout = Dropout(0.4, row_keys(1, batch.examples, batch.positions.numpy(), np.array(lengths)), site=3)
+    qkv, bias = inputs(sum(lengths), heads * size)
+    direction = torch.randn(qkv.shape, generator=torch.Generator().manual_seed(6))
+
+    def loss(x: Tensor) -> Any:
+        return attend(batch, x, bias, heads, dropout).square().sum()
+
+    (slopes,) = torch.autograd.grad(loss(qkv), [qkv])
+    step = 1e-2
+    with torch.no_grad():
+        slope = (loss(qkv + step * direction) - loss(qkv - step * direction)) / (2 * step)
+    assert float((slopes * direction).sum()) == pytest.approx(float(slope), rel=2e-3)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_is_no_number_stays_visible(poison: float) -> None:
+    qkv, bias = inputs(4, 32)
+    bad = qkv.detach().clone()
+    bad[2, 5] = poison
+    assert not attend(random_batch([4], 50), bad, bias.detach(), 2, NONE).isfinite().all()

@@ -1,0 +1,139 @@
+"""What the encoder asks of a GPU and of torch.compile, seen on a CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
+from support.waits import no_waits
+from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
+
+from pretraining.model import attention
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.bert import Bert
+
+SHAPE = replace(SMALL, layers=12, hidden=32, heads=2, intermediate=64)
+BATCHES = ([5, 70, 96, 17], [5, 70], [96] * 7, [64, 64, 64])
+"""Sequences of each batch: other pieces, sequences and longest sequences."""
+
+
+@pytest.fixture(params=["flash", "padded"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors take the way of a GPU with flash kernels, and of one without."""
+    monkeypatch.setattr(attention, "has_flash", lambda *_: request.param == "flash")
+
+
+def model_without_data(recompute: bool = False) -> Bert:
+    with torch.device("meta"):
+        return Bert(SHAPE, recompute).bfloat16()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_step_on_a_gpu_never_waits_for_it(recompute: bool) -> None:
+    model = model_without_data(recompute)
+    batch = random_batch([5, 70, 96, 17], SHAPE.vocabulary).to("meta")
+    with no_waits():
+        mean_loss(model, batch).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert (parameter.grad.shape, parameter.grad.dtype) == (parameter.shape, parameter.dtype), name
+
+
+def test_what_waits_is_found() -> None:
+    numbers, mask = (torch.empty(3, dtype=dtype, device="meta") for dtype in (torch.float32, torch.bool))
+    waits: list[Callable[[], Any]] = [
+        lambda: numbers[mask],
+        lambda: numbers.index_put((mask,), numbers),
+        lambda: torch.tensor([1, 2], device="meta"),
+        lambda: numbers.copy_(torch.ones(3)),
+        lambda: numbers.sum().item(),
+    ]
+    for wait in waits:
+        with no_waits(), pytest.raises(AssertionError, match=r"waits|memory"):
+            wait()
+
+
+# torch.compile
+
+
+class Compiled:
+    """A backend of torch.compile that runs what Dynamo has translated as it is, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        """which translation was called, call by call"""
+        self.translations = 0
+
+    def __call__(self, graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+        number, run = self.translations, aot_eager(graph, inputs)
+        self.translations += 1
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(number)
+            return run(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """What torch.compile translates in this test."""
+    torch._dynamo.reset()
+    counters.clear()
+    backend = Compiled()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    return backend
+
+
+def assert_one_translation(compiled: Compiled, model: Bert, device: str) -> None:
+    """Batches of all sizes go through one translation of all layers, forward and backward."""
+    model.compile_layers()
+    calls = SHAPE.layers * len(BATCHES) * (2 if model.recompute else 1)
+    for lengths in BATCHES:
+        mean_loss(model, random_batch(lengths, SHAPE.vocabulary).to(device)).backward()
+    assert len(compiled.calls) == calls
+    assert len(set(compiled.calls)) == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("gpu", "recompute"), [("flash", False), ("flash", True), ("padded", False)], indirect=["gpu"])
+def test_layers_on_a_gpu_are_compiled_once_for_all(compiled: Compiled, recompute: bool) -> None:
+    assert_one_translation(compiled, model_without_data(recompute), "meta")
+
+
+def test_layers_on_a_cpu_are_compiled_once_for_all(compiled: Compiled) -> None:
+    assert_one_translation(compiled, Bert(SHAPE).initialize(1), "cpu")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_compiled_layers_compute_the_same() -> None:
+    shape = replace(SHAPE, layers=2, dropout=0.0, attention_dropout=0.0)
+    plain, other = Bert(shape).initialize(1), Bert(shape).initialize(1)
+    other.compile_layers()
+    batch = random_batch([5, 70, 96, 17], shape.vocabulary)
+    losses = [mean_loss(model, batch) for model in (plain, other)]
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
+    for loss in losses:
+        loss.backward()
+    for name, wanted in gradients(plain).items():
+        torch.testing.assert_close(gradients(other)[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_is_not_compiled_keeps_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings, heads and optimizers are not compiled."""
+    called = []
+    monkeypatch.setattr(kernels, "call", lambda name, *_: called.append(name))
+    model = Bert(SHAPE).initialize(1)
+    model.compile_layers()
+    model(random_batch([5, 7], SHAPE.vocabulary))
+    assert {"dropout_rows", "gelu_forward", "cross_entropy"} == set(called)
