@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Phase, Recipe, Section, micro_batches
+from pretraining.config.settings import Phase, Recipe, Section, count_micro_batches
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
 RANKS = {  # what their comments promise
@@ -35,7 +35,7 @@ def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
         recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
         for phase in recipe.phases:
-            assert micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
+            assert count_micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -87,21 +87,21 @@ def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch:
     phase = Phase(name="p", length=128, batch=batch, micro_batch=micro_batch)
     together = micro_batch * ranks
     if batch % together == 0:
-        assert micro_batches(phase, ranks) == batch // together
+        assert count_micro_batches(phase, ranks) == batch // together
         return
     with pytest.raises(UserError) as caught:
-        micro_batches(phase, ranks, number=1)
+        count_micro_batches(phase, ranks, number=1)
     named = re.search(r"take batch = (\d+)(?:, or micro_batch = (\d+))?$", str(caught.value))
     assert named
     other = int(named[1])
-    assert micro_batches(phase.model_copy(update={"batch": other}), ranks) * together == other
+    assert count_micro_batches(phase.model_copy(update={"batch": other}), ranks) * together == other
     assert abs(other - batch) == min(abs(each - batch) for each in range(together, batch + 2 * together, together))
     if named[2] is None:
         assert batch % ranks
     else:
         smaller = int(named[2])
         assert smaller <= micro_batch
-        assert micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
+        assert count_micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
 
 
 def test_sizes_by_numbers() -> None:
