@@ -11,8 +11,8 @@ from statistics import median
 
 import torch
 
-GROUPS = Path("/sys/fs/cgroup")
-"""where Linux tells of groups of processes: of containers, and of the jobs of batch systems"""
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux tells of groups of processes, such as containers and the jobs of a batch system; and this one's."""
 
 
 def synchronize(device: torch.device | None) -> None:
@@ -44,10 +44,9 @@ def total_memory(device: torch.device) -> int:
 def _memory_limits() -> Iterator[int]:
     """What Linux lets the groups that this process is in take of the memory, from the innermost outwards."""
     with suppress(OSError, StopIteration):  # another system, or an older one
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-        own = GROUPS / next(group for group in groups if group.startswith("0::")).removeprefix("0::/")
-        for folder in (own, *own.parents):
-            limit = folder / "memory.max"
+        own = next(line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+        for group in (Path(own), *Path(own).parents):
+            limit = GROUPS / group.relative_to("/") / "memory.max"
             if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
                 yield int(text)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Phase, Recipe, Section, count_micro_batches
+from pretraining.config.settings import Phase, Recipe, Section, count_micro_batches, divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
 RANKS = {  # what their comments promise
@@ -35,7 +35,9 @@ def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
         recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
         for phase in recipe.phases:
-            assert count_micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
+            open_to = divisors(phase.batch // ranks)
+            for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
+                assert count_micro_batches(phase, ranks, found=size) * size * ranks == phase.batch
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -53,6 +55,12 @@ def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Pat
     kept.write_text(recipe.as_toml())
     assert load_recipe(kept) == recipe
     assert Recipe.model_validate(recipe.as_dict()) == recipe
+
+
+def test_base_and_large_take_what_fits_and_the_small_ones_say_it() -> None:
+    for path in RECIPES:
+        sizes = {phase.micro_batch for phase in load_recipe(path).phases}
+        assert (sizes == {"auto"}) == path.stem.startswith(("bert_base", "bert_large")), path
 
 
 def test_numbers_of_the_paper() -> None:
@@ -102,6 +110,18 @@ def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch:
         smaller = int(named[2])
         assert smaller <= micro_batch
         assert count_micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_that_divide(number: int) -> None:
+    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
+
+
+def test_an_open_micro_batch_leaves_only_the_ranks_to_divide_the_batch() -> None:
+    phase = Phase(name="p", length=128, batch=21, micro_batch="auto")
+    assert [count_micro_batches(phase, 3, found=size) for size in (1, 7)] == [7, 1]
+    with pytest.raises(UserError, match=r"^phases\.1\.batch = 21: does not divide by 2 ranks; take batch = 20$"):
+        count_micro_batches(phase, 2, number=1)
 
 
 def test_sizes_by_numbers() -> None:
