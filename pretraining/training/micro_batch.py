@@ -51,55 +51,66 @@ class MicroBatches:
 
     def find(self, first: int) -> None:
         """Finds those of the phases from number `first` on, before any is trained. All ranks call it together."""
-        request, world = self._request, self._context.world
-        if all(phase.micro_batch != "auto" for phase in request.recipe.phases[first : request.num_phases]):
-            return
-        devices = sorted(set(gather(self._device())))
-        for number, phase in enumerate(request.recipe.phases[: request.num_phases]):
-            if number >= first and phase.micro_batch == "auto":
-                before, conditions = self.found.get(phase.name), self._conditions(phase, devices)
-                if before is None or before.conditions != conditions:
-                    self.found[phase.name] = FoundMicroBatch(self._agree(number, phase), conditions)
-                if world.rank == 0:
-                    self._tell(number, phase, before)
-
-    def _agree(self, number: int, phase: Phase) -> int:
-        """Takes the same on all ranks: what fits on the one that has the least memory."""
+        request = self._request
+        phases = list(enumerate(request.recipe.phases))[first : request.num_phases]
         with self._context.watch.pause():
+            devices = sorted(set(gather(self._device())))
+            for number, phase in phases:
+                if phase.micro_batch == "auto":
+                    self._find(number, phase, self._conditions(phase, devices))
+                elif self._context.world.rank == 0 and not self._trial_of(phase)(phase.micro_batch):
+                    self._warn_of_shortage(number, phase)
+
+    def _find(self, number: int, phase: Phase, conditions: dict[str, Any]) -> None:
+        """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
+        before = self.found.get(phase.name)
+        if before is None or before.conditions != conditions:
             own, fault = self.largest(phase), None
             if own is None:
                 fault = f'phases.{number}.micro_batch = "auto": {self._nothing_fits(phase)}'
-            return int(min(gather(own, fault)))
+            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
+        if self._context.world.rank == 0:
+            self._tell(number, phase, before)
 
     def largest(self, phase: Phase, below: int | None = None) -> int | None:
         """Finds the largest that fits on this rank, or the largest of those below another; None where none does."""
-        request, engine, heaviest = self._request, self._engine, self._heaviest(phase)
-        options = request.recipe.deepspeed.get("zero_optimization")
-        offload, ranks = request.recipe.parallel.offload, self._context.world.size
-        memory = plan_memory(request.shape, heaviest.dtype, ranks, engine.zero, offload, options)
-        fits: Callable[[int], bool] = partial(fits_by_estimate, heaviest, memory, self._room)
-        if can_try(engine.device):
-            reserve = memory_to_reserve(memory.device, engine.device)
-            fits = partial(fits_in_trial, heaviest, engine.device, reserve)
-        return largest_that_fits([size for size in self._sizes(phase) if below is None or size < below], fits)
+        sizes = [size for size in self._sizes(phase) if below is None or size < below]
+        return largest_that_fits(sizes, self._trial_of(phase))
+
+    def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
+        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
+        ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
+        memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, recipe.parallel.offload, options)
+        if can_try(device):
+            return partial(fits_in_trial, heaviest, device, memory_to_reserve(memory.device, device))
+        return partial(fits_by_estimate, heaviest, memory, self._room)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
         """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
         for parameter in self._engine.model.parameters():
             parameter.grad = None
         release_memory(self._engine.device)
-        size = self.of(phase)
+        size, said = self.of(phase), f"phases.{number}.micro_batch = {shown(phase.micro_batch)}: "
         smaller = self.largest(phase, below=size)
-        said = f"phases.{number}.micro_batch = {shown(phase.micro_batch)}: "
         if smaller is None:
             return UserError(said + self._nothing_fits(phase))
         if phase.micro_batch == "auto":
             return UserError(
-                f"{said}{size}, which did at the start, does not fit any more into {self._where}; give {smaller}, and "
-                "see what else takes memory there (nvidia-smi)"
+                f"{said}{size}, which was found to fit, does not fit any more into {self._where}; "
+                f"give {smaller}, and see what else takes memory there"
             )
         return UserError(
             f'{said}does not fit into {self._where} at length {phase.length}; {smaller} does, or take "auto"'
+        )
+
+    def _warn_of_shortage(self, number: int, phase: Phase) -> None:
+        """Warns of a micro-batch that the recipe gives; where text fills less of its sequences, it may fit still."""
+        smaller = self.largest(phase, below=self.of(phase))
+        cure = self._nothing_fits(phase) if smaller is None else f'{smaller} will, or take "auto"'
+        self._context.warn(
+            f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "
+            f"probably not fit into {self._where}; {cure}"
         )
 
     def _tell(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
@@ -188,7 +199,8 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
 def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
     """Computes a micro-batch, forward and backward, on a copy of the model that is gone afterwards.
 
-    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step.
+    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is not compiled, which
+    could only take less.
     """
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
     with torch.device("meta"):

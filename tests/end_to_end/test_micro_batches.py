@@ -101,6 +101,26 @@ def test_a_later_phase_that_does_not_fit_is_named_by_its_number(place: Place) ->
     assert errors.endswith(' at length 64; 3 does, or take "auto"\n')
 
 
+def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
+    """Another program has come to the memory while the run was stopped."""
+    command = place.command("run", *AUTO)
+    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
+    errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
+    assert 'phases.0.micro_batch = "auto": 4, which was found to fit, does not fit any more into the ' in errors
+    assert errors.endswith("; give 3, and see what else takes memory there\n")
+
+
+def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
+    """By a warning alone: text fills less than full sequences."""
+    words = [*fixed(4, 6), "--stop-after", "short"]
+    assert [rank.errors for rank in train(place.command("first", *words), fault=Capacity((4, 4)))] == ["", ""]
+    [first, second] = train(place.command("both", *fixed(4, 6), "--phases.1.steps", "1"), fault=Capacity((4, 20)))
+    message = "phases.1.micro_batch = 6: so many full sequences of length 64 will probably not fit into the "
+    assert first.errors.startswith(f"warning: {message}")
+    assert '; 3 will, or take "auto"\n' in first.errors
+    assert second.errors == ""
+
+
 def test_where_nothing_fits_less_memory_is_the_cure(place: Place) -> None:
     cure = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
     for how, message in ((AUTO, '"auto": not even 1 sequence'), (fixed(2, 2), "2: not even 1 sequence")):
