@@ -19,7 +19,8 @@ MARGIN = 0.05
 HOST_MARGIN = 0.5
 """The same of a machine's memory: others need it too, and what takes too much is killed."""
 CPU_PIECES = 4096
-"""A CPU is no faster with more: docs/measurements.md."""
+"""A CPU is hardly faster with more: a core makes 8,400 pieces a second of mini with 1,024 in a micro-batch, 11,700 with
+4,096, and 12,300 with 65,536, at length 128 in bf16."""
 GPU_ELEMENTS = 2**31 - 1
 """Kernels number the elements of a tensor with 32 bits."""
 

@@ -199,8 +199,8 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
 def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
     """Computes a micro-batch, forward and backward, on a copy of the model that is gone afterwards.
 
-    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is not compiled, which
-    could only take less.
+    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is never compiled,
+    which would take minutes: compiled layers are made to keep less.
     """
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
     with torch.device("meta"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import Capacity, all_of, stop_at
+from support.marks import slow
 from support.training import (
     CUT,
     Place,
@@ -47,7 +48,7 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
     assert_same_curve(run, straight, 1e-5)
 
 
-@pytest.mark.parametrize("zero", ["1", "3"])
+@pytest.mark.parametrize("zero", ["1", slow("3")])
 def test_the_rank_with_the_least_memory_decides(place: Place, zero: str) -> None:
     """Trials change nothing: bit for bit, the run is the one that was told what they find."""
     how = ["--parallel.zero", zero, *CUT * (zero == "3")]

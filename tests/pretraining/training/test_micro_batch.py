@@ -14,10 +14,11 @@ from torch import Tensor
 
 from pretraining.data.batches import full_sequences
 from pretraining.model.batch import PretrainingBatch
+from pretraining.model.shape import Shape
 from pretraining.planning.fitting import Heaviest, largest_that_fits
 from pretraining.planning.memory import plan_activations
 from pretraining.training import micro_batch
-from pretraining.training.micro_batch import fits_in_trial, is_shortage
+from pretraining.training.micro_batch import fits_in_trial, is_shortage, memory_to_reserve
 
 CPU = torch.device("cpu")
 HEAVIEST = Heaviest(replace(SMALL, dropout=0.1), "fp32", length=32, predictions=5, recompute=False)
@@ -135,3 +136,26 @@ def test_what_a_shortage_of_memory_looks_like() -> None:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_shortage(caught.value)
     assert not is_shortage(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planned and not held so far, and the margin; nothing less where more is held than planned."""
+    monkeypatch.setattr(micro_batch, "total_memory", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
+    device = torch.device("cuda", 0)
+    assert [memory_to_reserve(planned, device) for planned in (700.0, 300.0, 100.0)] == [450, 50, 50]
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
+    """In 4 GB, of which the weights and gradients of Base take 0.5."""
+    device = torch.device("cuda", 0)
+    base = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+    free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
+    reserve = free - 4 * 10**9
+    sizes = [2**power for power in range(12)]
+    found = largest_that_fits(sizes, lambda size: fits_in_trial(base, device, reserve, size)) or 0
+    assert found in (16, 32, 64)
+    assert not fits_in_trial(base, device, reserve, 2 * found)
+    assert fits_in_trial(base, device, reserve, found)
+    assert torch.cuda.memory_allocated(device) == held
