@@ -34,6 +34,8 @@ from pretraining.training.state import FoundMicroBatch
 
 AWKWARD = 4
 """A batch is, whose next larger micro-batch would be so many times as large."""
+SHORTAGE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""How CUDA, its libraries and a CPU say that there is no memory, where torch has no error of its own for it."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
 
 
@@ -190,7 +192,9 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
     try:
         compute(heaviest, device, reserve, sequences)
         fits = True
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
         fits = False
     release_memory(device)  # here, where the error no longer holds what was computed
     return fits
@@ -226,4 +230,4 @@ def release_memory(device: torch.device) -> None:
 
 def is_shortage(error: RuntimeError) -> bool:
     """Whether memory was asked for that is not there."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGE)

@@ -135,6 +135,7 @@ def test_what_a_shortage_of_memory_looks_like() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_shortage(caught.value)
+    assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_shortage(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
