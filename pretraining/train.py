@@ -65,6 +65,8 @@ class Train:
     """Print what the run will be, and stop."""
     ranks: int | None = None
     """With --check: the ranks to plan for (default: those it is started with)."""
+    gpu_memory: float | None = None
+    """With --check: plan for GPUs of so many GB (default: for what this machine has)."""
     pieces_per_second: float | None = None
     """With --check: the throughput of all ranks, for the hours (default: from the measured matrix rate)."""
 
@@ -107,7 +109,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank == 0:
         ranks = wanted.ranks or world.size
         recipe, manifest = load_recipe_and_data(wanted.recipe, overrides, wanted.data, ranks=ranks)
-        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second))
+        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
 
 
 def read_request(wanted: Train, overrides: list[str], world: World) -> Request:

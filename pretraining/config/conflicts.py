@@ -9,7 +9,15 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from pretraining.config.packages import TRACKERS, apex_fault, tracker_fault
-from pretraining.config.settings import SCHEDULE_KEYS, Model, Optimizer, Phase, Recipe, largest_divisor, micro_batches
+from pretraining.config.settings import (
+    SCHEDULE_KEYS,
+    Model,
+    Optimizer,
+    Phase,
+    Recipe,
+    count_micro_batches,
+    largest_divisor,
+)
 from pretraining.config.toml_text import Key, dotted, shown
 from pretraining.model.shape import SIZES
 
@@ -70,7 +78,7 @@ def find_faults(
                 f"make it with shard.py --lengths {phase.length}, or take one of these"
             )
         try:
-            micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
+            count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
     faults += [*_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
 from pretraining.config.toml_text import toml_text
@@ -22,10 +23,19 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _positive_or_auto(value: Any) -> Any:
+    """Takes a whole number from 1 on, or "auto"; one error for both, where pydantic would have one for each."""
+    number = _whole(value)
+    if number == "auto" or (type(number) is int and 1 <= number < 2**31):
+        return number
+    raise PydanticCustomError("positive_or_auto", 'a whole number of at least 1 is needed, or "auto"')
+
+
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
 Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**31)]
+PositiveOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_positive_or_auto)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -159,8 +169,8 @@ class Phase(Section):
     """Length of the sequences, one that the data was made for."""
     batch: Positive
     """Sequences of a step, over all ranks."""
-    micro_batch: Positive
-    """Sequences that a rank computes at a time; batch / (micro_batch x ranks) of them are accumulated."""
+    micro_batch: PositiveOrAuto
+    """Sequences that a rank computes at a time, or "auto": the most that fit; batch is made of these."""
     steps: Positive | None = None
     """Optimizer steps."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -305,25 +315,31 @@ def _running_sums(values: Sequence[float]) -> list[float]:
     return [*sums[:-1], 1.0] if values else []  # the shares of a recipe make 1, whatever the rounding
 
 
-def micro_batches(phase: Phase, ranks: int, number: int = 0) -> int:
-    """Counts the micro-batches that a rank accumulates in a step; UserError where the batch does not divide."""
-    together = phase.micro_batch * ranks
+def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 1) -> int:
+    """Counts the micro-batches that a rank accumulates in a step; UserError where the batch does not divide.
+
+    `found` is the micro-batch where the phase has "auto"; by default one sequence.
+    """
+    micro_batch = found if phase.micro_batch == "auto" else phase.micro_batch
+    together = micro_batch * ranks
     if phase.batch % together == 0:
         return phase.batch // together
     below = phase.batch // together * together
     nearest = below if below and phase.batch - below <= below + together - phase.batch else below + together
-    cure = f"take batch = {nearest}"
-    if phase.batch % ranks == 0:
-        cure += f", or micro_batch = {largest_divisor(phase.batch // ranks, phase.micro_batch)}"
-    s = "" if ranks == 1 else "s"
-    raise UserError(
-        f"phases.{number}.batch = {phase.batch}: does not divide by {ranks} rank{s} x "
-        f"phases.{number}.micro_batch = {phase.micro_batch}; {cure}"
-    )
+    by, cure = f"{ranks} rank{'s' * (ranks > 1)}", f"take batch = {nearest}"
+    if phase.micro_batch != "auto":
+        by += f" x phases.{number}.micro_batch = {micro_batch}"
+        if phase.batch % ranks == 0:
+            cure += f", or micro_batch = {largest_divisor(phase.batch // ranks, micro_batch)}"
+    raise UserError(f"phases.{number}.batch = {phase.batch}: does not divide by {by}; {cure}")
 
 
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number that is not above the limit."""
+    return max(divisor for divisor in divisors(number) if divisor <= limit)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, the smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    large = [number // divisor for divisor in small]
-    return max(divisor for divisor in (*small, *large) if divisor <= limit)
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -44,6 +44,25 @@ def collate(rows: Rows) -> PretrainingBatch:
     )
 
 
+def full_sequences(count: int, length: int, predictions: int) -> PretrainingBatch:
+    """Makes a batch of so many sequences without text: all of this length, each with as many predictions."""
+    where = np.stack([np.zeros(count, np.int64), np.arange(count)], axis=1)
+    lengths, predicted = np.full(count, length), np.full(count, predictions)
+    zeros = np.zeros(count * length, np.int64)
+    return collate(
+        Rows(
+            where=where,
+            lengths=lengths,
+            pieces=zeros,
+            boundaries=lengths // 2,
+            random_next=np.zeros(count, np.int64),
+            predictions=predicted,
+            positions=np.tile(np.arange(predictions), count),
+            labels=zeros[: count * predictions],
+        )
+    )
+
+
 def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
     """Deals sequences into micro-batches of the same number and nearly the same pieces.
 

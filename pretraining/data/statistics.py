@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from data_prep.shards import Manifest
@@ -46,3 +47,12 @@ def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> S
         predictions=predictions / examples,
         flops=(flops + flops_of_prediction * predictions) / examples,
     )
+
+
+def most_predictions(length: int, manifest: Manifest | None) -> int:
+    """The most masked pieces that a sequence of this length has."""
+    settings = {} if manifest is None else manifest.content["settings"]
+    if length not in settings.get("lengths", ()):
+        return math.ceil(PREDICTED_SHARE * length)
+    most = settings["max_predictions"][settings["lengths"].index(length)]
+    return int(min(most, max(1, round(length * settings["mask_rate"]))))

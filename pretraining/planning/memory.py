@@ -87,13 +87,17 @@ def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     return float(value) if isinstance(value, int | float) else default
 
 
-def plan_activations(shape: Shape, dtype: Dtype, sequences: int, length: int) -> Activations:
-    """Plans for a micro-batch of full sequences, with fused attention, which keeps no probabilities."""
+def plan_activations(
+    shape: Shape, dtype: Dtype, sequences: int, length: int, fused_attention: bool = True
+) -> Activations:
+    """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does."""
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
     # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
     # before the second, and the inner layer before and after GELU; and a byte for each of the two dropouts
     layer = pieces * (size * (8 * h + 2 * shape.intermediate) + 2 * h)
+    if not fused_attention:
+        layer += pieces * size * shape.heads * length
     embeddings = pieces * (3 * size * h + h)
     predictions = PREDICTED_SHARE * pieces
     logits = predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients

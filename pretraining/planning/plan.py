@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
-from pretraining.config.settings import Dtype, Phase, Recipe, micro_batches
-from pretraining.data.statistics import SequenceStatistics, measure_sequences
+from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
+from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
+from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import Activations, Memory, plan_activations, plan_memory
 
 VOCABULARY = 30522
@@ -26,6 +27,8 @@ class PhasePlan:
     """One phase, in numbers. What follows from the speed is None where that is not known."""
 
     phase: Phase
+    micro_batch: int
+    """The recipe's own, or an estimate of what fits where that is "auto"."""
     accumulation: int
     """Micro-batches that a rank accumulates in a step."""
     schedule: PhaseSchedule
@@ -80,6 +83,7 @@ def build_plan(
     *,
     ranks: int,
     dtype: Dtype,
+    room: Room,
     manifest: Manifest | None = None,
     pieces_per_second: float | None = None,
     flops_per_second: float | None = None,
@@ -91,6 +95,8 @@ def build_plan(
     the share of it that useful operations reach.
     """
     shape = recipe.model.shape(manifest.vocabulary_size if manifest else VOCABULARY)
+    offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
+    memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4))
     phases = []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
         statistics = measure_sequences(shape, phase.length, manifest)
@@ -100,19 +106,39 @@ def build_plan(
         elif flops_per_second is not None:
             speed = ranks * flops_per_second * useful_share / statistics.flops / phase.batch
         steps, seconds = _steps_and_seconds(schedule, speed)
-        phases.append(PhasePlan(phase, micro_batches(phase, ranks, number), schedule, statistics, steps, seconds))
-    activations = [plan_activations(shape, dtype, phase.micro_batch, phase.length) for phase in recipe.phases]
-    offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
+        micro_batch = phase.micro_batch
+        if micro_batch == "auto":
+            most, recompute = most_predictions(phase.length, manifest), recipe.compute.checkpoint_activations
+            heaviest = Heaviest(shape, dtype, phase.length, most, recompute)
+            micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
+        accumulation = count_micro_batches(phase, ranks, number, micro_batch)
+        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
+    activations = [plan_activations(shape, dtype, each.micro_batch, each.phase.length) for each in phases]
     return Plan(
         shape=shape,
         ranks=ranks,
         dtype=dtype,
         recipe=recipe,
         phases=tuple(phases),
-        memory=tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4)),
+        memory=memory,
         activations=max(activations, key=lambda needed: needed.kept),
-        notes=tuple(_notes(manifest, pieces_per_second, flops_per_second, useful_share)),
+        notes=(*_notes(manifest, pieces_per_second, flops_per_second, useful_share), *_guesses(phases, room)),
     )
+
+
+def _estimate(heaviest: Heaviest, memory: Memory, room: Room, share: int) -> int:
+    """The largest micro-batch that probably fits; one sequence where not even that does, which the run will say."""
+    sizes = heaviest.sizes(share, room.on_cpu)
+    return largest_that_fits(sizes, lambda size: fits_by_estimate(heaviest, memory, room, size)) or 1
+
+
+def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
+    """What was estimated in place of the micro-batches that a run finds."""
+    if any(planned.phase.micro_batch == "auto" for planned in phases):
+        where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
+        if room.on_cpu:
+            where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu-memory 80", "anew"
+        yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
 
 def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:

@@ -32,11 +32,11 @@ def _phase_table(plan: Plan) -> Table:
     sizes = "batch = micro x accumulated x ranks"
     table = _table("phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time")
     for planned in plan.phases:
-        phase = planned.phase
+        phase, about = planned.phase, "~" if planned.phase.micro_batch == "auto" else ""
         table.add_row(
             phase.name,
             str(phase.length),
-            f"{phase.batch:,} = {phase.micro_batch} x {planned.accumulation} x {plan.ranks}",
+            f"{phase.batch:,} = {about}{planned.micro_batch} x {about}{planned.accumulation} x {plan.ranks}",
             _number(planned.steps),
             _rates(planned.schedule),
             _number(planned.pieces),

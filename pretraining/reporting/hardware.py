@@ -1,12 +1,18 @@
-"""What the hardware can do and has done: the rate of matrix products, the peak of memory."""
+"""What the hardware has, can do and has done: memory and its peak, the rate of matrix products."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import torch
+
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux tells of groups of processes, such as containers and the jobs of a batch system; and this one's."""
 
 
 def synchronize(device: torch.device | None) -> None:
@@ -26,6 +32,23 @@ def peak_memory(device: torch.device) -> int:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def total_memory(device: torch.device) -> int:
+    """The bytes that the GPU has; on a CPU, those of the machine, or what this container or job may take of them."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_memory_limits()])
+
+
+def _memory_limits() -> Iterator[int]:
+    """What Linux lets the groups that this process is in take of the memory, from the innermost outwards."""
+    with suppress(OSError, StopIteration):  # another system, or an older one
+        own = next(line[3:] for line in OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+        for group in (Path(own), *Path(own).parents):
+            limit = GROUPS / group.relative_to("/") / "memory.max"
+            if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
+                yield int(text)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:

@@ -9,7 +9,7 @@ import torch
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import micro_batches
+from pretraining.config.settings import count_micro_batches
 from pretraining.data.batches import Loader
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
@@ -17,6 +17,7 @@ from pretraining.engine.engine import Engine
 from pretraining.processes.launchers import World
 from pretraining.training.clock import Clock
 from pretraining.training.guards import Skip
+from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
 from pretraining.training.state import RunState
 
@@ -25,10 +26,17 @@ class TrainingPhase:
     """One phase, made once when it begins or goes on."""
 
     def __init__(
-        self, request: Request, state: RunState, skips: Sequence[Skip], world: World, device: torch.device
+        self,
+        request: Request,
+        state: RunState,
+        skips: Sequence[Skip],
+        micro_batches: MicroBatches,
+        world: World,
+        device: torch.device,
     ) -> None:
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
-        self.accumulation = micro_batches(self.settings, world.size, self.number)
+        self.micro_batch = micro_batches.of(self.settings)
+        self.accumulation = count_micro_batches(self.settings, world.size, self.number, self.micro_batch)
         self._request, self._world, self._device = request, world, device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._dataset = self._open(validation=False)
@@ -80,7 +88,7 @@ class TrainingPhase:
         count = len(self._request.recipe.phases)
         return (
             f"phase {phase.name} ({self.number + 1} of {count}): {amount}{done}; a step: {phase.batch:,} "
-            f"sequences of length {phase.length}, {self.accumulation} x {phase.micro_batch} a rank"
+            f"sequences of length {phase.length}, {self.accumulation} x {self.micro_batch} a rank"
         )
 
     def copy_positions(self, engine: Engine) -> None:

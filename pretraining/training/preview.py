@@ -8,26 +8,48 @@ from rich.console import RenderableType
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
+from pretraining.planning.fitting import Room
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
-from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.hardware import matrix_rate, total_memory
 
 
-def preview(recipe: Recipe, manifest: Manifest | None, ranks: int, pieces_per_second: float | None) -> RenderableType:
-    """Plans a run; its hours follow from a given throughput, or from this machine's matrix rate if it will run here."""
+def preview(
+    recipe: Recipe,
+    manifest: Manifest | None,
+    ranks: int,
+    pieces_per_second: float | None = None,
+    gpu_memory: float | None = None,
+) -> RenderableType:
+    """Plans a run; its hours follow from a given throughput, or from this machine's matrix rate if it will run here.
+
+    `gpu_memory`, in GB, is that of GPUs elsewhere, for which the run is planned then.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    elsewhere = gpu_memory is not None and device.type == "cpu"
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
     if dtype == "auto":
-        dtype = name_dtype(choose_dtype(dtype, device))
+        dtype = "bf16" if elsewhere else name_dtype(choose_dtype(dtype, device))
     will_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
+    will_run_here = will_run_here and not elsewhere
     if will_run_here and measured is None and pieces_per_second is None:
         measured = matrix_rate(device, DTYPES[dtype])
     plan = build_plan(
         recipe,
         ranks=ranks,
         dtype=dtype,
+        room=find_room(device, ranks, gpu_memory),
         manifest=manifest,
         pieces_per_second=pieces_per_second,
         flops_per_second=measured,
     )
     return render_plan(plan)
+
+
+def find_room(device: torch.device, ranks: int, gpu_memory: float | None) -> Room:
+    """The memory to plan for: as given, or that of this machine, whose CPU ranks share it."""
+    if gpu_memory is not None:
+        return Room(1e9 * gpu_memory)
+    if device.type == "cuda":
+        return Room(total_memory(device))
+    return Room(total_memory(device) / ranks, on_cpu=True)

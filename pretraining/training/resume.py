@@ -29,6 +29,7 @@ from pretraining.huggingface.folders import CONFIG, read_folder
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
+from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord, RunState
 from pretraining.training.trainer import Trainer
@@ -69,8 +70,11 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     if context.world.rank == 0:
         write_run_folder(request)
         describe(request, context, engine, record)
-    state = RunState() if record is None else RunRecord.of(record).state
-    trainer = Trainer(request, context, engine, state, start.skips)
+    run = None if record is None else RunRecord.of(record)
+    state = RunState() if run is None else run.state
+    micro_batches = MicroBatches(request, context, engine, {} if run is None else run.micro_batches)
+    micro_batches.find(state.phase)
+    trainer = Trainer(request, context, engine, state, start.skips, micro_batches)
     if record is not None:
         trainer.restore(record)
     return trainer

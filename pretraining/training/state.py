@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.reporting.records import EvaluationRecord
+
+
+@dataclass(frozen=True)
+class FoundMicroBatch:
+    """The micro-batch of a phase that has "auto", and what it was found for."""
+
+    sequences: int
+    conditions: dict[str, Any]
+    """where any of these is otherwise, another may fit"""
 
 
 @dataclass
@@ -47,6 +56,8 @@ class RunRecord:
     """the latest evaluation"""
     logged_losses: list[float]
     """the latest losses of this phase, against which a leap is measured"""
+    micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
+    """those that were found, by the names of their phases"""
 
     def as_json(self) -> dict[str, Any]:
         """The section as checkpoint.json has it."""
@@ -56,6 +67,7 @@ class RunRecord:
             "data": asdict(self.data),
             "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
+            "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},
         }
 
     @classmethod
@@ -77,6 +89,7 @@ class RunRecord:
             data=DataSummary(**section["data"]),
             scores=EvaluationRecord(**scores) if scores else None,
             logged_losses=section["logged_losses"],
+            micro_batches={name: FoundMicroBatch(**found) for name, found in section.get("micro_batches", {}).items()},
         )
 
 

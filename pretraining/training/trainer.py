@@ -23,6 +23,7 @@ from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, StepRe
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, first_of
+from pretraining.training.micro_batch import MicroBatches, is_shortage
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Context, Request
@@ -32,9 +33,18 @@ from pretraining.training.state import RunRecord, RunState
 class Trainer:
     """One rank's part of a run, from where it stands to its end."""
 
-    def __init__(self, request: Request, context: Context, engine: Engine, state: RunState, skips: Sequence[Skip]):
+    def __init__(
+        self,
+        request: Request,
+        context: Context,
+        engine: Engine,
+        state: RunState,
+        skips: Sequence[Skip],
+        micro_batches: MicroBatches,
+    ):
         recipe, world = request.recipe, context.world
         self.request, self.context, self.engine, self.state = request, context, engine, state
+        self.micro_batches = micro_batches
         self.skips = list(skips)
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
@@ -89,7 +99,8 @@ class Trainer:
 
     def train_phase(self) -> None:
         """Trains one phase from where it stands to its end."""
-        phase = TrainingPhase(self.request, self.state, self.skips, self.context.world, self.engine.device)
+        world, device = self.context.world, self.engine.device
+        phase = TrainingPhase(self.request, self.state, self.skips, self.micro_batches, world, device)
         self.log.say(phase.announcement(self.state))
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
@@ -111,6 +122,7 @@ class Trainer:
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
         seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
+        result = None
         try:
             result = train_step(
                 self.engine, batches, learning_rate, seeds, pretraining_loss, mark=self.context.watch.mark
@@ -118,6 +130,12 @@ class Trainer:
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.diverged(reason, self.batch_saved, number + 1) from None
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
+        if result is None:  # here, where the error no longer holds what the step computed
+            with self.context.watch.pause():
+                raise self.micro_batches.explain_shortage(phase.number, phase.settings)
         state.advance()
         self.guard.add(state.step, number, result, batches)
         self.measure(phase, batches, result, learning_rate)
@@ -234,7 +252,7 @@ class Trainer:
                 self.scores = evaluate(
                     self.engine,
                     phase.validation,
-                    micro_batch=phase.settings.micro_batch,
+                    micro_batch=phase.micro_batch,
                     limit=self.request.recipe.evaluation.examples or None,
                     step=self.state.step,
                     phase=phase.number + 1,
@@ -252,7 +270,8 @@ class Trainer:
         """Copies the state, and writes it while training goes on."""
         request, meter = self.request, self.meter.state()
         data = DataSummary.of(request.manifest)
-        record = RunRecord(self.state, request.recipe.as_dict(), data, self.scores, list(self.guard.losses))
+        recipe, losses = request.recipe.as_dict(), list(self.guard.losses)
+        record = RunRecord(self.state, recipe, data, self.scores, losses, self.micro_batches.found)
         with self.meter.watch.pause():
             self.log.sync()
             self.saver.save(self.engine, self.state.step, record.as_json(), meter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from support.processes import ROOT
 from support.training import Place
 
@@ -27,6 +28,21 @@ def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.Capture
     assert (code, printed.err) == (0, "")
     assert f" on {ranks} rank" in printed.out
     assert "learning rate" in printed.out
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_an_open_micro_batch_is_an_estimate_and_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """For GPUs elsewhere, as on a login node, in bf16 where the recipe leaves it open; or for this machine."""
+    command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "8"]
+    for memory, micro_batch in (("16", 64), ("80", 512)):
+        assert entry.main([*command, "--gpu-memory", memory]) == 0
+        printed = capsys.readouterr().out
+        assert f"65,536 = ~{micro_batch} x ~{8192 // micro_batch} x 8" in printed
+        assert f'a micro-batch with ~ is "auto", an estimate for a GPU of {memory} GB' in printed
+        assert "bf16 on 8 ranks" in printed
+    if not torch.cuda.is_available():
+        assert entry.main([*command, "--pieces-per-second", "1e6"]) == 0
+        assert "an estimate for a CPU and " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("kept_signals")

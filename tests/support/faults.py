@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
+from pretraining.planning.fitting import Heaviest
 from pretraining.processes import stopping
+from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.trainer import Trainer
 
@@ -80,6 +83,39 @@ def jumping_clock() -> None:
     """A fault: the time of day jumps by hours whenever somebody asks for it, to and fro."""
     now, count = time.time, itertools.count()
     time.time = lambda: now() + 3600 * (-5, 0, 7)[next(count) % 3]
+
+
+def all_of(*faults: Callable[[], None]) -> None:
+    """Several faults."""
+    for fault in faults:
+        fault()
+
+
+@dataclass
+class Capacity:
+    """A fault: each rank's memory holds so many sequences, and more are too many; asked for, it is told at once."""
+
+    sequences: tuple[int, ...]
+
+    def __call__(self) -> None:
+        limit = self.sequences[int(os.environ["RANK"])]
+
+        def check(wanted: int) -> None:
+            if wanted > limit:
+                raise torch.OutOfMemoryError(f"{wanted} sequences, and there is memory for {limit}")
+
+        def tried(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
+            check(sequences)
+            compute(heaviest, device, reserve, sequences)
+
+        def stepped(engine: Engine, batch: Any) -> Any:
+            check(len(batch.lengths))
+            return forward(engine, batch)
+
+        compute, forward = micro_batch.compute, Engine.forward
+        replace(micro_batch, "can_try", lambda _: True)
+        replace(micro_batch, "compute", tried)
+        replace(Engine, "forward", stepped)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from support.recipes import PLAIN, faults, write_plain
 
 from pretraining.config.overrides import load_recipe
 
+SIZE = 'a whole number of at least 1 is needed, or "auto"'
+
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
@@ -47,6 +49,10 @@ def plain(tmp_path: Path) -> Path:
             "--phases.0.batch = 100: does not divide by 1 rank x phases.0.micro_batch = 16; "
             "take batch = 96, or micro_batch = 10",
         ),
+        ("--phases.0.micro_batch 0", f"--phases.0.micro_batch = 0: {SIZE}"),
+        ("--phases.0.micro_batch 1.5", f"--phases.0.micro_batch = 1.5: {SIZE}"),
+        ("--phases.0.micro_batch true", f"--phases.0.micro_batch = true: {SIZE}"),
+        ("--phases.0.micro_batch largest", f'--phases.0.micro_batch = "largest": {SIZE}'),
         # hardware
         (
             "--precision.dtype fp16 --parallel.device cpu",
@@ -130,6 +136,15 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
 )
 def test_what_is_known_of_the_run_is_checked_too(plain: Path, known: dict[str, Any], expected: str) -> None:
     assert f"{plain}: {expected}" in faults(plain, **known)
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain: Path) -> None:
+    words = ["--phases.0.micro_batch", "auto", "--phases.1.micro_batch", "auto"]
+    assert load_recipe(plain, words, ranks=16).phases[1].micro_batch == "auto"
+    assert faults(plain, *words, ranks=3) == [
+        f"{plain}: phases.0.batch = 64: does not divide by 3 ranks; take batch = 63",
+        f"{plain}: phases.1.batch = 32: does not divide by 3 ranks; take batch = 33",
+    ]
 
 
 def test_a_missing_gpu_is_named(plain: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Phase, Recipe, Section, micro_batches
+from pretraining.config.settings import Phase, Recipe, Section, count_micro_batches, divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
 RANKS = {  # what their comments promise
@@ -35,7 +35,9 @@ def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
         recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
         for phase in recipe.phases:
-            assert micro_batches(phase, ranks) * phase.micro_batch * ranks == phase.batch
+            open_to = divisors(phase.batch // ranks)
+            for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
+                assert count_micro_batches(phase, ranks, found=size) * size * ranks == phase.batch
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -53,6 +55,12 @@ def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Pat
     kept.write_text(recipe.as_toml())
     assert load_recipe(kept) == recipe
     assert Recipe.model_validate(recipe.as_dict()) == recipe
+
+
+def test_base_and_large_take_what_fits_and_the_small_ones_say_it() -> None:
+    for path in RECIPES:
+        sizes = {phase.micro_batch for phase in load_recipe(path).phases}
+        assert (sizes == {"auto"}) == path.stem.startswith(("bert_base", "bert_large")), path
 
 
 def test_numbers_of_the_paper() -> None:
@@ -87,21 +95,33 @@ def test_what_does_not_divide_is_refused_with_what_does(batch: int, micro_batch:
     phase = Phase(name="p", length=128, batch=batch, micro_batch=micro_batch)
     together = micro_batch * ranks
     if batch % together == 0:
-        assert micro_batches(phase, ranks) == batch // together
+        assert count_micro_batches(phase, ranks) == batch // together
         return
     with pytest.raises(UserError) as caught:
-        micro_batches(phase, ranks, number=1)
+        count_micro_batches(phase, ranks, number=1)
     named = re.search(r"take batch = (\d+)(?:, or micro_batch = (\d+))?$", str(caught.value))
     assert named
     other = int(named[1])
-    assert micro_batches(phase.model_copy(update={"batch": other}), ranks) * together == other
+    assert count_micro_batches(phase.model_copy(update={"batch": other}), ranks) * together == other
     assert abs(other - batch) == min(abs(each - batch) for each in range(together, batch + 2 * together, together))
     if named[2] is None:
         assert batch % ranks
     else:
         smaller = int(named[2])
         assert smaller <= micro_batch
-        assert micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
+        assert count_micro_batches(phase.model_copy(update={"micro_batch": smaller}), ranks) * smaller * ranks == batch
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_that_divide(number: int) -> None:
+    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
+
+
+def test_an_open_micro_batch_leaves_only_the_ranks_to_divide_the_batch() -> None:
+    phase = Phase(name="p", length=128, batch=21, micro_batch="auto")
+    assert [count_micro_batches(phase, 3, found=size) for size in (1, 7)] == [7, 1]
+    with pytest.raises(UserError, match=r"^phases\.1\.batch = 21: does not divide by 2 ranks; take batch = 20$"):
+        count_micro_batches(phase, 2, number=1)
 
 
 def test_sizes_by_numbers() -> None:

@@ -16,6 +16,7 @@ from data_prep.shards import KEYS, Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import Shape
+from pretraining.planning.fitting import Room
 from pretraining.planning.memory import plan_memory
 from pretraining.planning.plan import Plan, build_plan
 from pretraining.planning.table import render_plan
@@ -44,6 +45,7 @@ def manifest() -> Manifest:
 def plan(name: str, **options: Any) -> Plan:
     ranks = options.setdefault("ranks", 8 if "mini" not in name and "demo" not in name else 2)
     options.setdefault("dtype", "bf16")
+    options.setdefault("room", Room(80e9))
     return build_plan(load_recipe(RECIPES / f"{name}.toml", ranks=ranks), **options)
 
 
@@ -80,7 +82,7 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
     made = plan("bert_mini", manifest=manifest, pieces_per_second=1000.0)
     assert made.shape.vocabulary == 1000
     for planned in made.phases:
-        assert planned.phase.batch == planned.phase.micro_batch * planned.accumulation * made.ranks
+        assert planned.phase.batch == planned.micro_batch * planned.accumulation * made.ranks
         assert planned.steps == planned.phase.steps
         assert planned.sequences == planned.phase.batch * (planned.steps or 0)
         assert planned.pieces == pytest.approx((planned.sequences or 0) * planned.statistics.pieces)
@@ -165,11 +167,29 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, speed: float | Non
         assert f"{made.shape.num_parameters() / 1e6:,.1f}M parameters" in shown
         assert ("vocabulary of 30,522" in shown) == (data is None)
         for planned in made.phases:
-            assert (
-                f"{planned.phase.batch:,} = {planned.phase.micro_batch} x {planned.accumulation} x {made.ranks}"
-                in shown
-            )
+            about = "~" if planned.phase.micro_batch == "auto" else ""
+            sizes = f"{about}{planned.micro_batch} x {about}{planned.accumulation} x {made.ranks}"
+            assert f"{planned.phase.batch:,} = {sizes}" in shown
+        guessed = 'a micro-batch with ~ is "auto", an estimate for a GPU of 80 GB; the run finds by trial what fits'
+        assert (guessed in shown) == path.stem.startswith(("bert_base", "bert_large"))
         assert all(f"ZeRO {zero}" in shown for zero in range(4))
+
+
+def test_what_is_estimated_to_fit_follows_the_memory() -> None:
+    """Every size is planned beside weights, gradients and the optimizer; on a CPU its pieces are bounded too."""
+    wanted = {16e9: [64, 16], 40e9: [256, 64], 80e9: [512, 128], 141e9: [1024, 256]}
+    for size, micro_batches in wanted.items():
+        assert [each.micro_batch for each in plan("bert_large_lamb", room=Room(size)).phases] == micro_batches
+    assert [each.micro_batch for each in plan("bert_large_lamb", room=Room(2.5e9)).phases] == [1, 1]
+    assert [each.micro_batch for each in plan("bert_large_lamb", room=Room(200e9, on_cpu=True)).phases] == [32, 8]
+
+
+def test_more_fits_where_activations_are_computed_again() -> None:
+    path, room = RECIPES / "bert_large_lamb.toml", Room(16e9)
+    recipe = load_recipe(path, ["--compute.checkpoint_activations", "true"])
+    again = build_plan(recipe, ranks=8, dtype="bf16", room=room)
+    for planned, kept in zip(again.phases, plan("bert_large_lamb", room=room).phases, strict=True):
+        assert planned.micro_batch >= 4 * kept.micro_batch
 
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 from support.processes import ROOT
 
-from pretraining.reporting.hardware import matrix_rate, peak_memory
+from pretraining.reporting import hardware
+from pretraining.reporting.hardware import matrix_rate, peak_memory, total_memory
 
 CPU = torch.device("cpu")
 
@@ -33,3 +36,18 @@ def test_peak_memory_is_this_program_s() -> None:
         cwd=ROOT,
     )
     assert int(done.stdout) < before + 150_000_000  # not what the program held that started it
+
+
+def test_the_memory_is_what_the_container_or_job_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of the limits of all groups that this process is in, one within another."""
+    (tmp_path / "slurm/job").mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("4:memory:/other\n0::/slurm/job\n")
+    monkeypatch.setattr(hardware, "GROUPS", tmp_path)
+    monkeypatch.setattr(hardware, "OWN_GROUP", own)
+    whole = total_memory(CPU)
+    assert 1e8 < whole < 1e15
+    limits = {"": "max", "slurm": f"{whole // 2}", "slurm/job": f"{whole // 3}"}
+    for (folder, limit), least in zip(limits.items(), (whole, whole // 2, whole // 3), strict=True):
+        (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
+        assert total_memory(CPU) == least

@@ -1,0 +1,233 @@
+"""The micro-batch of a phase that has "auto": the largest that fits into the memory of every rank.
+
+On a GPU a trial decides: beside all that the engine holds, a copy of the model computes the heaviest micro-batch that
+there can be, forward and backward. It needs no other rank and touches nothing of the run. On a CPU an estimate decides:
+a process that takes too much there is killed, and cannot say so.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_prep.common.errors import UserError
+from pretraining.config.settings import Phase
+from pretraining.config.toml_text import shown
+from pretraining.data.batches import full_sequences
+from pretraining.data.statistics import most_predictions
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import DTYPES, name_dtype
+from pretraining.model.batch import PretrainingBatches
+from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.planning.fitting import MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
+from pretraining.planning.memory import plan_memory
+from pretraining.processes.group import gather
+from pretraining.reporting.hardware import synchronize, total_memory
+from pretraining.training.request import Context, Request
+from pretraining.training.state import FoundMicroBatch
+
+AWKWARD = 4
+"""A batch is, whose next larger micro-batch would be so many times as large."""
+SHORTAGE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""How CUDA, its libraries and a CPU say that there is no memory, where torch has no error of its own for it."""
+LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
+
+
+class MicroBatches:
+    """The micro-batches of a run's phases: those of the recipe, and those that are found where it has "auto"."""
+
+    def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
+        """`before` are those that a checkpoint knows, by the names of their phases."""
+        self._request, self._context, self._engine = request, context, engine
+        self.found = dict(before)
+
+    def of(self, phase: Phase) -> int:
+        """The micro-batch of a phase, in sequences."""
+        return self.found[phase.name].sequences if phase.micro_batch == "auto" else phase.micro_batch
+
+    def find(self, first: int) -> None:
+        """Finds those of the phases from number `first` on, before any is trained. All ranks call it together."""
+        request = self._request
+        phases = list(enumerate(request.recipe.phases))[first : request.num_phases]
+        with self._context.watch.pause():
+            devices = sorted(set(gather(self._device())))
+            for number, phase in phases:
+                if phase.micro_batch == "auto":
+                    self._find(number, phase, self._conditions(phase, devices))
+                elif self._context.world.rank == 0 and not self._trial_of(phase)(phase.micro_batch):
+                    self._warn_of_shortage(number, phase)
+
+    def _find(self, number: int, phase: Phase, conditions: dict[str, Any]) -> None:
+        """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
+        before = self.found.get(phase.name)
+        if before is None or before.conditions != conditions:
+            own, fault = self.largest(phase), None
+            if own is None:
+                fault = f'phases.{number}.micro_batch = "auto": {self._nothing_fits(phase)}'
+            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
+        if self._context.world.rank == 0:
+            self._tell(number, phase, before)
+
+    def largest(self, phase: Phase, below: int | None = None) -> int | None:
+        """Finds the largest that fits on this rank, or the largest of those below another; None where none does."""
+        sizes = [size for size in self._sizes(phase) if below is None or size < below]
+        return largest_that_fits(sizes, self._trial_of(phase))
+
+    def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
+        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
+        ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
+        memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, recipe.parallel.offload, options)
+        if can_try(device):
+            return partial(fits_in_trial, heaviest, device, memory_to_reserve(memory.device, device))
+        return partial(fits_by_estimate, heaviest, memory, self._room)
+
+    def explain_shortage(self, number: int, phase: Phase) -> UserError:
+        """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
+        for parameter in self._engine.model.parameters():
+            parameter.grad = None
+        release_memory(self._engine.device)
+        size, said = self.of(phase), f"phases.{number}.micro_batch = {shown(phase.micro_batch)}: "
+        smaller = self.largest(phase, below=size)
+        if smaller is None:
+            return UserError(said + self._nothing_fits(phase))
+        if phase.micro_batch == "auto":
+            return UserError(
+                f"{said}{size}, which was found to fit, does not fit any more into {self._where}; "
+                f"give {smaller}, and see what else takes memory there"
+            )
+        return UserError(
+            f'{said}does not fit into {self._where} at length {phase.length}; {smaller} does, or take "auto"'
+        )
+
+    def _warn_of_shortage(self, number: int, phase: Phase) -> None:
+        """Warns of a micro-batch that the recipe gives; where text fills less of its sequences, it may fit still."""
+        smaller = self.largest(phase, below=self.of(phase))
+        cure = self._nothing_fits(phase) if smaller is None else f'{smaller} will, or take "auto"'
+        self._context.warn(
+            f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "
+            f"probably not fit into {self._where}; {cure}"
+        )
+
+    def _tell(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
+        """Prints what was found, and where another batch would do better."""
+        found, console = self.found[phase.name], self._context.console
+        how = "as before" if found is before else "the largest that fits"
+        if before is not None and found is not before:
+            how += f" here; it was {before.sequences}"
+        console.print(f"micro-batch of phase {phase.name}: {found.sequences}, {how} (auto)", markup=False)
+        larger = next((size for size in self._sizes(phase) if size > found.sequences), 0)
+        if larger >= AWKWARD * found.sequences:
+            self._context.warn(
+                f"phases.{number}.batch = {phase.batch}: what divides a rank's share of it is {found.sequences} and "
+                f"then {larger}, which does not fit; a batch with more divisors would be faster"
+            )
+
+    def _conditions(self, phase: Phase, devices: list[str]) -> dict[str, Any]:
+        """All that decides what fits; a run goes on with the micro-batch that it had where all of it is the same."""
+        recipe = self._request.recipe.as_dict()
+        return {
+            "ranks": self._context.world.size,
+            "devices": devices,
+            "dtype": name_dtype(self._engine.dtype),
+            "model": asdict(self._request.shape),
+            "batch": phase.batch,
+            "length": phase.length,
+            "predictions": self._heaviest(phase).predictions,
+            **{name: recipe[name] for name in ("parallel", "compute", "deepspeed")},
+        }
+
+    def _heaviest(self, phase: Phase) -> Heaviest:
+        request = self._request
+        most = most_predictions(phase.length, request.manifest)
+        recompute = request.recipe.compute.checkpoint_activations
+        return Heaviest(request.shape, name_dtype(self._engine.dtype), phase.length, most, recompute)
+
+    def _sizes(self, phase: Phase) -> list[int]:
+        return self._heaviest(phase).sizes(phase.batch // self._context.world.size, self._room.on_cpu)
+
+    @property
+    def _room(self) -> Room:
+        device = self._engine.device
+        on_cpu = device.type == "cpu"
+        return Room(total_memory(device) / (self._context.world.local_size if on_cpu else 1), on_cpu)
+
+    def _device(self) -> str:
+        """What this rank computes on, as far as it decides what fits."""
+        device = self._engine.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return f"{name}, {self._room.size / 1e9:.0f} GB"
+
+    @property
+    def _where(self) -> str:
+        if self._room.on_cpu:
+            return f"the {self._room.usable / 1e9:.1f} GB that a rank may take here"
+        return f"the {self._room.size / 1e9:.1f} GB of this GPU"
+
+    def _nothing_fits(self, phase: Phase) -> str:
+        return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {LESS_MEMORY}"
+
+
+def can_try(device: torch.device) -> bool:
+    """Whether a process may ask for too much memory there and go on."""
+    return device.type == "cuda"
+
+
+def memory_to_reserve(planned: float, device: torch.device) -> int:
+    """The bytes that a trial leaves free: a margin, and what the engine will hold in a step and does not hold yet."""
+    if device.type == "cpu":
+        return 0
+    missing = max(0.0, planned - torch.cuda.memory_allocated(device))
+    return int(missing + MARGIN * total_memory(device))
+
+
+def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> bool:
+    """Whether a rank can compute the heaviest micro-batch of so many sequences with so many bytes to spare."""
+    try:
+        compute(heaviest, device, reserve, sequences)
+        fits = True
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+        fits = False
+    release_memory(device)  # here, where the error no longer holds what was computed
+    return fits
+
+
+def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int) -> None:
+    """Computes a micro-batch, forward and backward, on a copy of the model that is gone afterwards.
+
+    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is never compiled,
+    which would take minutes: compiled layers are made to keep less.
+    """
+    ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
+    with torch.device("meta"):
+        model = Bert(heaviest.shape, heaviest.recompute)
+    model = model.to(DTYPES[heaviest.dtype]).to_empty(device=device)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    batch = full_sequences(sequences, heaviest.length, heaviest.predictions).to(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        losses = model(batch)
+        torch.autograd.backward(pretraining_loss(losses, PretrainingBatches((batch,), sequences, len(batch.labels))))
+    synchronize(device)
+    del ballast
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives back what nobody holds any more, and forgets the peak, which was not training's."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def is_shortage(error: RuntimeError) -> bool:
+    """Whether memory was asked for that is not there."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGE)

@@ -1,0 +1,141 @@
+"""Runs that find their micro-batches, the same on all ranks and after a stop; and what is said of those too large."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.faults import Capacity, all_of, stop_at
+from support.marks import slow
+from support.training import (
+    CUT,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_same_curve,
+    assert_well,
+    launch,
+    records,
+    train,
+)
+
+from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.processes.ending import Code
+from pretraining.training.state import RunRecord
+
+AUTO = ["--phases.0.micro_batch", "auto", "--phases.1.micro_batch", "auto"]
+FOUND = "micro-batch of phase {}: {}, the largest that fits (auto)\n"
+
+
+def fixed(first: int, second: int) -> list[str]:
+    return ["--phases.0.micro_batch", str(first), "--phases.1.micro_batch", str(second)]
+
+
+def kept(run: Path) -> dict[str, int]:
+    """The micro-batches that the last checkpoint knows."""
+    found = RunRecord.of(read_record(finished_checkpoints(run)[-1])).micro_batches
+    return {name: each.sequences for name, each in found.items()}
+
+
+def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> None:
+    """Where memory is plenty, nothing is accumulated; the curve is that of any micro-batch."""
+    output = assert_well(train(place.command("run", *AUTO)))
+    run = place.folder / "run"
+    assert FOUND.format("short", 12) + FOUND.format("long", 6) in output
+    assert "a step: 24 sequences of length 32, 1 x 12 a rank" in output
+    assert kept(run) == {"short": 12, "long": 6}
+    assert_same_curve(run, straight, 1e-5)
+
+
+@pytest.mark.parametrize("zero", ["1", slow("3")])
+def test_the_rank_with_the_least_memory_decides(place: Place, zero: str) -> None:
+    """Trials change nothing: bit for bit, the run is the one that was told what they find."""
+    how = ["--parallel.zero", zero, *CUT * (zero == "3")]
+    output = assert_well(train(place.command("run", *AUTO, *how), fault=Capacity((9, 5))))
+    assert FOUND.format("short", 4) + FOUND.format("long", 3) in output
+    assert_well(train(place.command("told", *fixed(4, 3), *how)))
+    assert_same(place.folder / "run", place.folder / "told")
+
+
+def test_a_run_goes_on_with_what_it_had(place: Place) -> None:
+    """The same ranks take the same micro-batch, though they have more memory by now; other ranks look anew."""
+    command = place.command("run", *AUTO)
+    stopped = launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
+    assert_ended(stopped, Code.STOPPED)
+    assert_ended(launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7))), Code.STOPPED)
+    assert kept(place.folder / "run") == {"short": 4, "long": 3}
+    alone = assert_well(train(command, 1, fault=Capacity((20,))))
+    assert "micro-batch of phase long: 12, the largest that fits here; it was 3 (auto)\n" in alone
+    assert "phase short" not in alone, "it is over"
+    assert_well(train(place.command("told", *fixed(4, 3))))
+    assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
+    assert_same_curve(place.folder / "run", place.folder / "told", 1e-5)
+
+
+def test_a_resumed_run_is_the_straight_one_bit_for_bit(place: Place) -> None:
+    assert_well(train(place.command("straight", *AUTO), fault=Capacity((9, 5))))
+    command = place.command("stopped", *AUTO)
+    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
+    output = assert_well(train(command, fault=Capacity((20, 20))))
+    assert "micro-batch of phase short: 4, as before (auto)\nmicro-batch of phase long: 3, as before (auto)\n" in output
+    assert_same(place.folder / "stopped", place.folder / "straight")
+
+
+def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
+    command = place.command("run", *AUTO)
+    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
+    output = assert_well(train([*command, "--precision.dtype", "bf16"], fault=Capacity((9, 2))))
+    assert "micro-batch of phase short: 2, the largest that fits here; it was 4 (auto)\n" in output
+
+
+def test_a_micro_batch_that_does_not_fit_says_what_does(place: Place) -> None:
+    """One rank finds it; all end, and the first rank says it."""
+    errors = assert_ended(launch(place.command("run", *fixed(6, 2)), fault=Capacity((20, 5))), Code.CURE)
+    assert errors.startswith("error: rank 1: phases.0.micro_batch = 6: does not fit into the ")
+    assert errors.endswith(' at length 32; 4 does, or take "auto"\n')
+
+
+def test_a_later_phase_that_does_not_fit_is_named_by_its_number(place: Place) -> None:
+    errors = assert_ended(launch(place.command("run", *fixed(4, 6)), fault=Capacity((20, 4))), Code.CURE)
+    assert "phases.1.micro_batch = 6: does not fit into the " in errors
+    assert errors.endswith(' at length 64; 3 does, or take "auto"\n')
+
+
+def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
+    """Another program has come to the memory while the run was stopped."""
+    command = place.command("run", *AUTO)
+    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
+    errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
+    assert 'phases.0.micro_batch = "auto": 4, which was found to fit, does not fit any more into the ' in errors
+    assert errors.endswith("; give 3, and see what else takes memory there\n")
+
+
+def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
+    """By a warning alone: text fills less than full sequences."""
+    words = [*fixed(4, 6), "--stop-after", "short"]
+    assert [rank.errors for rank in train(place.command("first", *words), fault=Capacity((4, 4)))] == ["", ""]
+    [first, second] = train(place.command("both", *fixed(4, 6), "--phases.1.steps", "1"), fault=Capacity((4, 20)))
+    message = "phases.1.micro_batch = 6: so many full sequences of length 64 will probably not fit into the "
+    assert first.errors.startswith(f"warning: {message}")
+    assert '; 3 will, or take "auto"\n' in first.errors
+    assert second.errors == ""
+
+
+def test_where_nothing_fits_less_memory_is_the_cure(place: Place) -> None:
+    cure = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
+    for how, message in ((AUTO, '"auto": not even 1 sequence'), (fixed(2, 2), "2: not even 1 sequence")):
+        errors = assert_ended(launch(place.command("run", *how), fault=Capacity((20, 0))), Code.CURE)
+        assert f"rank 1: phases.0.micro_batch = {message} of length 32 fits into the " in errors
+        assert errors.endswith(f"; {cure}\n")
+
+
+def test_a_batch_with_few_divisors_is_told(place: Place) -> None:
+    words = ["--phases.0.batch", "14", "--phases.0.steps", "1", "--phases.1.steps", "1"]
+    done = train(place.command("run", *AUTO, *words), fault=Capacity((6, 6)))
+    assert [rank.code for rank in done] == [0, 0]
+    assert done[0].errors == (
+        "warning: phases.0.batch = 14: what divides a rank's share of it is 1 and then 7, which does not fit; "
+        "a batch with more divisors would be faster\n"
+    )
+    assert kept(place.folder / "run") == {"short": 1, "long": 6}

@@ -1,0 +1,61 @@
+"""Which micro-batches there can be, and the search for the largest that fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretraining.config.settings import divisors
+from pretraining.model.shape import Shape
+from pretraining.planning.fitting import CPU_PIECES, GPU_ELEMENTS, Heaviest, Room, fits_by_estimate, largest_that_fits
+from pretraining.planning.memory import plan_memory
+
+BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+
+
+@given(st.integers(1, 100_000), st.integers(0, 100_000))
+def test_the_largest_is_found_with_few_trials(share: int, capacity: int) -> None:
+    sizes, tried = divisors(share), []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= capacity
+
+    wanted = max((size for size in sizes if size <= capacity), default=None)
+    assert largest_that_fits(sizes, fits) == wanted
+    assert len(tried) <= math.floor(math.log2(len(sizes))) + 1
+
+
+@pytest.mark.parametrize("share", [1, 12, 4096, 4099, 65_536])
+@pytest.mark.parametrize("length", [128, 512])
+def test_sizes_divide_the_share_and_are_bounded(share: int, length: int) -> None:
+    heaviest = replace(BASE, length=length)
+    for on_cpu in (True, False):
+        sizes = heaviest.sizes(share, on_cpu)
+        assert sizes[0] == 1
+        assert all(share % size == 0 for size in sizes)
+        left_out = set(divisors(share)) - set(sizes)
+        if on_cpu:
+            assert all(size * length <= CPU_PIECES for size in sizes)
+            assert all(size * length > CPU_PIECES for size in left_out)
+        else:
+            assert all(size * length * 3072 <= GPU_ELEMENTS for size in sizes)
+            assert all(size * max(length * 3072, 20 * 30528) > GPU_ELEMENTS for size in left_out)
+
+
+def test_long_sequences_can_always_be_computed_one_by_one() -> None:
+    assert replace(BASE, length=CPU_PIECES + 1).sizes(8, on_cpu=True) == [1]
+
+
+def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
+    memory = plan_memory(BASE.shape, "bf16", ranks=1, zero=1)
+    needed = memory.device + BASE.activations(64, on_cpu=False)
+    assert not fits_by_estimate(BASE, memory, Room(needed), 64)
+    assert fits_by_estimate(BASE, memory, Room(1.1 * needed), 64)
+    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed), 128)
+    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed, on_cpu=True), 64)
+    assert BASE.activations(64, on_cpu=True) > BASE.activations(64, on_cpu=False), "it keeps the probabilities"

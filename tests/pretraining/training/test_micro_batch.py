@@ -1,0 +1,162 @@
+"""A trial of a micro-batch: it computes what a step would, finds what fits, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.pretraining_reference import SMALL
+from torch import Tensor
+
+from pretraining.data.batches import full_sequences
+from pretraining.model.batch import PretrainingBatch
+from pretraining.model.shape import Shape
+from pretraining.planning.fitting import Heaviest, largest_that_fits
+from pretraining.planning.memory import plan_activations
+from pretraining.training import micro_batch
+from pretraining.training.micro_batch import fits_in_trial, is_shortage, memory_to_reserve
+
+CPU = torch.device("cpu")
+HEAVIEST = Heaviest(replace(SMALL, dropout=0.1), "fp32", length=32, predictions=5, recompute=False)
+
+
+class Kept:
+    """Counts the bytes of what is kept for the backward pass, each tensor once."""
+
+    def __init__(self) -> None:
+        self.bytes, self.most, self._seen = 0, 0, set[int]()
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in self._seen:
+            self._seen.add(tensor.data_ptr())
+            self.bytes += tensor.numel() * tensor.element_size()
+        if self.bytes > self.most > 0:
+            raise torch.OutOfMemoryError(f"{self.bytes} bytes, and there are {self.most}")
+        return tensor
+
+
+@contextmanager
+def memory_of(size: int) -> Iterator[Kept]:
+    """A device with so many bytes for what the backward pass needs; 0: as many as are asked for."""
+    kept = Kept()
+    kept.most = size
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        yield kept
+
+
+def kept_by(heaviest: Heaviest, sequences: int) -> int:
+    with memory_of(0) as kept:
+        assert fits_in_trial(heaviest, CPU, 0, sequences)
+    return kept.bytes
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_trial_finds_the_largest_that_fits(dtype: Any, recompute: bool) -> None:
+    heaviest, sizes = replace(HEAVIEST, dtype=dtype, recompute=recompute), [1, 2, 3, 6, 9, 18]
+    capacity = kept_by(heaviest, 6)
+    assert kept_by(heaviest, 9) > capacity
+
+    def fits(size: int) -> bool:
+        with memory_of(capacity):
+            return fits_in_trial(heaviest, CPU, 0, size)
+
+    assert largest_that_fits(sizes, fits) == 6
+    assert not fits(9)
+    assert fits(6), "a trial that failed leaves nothing behind"
+
+
+def test_a_trial_computes_the_heaviest_micro_batch_with_its_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, losses = [], []
+    backward = torch.autograd.backward
+
+    def made(*sizes: int) -> PretrainingBatch:
+        batches.append(full_sequences(*sizes))
+        return batches[-1]
+
+    def seen(loss: Tensor) -> None:
+        backward(loss)
+        losses.append(loss.detach())
+
+    monkeypatch.setattr(micro_batch, "full_sequences", made)
+    monkeypatch.setattr(torch.autograd, "backward", seen)
+    assert fits_in_trial(HEAVIEST, CPU, 0, 3)
+    [batch] = batches
+    assert batch.lengths == (32, 32, 32)
+    assert len(batch.labels) == len(batch.chosen) == 3 * 5
+    assert len(losses) == 1
+    assert torch.isfinite(losses[0])
+
+
+def test_the_estimate_for_a_cpu_covers_what_is_kept() -> None:
+    """It counts what the backward pass makes too, such as the gradient of the logits."""
+    shape = replace(SMALL, dropout=0.1, attention_dropout=0.1)
+    heaviest = replace(HEAVIEST, shape=shape, length=64, predictions=10)
+    kept = kept_by(heaviest, 24) - kept_by(heaviest, 8)
+    assert kept < plan_activations(shape, "fp32", 16, 64, fused_attention=False).kept < 1.2 * kept
+
+
+def test_a_trial_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    assert fits_in_trial(HEAVIEST, CPU, 0, 2)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_reserve_that_is_not_there_means_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def limited(*size: Any, **options: Any) -> Tensor:
+        if options.get("dtype") == torch.uint8 and size == (10**12,):
+            raise torch.OutOfMemoryError("no such reserve")
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    assert fits_in_trial(HEAVIEST, CPU, 10**9, 1)
+    assert not fits_in_trial(HEAVIEST, CPU, 10**12, 1)
+
+
+def test_other_errors_of_a_trial_are_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(micro_batch, "compute", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        fits_in_trial(HEAVIEST, CPU, 0, 1)
+
+
+def test_what_a_shortage_of_memory_looks_like() -> None:
+    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_shortage(caught.value)
+    assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_shortage(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planned and not held so far, and the margin; nothing less where more is held than planned."""
+    monkeypatch.setattr(micro_batch, "total_memory", lambda _: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 300)
+    device = torch.device("cuda", 0)
+    assert [memory_to_reserve(planned, device) for planned in (700.0, 300.0, 100.0)] == [450, 50, 50]
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
+    """In 4 GB, of which the weights and gradients of Base take 0.5."""
+    device = torch.device("cuda", 0)
+    base = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
+    free, held = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device)
+    reserve = free - 4 * 10**9
+    sizes = [2**power for power in range(12)]
+    found = largest_that_fits(sizes, lambda size: fits_in_trial(base, device, reserve, size)) or 0
+    assert found in (16, 32, 64)
+    assert not fits_in_trial(base, device, reserve, 2 * found)
+    assert fits_in_trial(base, device, reserve, found)
+    assert torch.cuda.memory_allocated(device) == held
