@@ -43,13 +43,10 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     """Sets how this process computes, before its GPU computes anything; an error for what the GPU has not."""
     cpu_kernels.allow(compute.kernels == "auto")
     choose_dtype(precision.dtype, device)
+    if compute.compile:
+        _require_translators(device)
     if device.type != "cuda":
         return  # where results are the same bits anyway
-    if compute.compile and not has_triton():
-        raise UserError(
-            f"compute.compile = true: needs Triton, and it is not installed or does not know {_name(device)}\n"
-            "pip install triton, or take compute.compile = false"
-        )
     if precision.tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
         raise UserError(f"precision.tf32 = true: {_name(device)} has none; take false")
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
@@ -57,6 +54,17 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     if compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we have written
+
+
+def _require_translators(device: torch.device) -> None:
+    """Refuses torch.compile where what it needs is missing, which it would find in the first step."""
+    if cpu_kernels.find_compiler() is None:
+        raise UserError("compute.compile = true: needs a C++ compiler; install g++, or take compute.compile = false")
+    if device.type == "cuda" and not has_triton():
+        raise UserError(
+            f"compute.compile = true: needs Triton, and it is not installed or does not know {_name(device)}\n"
+            "pip install triton, or take compute.compile = false"
+        )
 
 
 def _name(device: torch.device) -> str:

@@ -68,10 +68,15 @@ def _passed(argument: Any) -> Any:
     return None if argument is None else ctypes.c_int64(argument)
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler of this machine; None where there is none."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+
+
 @functools.cache
 def _functions() -> dict[str, Any]:
     """The kernels by name; none where they cannot be built."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    compiler = find_compiler()
     if compiler is None:
         warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
         return {}

@@ -95,9 +95,10 @@ def test_dropout_goes_backward_through_the_same_mask(way: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype, recompute: bool) -> None:
     """From the batch in the host's memory to the gradients. The first batch may wait: it prepares libraries."""
-    model = Bert(SHAPE).initialize(1).cuda().to(dtype)
+    model = Bert(SHAPE, recompute).initialize(1).cuda().to(dtype)
     for seed in range(2):
         batch = random_batch(LENGTHS, SHAPE.vocabulary, seed)
         torch.cuda.synchronize()

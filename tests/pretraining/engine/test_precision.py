@@ -77,6 +77,12 @@ def test_compiling_for_a_gpu_needs_triton(h200: None, monkeypatch: pytest.Monkey
     set_arithmetic(Precision(), Compute(compile=True), GPU)
 
 
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "find_compiler", lambda: None)
+    with pytest.raises(UserError, match=r"compute.compile = true: needs a C"):
+        set_arithmetic(Precision(), Compute(compile=True), CPU)
+
+
 def test_tf32_is_chosen_and_given_up_again(h200: None) -> None:
     set_arithmetic(Precision(dtype="fp32", tf32=True), Compute(), GPU)
     assert torch.get_float32_matmul_precision() == "high"
