@@ -55,9 +55,8 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def write_results(name: str, results: dict[str, Any]) -> Path:
-    """Keeps the numbers under benchmarks/results."""
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+def write_results(path: Path, results: dict[str, Any]) -> Path:
+    """Keeps the numbers in a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path
