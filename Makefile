@@ -65,7 +65,7 @@ gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/shards.py --shards build/gpu-shards
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
-	$(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
+	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
 	touch $@
 
 # Both marks are newer than pyproject.toml once it is installed, so that nothing is installed twice.

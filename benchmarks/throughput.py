@@ -36,7 +36,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.contests import Contest, Ours, Theirs
-from benchmarks.measure import DATA, RESULTS, environment, median_ratio, write_results
+from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
@@ -250,4 +250,5 @@ def print_contest(name: str, found: dict[str, Any], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

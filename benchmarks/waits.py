@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.contests import Contest, Ours
-from benchmarks.measure import environment, write_results
+from benchmarks.measure import environment, mistakes_told, write_results
 from pretraining.processes.group import choose_device, disconnect
 from pretraining.processes.launchers import World
 
@@ -110,4 +110,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 Measured = Mapping[str, Any]
 OURS = "this project's own"
-FASTER = f"{OURS}: worth changing over for"
+FASTER = f"{OURS}: what makes it worth to change over"
 MLPERF_PIECES = 254
 """real pieces of a sequence of MLPerf's corpus, on average"""
 
@@ -29,6 +26,12 @@ class Goal:
     """neither of them: the figure is told, and compared with nothing"""
     source: str = ""
 
+    @property
+    def wanted(self) -> str:
+        if self.least is not None:
+            return f">= {self.least:,}"
+        return "" if self.most is None else f"<= {self.most:.2g}"
+
     def judge(self, value: float | None, dry: bool) -> str:
         """How the figure compares."""
         wanted = self.least if self.least is not None else self.most
@@ -39,9 +42,9 @@ class Goal:
         if value is None:
             return "not measured"
         missing = wanted - value if self.least is not None else value - wanted
-        if not missing > 0 and not math.isnan(value):
+        if missing <= 0:
             return "met"
-        return f"missed by {missing:.2g}" + (f" ({missing / wanted:.0%})" if wanted else "")
+        return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
 
 
 def _contest(measured: Measured) -> Measured:
@@ -123,21 +126,13 @@ GOALS = (
 )
 
 
-def figures(parts: Mapping[str, Any]) -> list[tuple[Goal, float | None]]:
-    """Every goal with what was measured, where its part measured it."""
-    found = []
+def goal_lines(parts: Mapping[str, Any], dry: bool) -> list[str]:
+    """What was to be reached, what was measured, and whether it is enough: a line for each goal."""
+    lines = [f"{'goal':44} {'wanted':>12} {'measured':>12}"]
     for goal in GOALS:
         measured = parts.get(goal.part, {}).get("measured")
-        found.append((goal, None if measured is None else goal.find(measured)))
-    return found
-
-
-def goal_table(parts: Mapping[str, Any], dry: bool) -> Table:
-    """What was to be reached, what was measured, and whether it is enough."""
-    table = Table("goal", "wanted", "measured", "", "source", box=None)
-    for goal, value in figures(parts):
-        wanted = (
-            f">= {goal.least:,}" if goal.least is not None else f"<= {goal.most:.2g}" if goal.most is not None else ""
-        )
-        table.add_row(goal.what, wanted, "-" if value is None else f"{value:,.7g}", goal.judge(value, dry), goal.source)
-    return table
+        value = None if measured is None else goal.find(measured)
+        shown = "-" if value is None else f"{value:,.6g}"
+        source = f"  ({goal.source})" if goal.source else ""
+        lines.append(f"{goal.what:44} {goal.wanted:>12} {shown:>12}  {goal.judge(value, dry)}{source}".rstrip())
+    return lines

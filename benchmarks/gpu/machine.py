@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import NEEDED
-from benchmarks.measure import environment, write_results
+from benchmarks.measure import environment, mistakes_told, write_results
 from data_prep.common.errors import UserError
 
 MODULES = {"pytest-timeout": "pytest_timeout"}
@@ -53,15 +53,12 @@ def describe(dry: bool) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Machine, args=arguments, prog="machine.py", config=(tyro.conf.FlagCreatePairsOff,))
-    try:
-        found = describe(settings.dry)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    found = describe(settings.dry)
     write_results(settings.out, found)
     Console(highlight=False, soft_wrap=True).print("\n".join(f"{name}: {value}" for name, value in found.items()))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

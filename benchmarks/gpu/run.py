@@ -24,10 +24,10 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.gpu.goals import goal_table
+from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.limits import run_limited
 from benchmarks.gpu.parts import FIRST, Part, build_parts, choose
-from benchmarks.measure import RESULTS
+from benchmarks.measure import RESULTS, mistakes_told
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -98,40 +98,34 @@ def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str,
     return record
 
 
-def run_parts(parts: Sequence[Part], report: Report, settings: Run, console: Console) -> list[str]:
+def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callable[[str], None]) -> list[str]:
     """Runs the parts that are not done; returns the names of those that did not end well."""
     bad = []
-    with (settings.out / LOG).open("a") as log:
-
-        def say(line: str) -> None:
-            console.print(line, markup=False)
-            log.write(line + "\n")
-            log.flush()
-
-        for part in parts:
-            if report.is_done(part) and not settings.again:
-                say(f"== {part.name}: done already")
-                continue
-            say(f"== {part.name}: {part.what}")
-            record = run_part(part, settings, say)
-            report.add(part, record)
-            say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
-            if record["ended"] != "done":
-                bad.append(part.name)
-                if part.name in FIRST:  # no other can do without
-                    break
+    for part in parts:
+        if report.is_done(part) and not settings.again:
+            say(f"== {part.name}: done already")
+            continue
+        say(f"== {part.name}: {part.what}")
+        record = run_part(part, settings, say)
+        report.add(part, record)
+        say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
+        if record["ended"] != "done":
+            bad.append(part.name)
+            if part.name in FIRST:  # no other can do without
+                break
     return bad
 
 
-def summarise(report: Report, bad: Sequence[str], console: Console) -> None:
-    """Prints how the goals were met, and what is to be run once more."""
-    console.print(goal_table(report.parts, report.content["dry"]))
+def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) -> None:
+    """Says how the goals were met, and what did not end well."""
+    for line in goal_lines(report.parts, report.content["dry"]):
+        say(line)
     gpu = report.parts.get("setup", {}).get("measured", {}).get("gpu")
     if gpu and MEANT_FOR not in gpu:
-        console.print(f"the goals are for one {MEANT_FOR}; this is {gpu}")
-    console.print(f"kept in {report.path}")
+        say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
+    say(f"kept in {report.path}")
     for name in bad:
-        console.print(f"{name} {report.parts[name]['ended']}: make gpu PARTS={name}")
+        say(f"{name} {report.parts[name]['ended']}; once more: make gpu PARTS={name}")
 
 
 def keep(folder: Path) -> Path:
@@ -142,8 +136,11 @@ def keep(folder: Path) -> Path:
     return Path(shutil.copy(path, RESULTS / "gpu.json"))
 
 
-def execute(settings: Run, console: Console) -> int:
-    """Does what was asked for; returns the exit code."""
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Run, args=arguments, prog="run.py", config=(tyro.conf.FlagCreatePairsOff,))
+    console = Console(highlight=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part does not outlive this
     if settings.keep:
         console.print(f"kept in {keep(settings.out)}")
         return 0
@@ -155,22 +152,18 @@ def execute(settings: Run, console: Console) -> int:
     chosen = choose(parts, settings.parts)
     settings.out.mkdir(parents=True, exist_ok=True)
     report = Report(settings.out, settings.dry)
-    bad = run_parts(chosen, report, settings, console)
-    summarise(report, bad, console)
+    with (settings.out / LOG).open("a") as log:
+
+        def say(line: str) -> None:
+            console.print(line, markup=False)
+            log.write(line + "\n")
+            log.flush()
+
+        bad = run_parts(chosen, report, settings, say)
+        summarise(report, bad, say)
     return 1 if bad else 0
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Run, args=arguments, prog="run.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part does not outlive this
-    try:
-        return execute(settings, console)
-    except UserError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

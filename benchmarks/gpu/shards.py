@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import PREPARING
-from benchmarks.measure import DATA, SHARD, write_results
+from benchmarks.measure import DATA, SHARD, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST, Manifest
@@ -62,11 +62,7 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Shards, args=arguments, prog="shards.py")
     console = Console(highlight=False, soft_wrap=True)
-    try:
-        found = ensure_shards(settings.shards, settings.data)
-    except UserError as error:
-        console.print(f"error: {error}")
-        return 2
+    found = ensure_shards(settings.shards, settings.data)
     if settings.out is not None:
         write_results(settings.out, found)
     console.print(f"{settings.shards}: {found['mib']} MiB of shards with {found['vocabulary']:,} pieces of vocabulary")
@@ -74,4 +70,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib.metadata import requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import tyro
@@ -41,9 +41,13 @@ class Wheels:
     """What the machine has."""
 
 
+def target_of(python: str) -> dict[str, str]:
+    """What the conditions of requirements are judged by, for a machine with this Python."""
+    return {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+
+
 def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
     """Packages with those that they need, as they are installed here, but for what the machine has."""
-    target = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     waiting, found = list(names), []
     there = {canonicalize_name(name) for name in ("torch", *has)}
     while waiting:
@@ -52,23 +56,38 @@ def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) 
             continue
         there.add(name)
         found.append(name)
-        needs = [Requirement(line) for line in requires(name) or []]
-        waiting += [each.name for each in needs if each.marker is None or each.marker.evaluate(target)]
+        waiting += [each.name for each in _needs(name) if _holds(each, python)]
     return sorted(found)
+
+
+def _needs(name: str) -> list[Requirement]:
+    try:
+        return [Requirement(line) for line in requires(name) or []]
+    except PackageNotFoundError:  # for another Python alone: small packages that need nothing
+        return []
+
+
+def _holds(requirement: Requirement, python: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(target_of(python))
+
+
+def locked(names: Collection[str], lock: str, python: str) -> list[str]:
+    """The packages in their versions of a lock file for a Python."""
+    lines = [Requirement(line) for line in lock.splitlines()]
+    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and _holds(each, python)]
 
 
 def gather(names: Sequence[str], out: Path, python: str) -> None:
     """Downloads wheels in the versions of requirements.lock; builds those that nobody has built."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    into = ["--no-deps", "--constraint", str(ROOT / "requirements.lock")]
-    built = [f"{name}=={version(name)}" for name in names if name in SOURCES_ONLY]
-    if built:  # its kernels are compiled where they are used, if at all
+    lock = (ROOT / "requirements.lock").read_text()
+    if built := locked(set(names) & {*SOURCES_ONLY}, lock, python):  # kernels are compiled where they are used
         without_kernels = {**os.environ, "DS_BUILD_OPS": "0"}
-        subprocess.run([*pip, "wheel", *into, "--wheel-dir", str(out), *built], check=True, env=without_kernels)
-    target = ["--python-version", python, "--only-binary=:all:"]
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(out), *built], check=True, env=without_kernels)
+    target = ["--no-deps", "--python-version", python, "--only-binary=:all:"]
     target += [word for platform in PLATFORMS for word in ("--platform", platform)]
-    rest = [name for name in names if name not in SOURCES_ONLY]
-    subprocess.run([*pip, "download", *into, *target, "--dest", str(out), *rest], check=True)
+    rest = locked(set(names) - {*SOURCES_ONLY}, lock, python)
+    subprocess.run([*pip, "download", *target, "--dest", str(out), *rest], check=True)
 
 
 def main(arguments: list[str]) -> int:
