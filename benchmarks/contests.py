@@ -18,6 +18,7 @@ from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
+from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
@@ -66,6 +67,7 @@ class Ours:
         connect(World(), device)
         compute = Compute.model_validate({"deterministic": True} if deterministic else {})
         settings = EngineSettings(precision=Precision(dtype="bf16"), compute=compute)
+        set_arithmetic(settings.precision, compute, device)
         self.engine = Engine(Bert(shape).initialize(0), settings, device)
 
     def step(self, batch: PretrainingBatch) -> None:
