@@ -10,7 +10,13 @@ TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 
-.PHONY: demo test test-slow test-all lint lock benchmark clean clean-venv
+# make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
+PYTHON_VERSION ?= 3.12
+HAS ?= torch numpy pyarrow
+OUT ?= build/gpu$(if $(DRY),-dry)
+GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out $(OUT)
+
+.PHONY: demo test test-slow test-all lint lock benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -44,6 +50,23 @@ benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/curve.py
+
+gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
+	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS))
+
+gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
+	$(GPU) --list
+
+gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
+	$(GPU) --keep
+
+gpu-wheels: .venv/installed-dev
+	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
+	$(BIN)/python benchmarks/gpu/shards.py --shards build/gpu-shards
+
+build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
+	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
+	touch $@
 
 # Both marks are newer than pyproject.toml once it is installed, so that nothing is installed twice.
 .venv/bin/python:

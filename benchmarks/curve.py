@@ -24,7 +24,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import DATA, environment, write_results
+from benchmarks.measure import DATA, RESULTS, environment, write_results
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
@@ -150,15 +150,15 @@ def main(arguments: list[str]) -> int:
     connect(World(), device)
     with tempfile.TemporaryDirectory() as folder:
         length = load_recipe(settings.recipe).phases[0].length
-        shards = settings.shards or make_shards(settings.data, Path(folder), [length])
+        shards = settings.shards or make_shards(settings.data, Path(folder) / "shards", [length])
         found = compare(settings, shards, device)
     disconnect()
     for number, pair in enumerate(zip(*found["means"].values(), strict=True)):
         end = (number + 1) * settings.smooth
         console.print(f"steps to {end:>4}: cloze {pair[0]:.4f}  transformers {pair[1]:.4f}")
     console.print(f"largest difference of these means: {found['largest_difference_of_means']}")
-    path = write_results("curve", {"environment": environment(["torch", "deepspeed", "transformers"]), **found})
-    console.print(f"kept in {path}")
+    found = {"environment": environment(["torch", "deepspeed", "transformers"]), **found}
+    console.print(f"kept in {write_results(RESULTS / 'curve.json', found)}")
     return 0
 
 

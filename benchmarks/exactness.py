@@ -16,16 +16,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import tyro
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.measure import environment, write_results
+from benchmarks.measure import RESULTS, environment, write_results
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -37,7 +40,7 @@ from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.processes.ending import exit_now
-from pretraining.processes.group import connect, disconnect
+from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.processes.launchers import find_world
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -205,26 +208,58 @@ def without_partition(engine: Engine) -> Engine:
     return engine
 
 
+class Case(NamedTuple):
+    """How LAMB is run."""
+
+    dtype: str
+    zero: int
+    offload: str = "none"
+
+
+CASES = tuple(Case(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4))
+ON_GPU = (
+    *CASES,
+    *(Case("fp16", zero) for zero in (1, 2, 3)),
+    *(Case("bf16", zero, "optimizer") for zero in (1, 2, 3)),
+    Case("bf16", 3, "all"),
+)
+
+
 def measure() -> list[dict[str, Any]]:
     """What each rank does; the result is the same on all."""
-    connect(find_world(os.environ), torch.device("cpu"))
+    world = find_world(os.environ)
+    device = choose_device("auto", world)
+    connect(world, device)
     ranks = dist.get_world_size()
     wanted, _ = reference(ranks, NVIDIA)
     rows = []
-    for dtype in ("fp32", "bf16"):
-        for zero in range(4):
-            exact = error(run_engine(make_engine(dtype, zero, NVIDIA))[0], wanted)
-            naive = error(run_engine(without_partition(make_engine(dtype, zero, NVIDIA)))[0], wanted)
-            rows.append({"zero": zero, "ranks": ranks, "precision": dtype, "error": exact, "without": naive})
+    for case in ON_GPU if device.type == "cuda" else CASES:
+        make = partial(make_engine, case.dtype, case.zero, NVIDIA, case.offload, str(device))
+        row = {"zero": case.zero, "ranks": ranks, "precision": case.dtype, "offload": case.offload}
+        row["error"] = error(run_engine(make())[0], wanted)
+        if device.type == "cpu":
+            row["without"] = error(run_engine(without_partition(make()))[0], wanted)
+        rows.append(row)
     disconnect()
     return rows
 
 
-def main() -> int:
+@dataclass(frozen=True)
+class Exactness:
+    """Compares LAMB on DeepSpeed with plain LAMB."""
+
+    ranks: tuple[int, ...] = RANKS
+    """Numbers of ranks; on GPUs, at most as many as there are."""
+    out: Path = RESULTS / "exactness.json"
+    """File for the numbers."""
+
+
+def main(arguments: list[str]) -> int:
     """Starts the ranks, and gathers what they say."""
+    settings = tyro.cli(Exactness, args=arguments, prog="exactness.py")
     console = Console(highlight=False)
     rows = []
-    for ranks in RANKS:
+    for ranks in settings.ranks:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
@@ -238,12 +273,12 @@ def main() -> int:
         assert not any(process.returncode for process in processes)
         rows += json.loads(outputs[0].splitlines()[-1])
     for row in rows:
-        console.print(
-            f"ZeRO {row['zero']}  {row['ranks']} ranks  {row['precision']}  error {row['error']:.1e}  "
-            f"(without partition.py {row['without']:.1e})"
-        )
+        without = f"  (without partition.py {row['without']:.1e})" if "without" in row else ""
+        offload = "" if row["offload"] == "none" else f"  {row['offload']} in the host's memory"
+        line = f"ZeRO {row['zero']}  {row['ranks']} ranks  {row['precision']}{offload}"
+        console.print(f"{line}  error {row['error']:.1e}{without}")
     results = {"environment": environment(["torch", "deepspeed"]), "steps": STEPS, "micro_batches": MICRO, "rows": rows}
-    console.print(f"kept in {write_results('exactness', results)}")
+    console.print(f"kept in {write_results(settings.out, results)}")
     return 0
 
 
@@ -264,4 +299,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["rank"]:
         print(json.dumps(measure()), flush=True)
         exit_now(0)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

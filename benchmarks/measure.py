@@ -6,12 +6,16 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from data_prep.common.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
 SHARD = Path(__file__).parent.parent / "data_prep" / "shard.py"
@@ -55,9 +59,18 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def write_results(name: str, results: dict[str, Any]) -> Path:
-    """Keeps the numbers under benchmarks/results."""
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+def write_results(path: Path, results: dict[str, Any]) -> Path:
+    """Keeps the numbers in a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path
+
+
+@contextmanager
+def mistakes_told() -> Iterator[None]:
+    """Around an entry: prints a user's mistake without a traceback, and ends with exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

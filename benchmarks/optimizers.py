@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretraining.processes.environment import prepare_process
@@ -24,7 +25,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import alternate, environment, median_ratio, write_results
+from benchmarks.measure import RESULTS, alternate, environment, median_ratio, write_results
 from pretraining.config import settings as recipe
 from pretraining.engine.adamw import AdamW
 from pretraining.engine.lamb import Lamb
@@ -48,6 +49,8 @@ class Optimizers:
     """Pieces of the vocabulary."""
     rounds: int = 15
     """Alternating steps of which the median is taken."""
+    out: Path | None = None
+    """File for the numbers (default: benchmarks/results/optimizers-<device>.json)."""
 
 
 def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], None]]:
@@ -110,7 +113,8 @@ def main(arguments: list[str]) -> int:
         "times_fused_adamw": ratios,
         "milliseconds": {name: round(1000 * statistics.median(times), 2) for name, times in seconds.items()},
     }
-    console.print(f"kept in {write_results(f'optimizers-{device.type}', results)}")
+    path = settings.out or RESULTS / f"optimizers-{device.type}.json"
+    console.print(f"kept in {write_results(path, results)}")
     return 0
 
 

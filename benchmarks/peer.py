@@ -14,10 +14,9 @@ from benchmarks.measure import SHARD
 from pretraining.model.batch import PretrainingBatch
 
 
-def make_shards(data: Path, folder: Path, lengths: Sequence[int] = (128, 512)) -> Path:
+def make_shards(data: Path, out: Path, lengths: Sequence[int] = (128, 512), files: str = "wiki/AA") -> Path:
     """Shards of real text with the published vocabulary, one duplicate of each length."""
-    out = folder / "shards"
-    command = [sys.executable, str(SHARD), "--docs", str(data / "wiki/AA"), "--out", str(out)]
+    command = [sys.executable, str(SHARD), "--docs", str(data / files), "--out", str(out)]
     options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", *map(str, lengths)]
     subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
     return out

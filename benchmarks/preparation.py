@@ -26,7 +26,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import DATA, SHARD, alternate, environment, median_ratio, write_results
+from benchmarks.measure import DATA, RESULTS, SHARD, alternate, environment, median_ratio, write_results
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
 from data_prep.readers import READERS
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> int:
     for row in results["growth"]:
         table.add_row(*map(str, row.values()))
     console.print(table)
-    console.print(f"kept in {write_results('preparation', results)}")
+    console.print(f"kept in {write_results(RESULTS / 'preparation.json', results)}")
     return 0
 
 

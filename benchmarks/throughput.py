@@ -2,12 +2,13 @@
 """Measures a training step against transformers: real pieces a second, and the share of the machine's matrix rate.
 
     python benchmarks/throughput.py
+    python benchmarks/throughput.py --contests mini-128-64 --against deterministic
 
 All sides train on the same batches of real shards, made from the text in the folder that CLOZE_DATA names (or given
 with --shards): bf16, dropout, AdamW, a process each. transformers gets what its users have: bf16 autocast over fp32
 weights, batches padded to their longest sequence, the fused optimizer; and once more in a process that keeps freed
 memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The numbers are kept in
-benchmarks/results/throughput-<device>.json.
+benchmarks/results/throughput-<device>.json. `--against deterministic` tells what it costs to get the same bits again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -34,46 +35,20 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measure import DATA, RESULTS, environment, median_ratio, write_results
-from benchmarks.peer import make_shards, padded
-from data_prep.shards import Manifest
-from pretraining.config.settings import Precision
-from pretraining.data.batches import step_batches
-from pretraining.data.dataset import Dataset
-from pretraining.data.order import BatchOrder, Order
-from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
+from benchmarks.contests import Contest, Ours, Theirs
+from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
+from benchmarks.peer import make_shards
+from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
-from pretraining.processes.group import choose_device, connect, disconnect
+from pretraining.processes.group import choose_device, disconnect
 from pretraining.processes.launchers import World
-from pretraining.reporting.hardware import matrix_rate, synchronize
+from pretraining.reporting.hardware import matrix_rate
 
-LEARNING_RATE = 1e-5
 WARM_UP = 2
 PROFILED = 2
-
-
-@dataclass(frozen=True)
-class Contest:
-    """A model, and the batches that both sides train on."""
-
-    size: str
-    length: int
-    sequences: int
-
-
-# 8 sequences of 512 do not fit into 24 GiB on all sides at once
-ON_CPU = (Contest("base", 128, 32), Contest("mini", 128, 64), Contest("base", 512, 4))
-ON_GPU = (
-    Contest("base", 128, 512),
-    Contest("large", 128, 256),
-    Contest("base", 512, 128),
-    Contest("large", 512, 64),
-)
+ON_CPU = ("base-128-32", "mini-128-64", "base-512-4")  # 8 of 512 do not fit into 24 GiB on all sides at once
+ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 
 
 @dataclass(frozen=True)
@@ -86,63 +61,27 @@ class Throughput:
     """Folder of real text with wiki/ and vocab.txt."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
-    alone: bool = False
-    """Leave out transformers."""
-    only: str | None = None
-    """Only contests whose name holds this, such as mini or base-512; the others stay as they are kept."""
+    against: Literal["transformers", "deterministic", "nobody"] = "transformers"
+    """Who else trains: transformers, ourselves with the same bits each time, or nobody."""
+    contests: tuple[str, ...] = ()
+    """Each a SIZE-LENGTH-SEQUENCES; what is kept of others stays (default: those for a CPU or a GPU)."""
+    out: Path | None = None
+    """File for the numbers (default: in benchmarks/results)."""
 
 
-class Ours:
-    """A step as the trainer does it."""
-
-    def __init__(self, shape: Shape, device: torch.device):
-        self.device, self.steps = device, 0
-        connect(World(), device)
-        settings = EngineSettings(precision=Precision(dtype="bf16"))
-        self.engine = Engine(Bert(shape).initialize(0), settings, device)
-
-    def step(self, batch: PretrainingBatch) -> None:
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), pretraining_loss)
-        self.steps += 1
-        synchronize(self.device)
-
-
-class Theirs:
-    """A step as users of transformers do it."""
-
-    def __init__(self, shape: Shape, device: torch.device):
-        from transformers import BertConfig, BertForPreTraining
-
-        config = BertConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            intermediate_size=shape.intermediate,
-        )
-        self.device = device
-        self.model: Any = BertForPreTraining(config).train()
-        self.model.to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-
-    def step(self, batch: PretrainingBatch) -> None:
-        inputs = {name: each.to(self.device) for name, each in padded(batch).items()}
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            loss = self.model(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        synchronize(self.device)
-
-
-SIDES: dict[str, tuple[type[Ours | Theirs], bool]] = {
+SIDES: dict[str, tuple[Callable[[Shape, torch.device], Ours | Theirs], bool]] = {
     "cloze": (Ours, True),
+    "cloze, deterministic": (partial(Ours, deterministic=True), True),
     "transformers": (Theirs, False),
     "transformers, memory kept": (Theirs, True),
 }
 """who takes part, and whether its process is prepared as ours is"""
+
+
+def sides_for(settings: Throughput, device: torch.device) -> list[str]:
+    """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
+    others = [name for name in SIDES if name != "cloze" and settings.against in name]
+    return ["cloze", *(name for name in others if device.type == "cpu" or "memory" not in name)]
 
 
 def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -> None:
@@ -167,13 +106,8 @@ def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -
 
 def run_contest(contest: Contest, settings: Throughput, shards: Path, device: torch.device) -> dict[str, Any]:
     """Alternating steps of all sides on the same batches."""
-    manifest = Manifest.read(shards)
-    shape = Shape.named(contest.size, manifest.vocabulary_size)
-    dataset = Dataset(shards, manifest, contest.length)
-    order = BatchOrder(Order(0, dataset.shard_rows), contest.sequences)
-    batches = [step_batches(dataset, order, step).micro[0] for step in range(WARM_UP + settings.rounds)]
-    names = ["cloze"] if settings.alone else list(SIDES)
-    pipes, processes = open_sides(names, shape, device)
+    shape, batches = contest.load(shards, WARM_UP + settings.rounds)
+    pipes, processes = open_sides(sides_for(settings, device), shape, device)
     ceilings, seconds = [], defaultdict(list)
     for number, batch in enumerate(batches):
         ceilings.append(matrix_rate(device, torch.bfloat16))
@@ -233,6 +167,9 @@ def summarise(shape: Shape, batches: list[PretrainingBatch], seconds: list[float
     pieces = [len(batch.pieces) / each for batch, each in zip(batches, seconds, strict=True)]
     flops = [shape.flops(batch.lengths, len(batch.labels)) / each for batch, each in zip(batches, seconds, strict=True)]
     return {
+        "sequences_per_second": round(
+            statistics.median(len(batch.lengths) / each for batch, each in zip(batches, seconds, strict=True)), 1
+        ),
         "real_pieces_per_second": round(statistics.median(pieces)),
         "useful_gflops": round(statistics.median(flops) / 1e9),
         "share_of_ceiling": round(statistics.median(flops) / ceiling, 3),
@@ -241,15 +178,16 @@ def summarise(shape: Shape, batches: list[PretrainingBatch], seconds: list[float
 
 
 GROUPS = {
-    "products of attention": ("aten::bmm", "flash"),
+    "products of attention": ("aten::bmm", "flash", "fmha"),
     "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
     "softmax and heads of attention": ("_GroupedAttention",),
-    "gelu": ("_Gelu",),
-    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm"),
-    "loss over the vocabulary": ("_MaskedLoss",),
+    "gelu": ("_Gelu", "GeluCUDAKernel", "GeluBackwardCUDAKernel"),
+    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm", "layer_norm", "dropout"),
+    "loss over the vocabulary": ("_MaskedLoss", "softmax", "nll_loss"),
     "optimizer": ("aten::_fused_adamw_", "Adam"),
     "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
 }
+"""Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
 
 
 def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
@@ -274,18 +212,18 @@ def main(arguments: list[str]) -> int:
         console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
         return 2
     device = choose_device("auto", World())
-    kept = RESULTS / f"throughput-{device.type}.json"
-    before = json.loads(kept.read_text())["contests"] if settings.only and kept.exists() else {}
+    name = "deterministic" if settings.against == "deterministic" else "throughput"
+    kept = settings.out or RESULTS / f"{name}-{device.type}.json"
+    before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
     results: dict[str, Any] = {"environment": describe(device), "contests": before}
+    contests = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]
     with tempfile.TemporaryDirectory() as folder:
-        shards = settings.shards or make_shards(settings.data, Path(folder))
-        for contest in ON_GPU if device.type == "cuda" else ON_CPU:
-            name = f"{contest.size}-{contest.length}"
-            if (settings.only or "") in name:
-                found = run_contest(contest, settings, shards, device)
-                results["contests"][name] = {"sequences": contest.sequences, **found}
-                print_contest(name, found, console)
-                console.print(f"  kept in {write_results(kept.stem, results)}")  # after each, since they take minutes
+        shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
+        for contest in contests:
+            found = run_contest(contest, settings, shards, device)
+            results["contests"][contest.name] = {"sequences": contest.sequences, **found}
+            print_contest(contest.name, found, console)
+            console.print(f"  kept in {write_results(kept, results)}")  # after each, since they take minutes
     return 0
 
 
@@ -297,11 +235,13 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def print_contest(name: str, found: dict[str, Any], console: Console) -> None:
     """Both sides, and where our time goes."""
-    table = Table(name, "real pieces/s", "useful GFLOP/s", f"of {found['ceiling_gflops']:,} GFLOP/s", box=None)
+    table = Table(
+        name, "sequences/s", "real pieces/s", "useful GFLOP/s", f"of {found['ceiling_gflops']:,} GFLOP/s", box=None
+    )
     for side in SIDES:
         if side in found:
             numbers = found[side]
-            rates = f"{numbers['real_pieces_per_second']:,}", f"{numbers['useful_gflops']:,}"
+            rates = [f"{numbers[key]:,}" for key in ("sequences_per_second", "real_pieces_per_second", "useful_gflops")]
             table.add_row(side, *rates, f"{numbers['share_of_ceiling']:.1%}")
     console.print(table)
     for side, ratio in found["times_as_fast_as"].items():
@@ -310,4 +250,5 @@ def print_contest(name: str, found: dict[str, Any], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

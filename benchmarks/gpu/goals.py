@@ -1,0 +1,138 @@
+"""What a run of `make gpu` is to reach on one H200, and from where each figure is; compared when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Measured = Mapping[str, Any]
+OURS = "this project's own"
+FASTER = f"{OURS}: what makes it worth to change over"
+MLPERF_PIECES = 254
+"""real pieces of a sequence of MLPerf's corpus, on average"""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that a part measures, and what it is to be."""
+
+    part: str
+    what: str
+    find: Callable[[Measured], float | None]
+    """takes the figure from what the part has measured"""
+    least: float | None = None
+    most: float | None = None
+    """neither of them: the figure is told, and compared with nothing"""
+    source: str = ""
+
+    @property
+    def wanted(self) -> str:
+        if self.least is not None:
+            return f">= {self.least:,}"
+        return "" if self.most is None else f"<= {self.most:.2g}"
+
+    def judge(self, value: float | None, dry: bool) -> str:
+        """How the figure compares."""
+        wanted = self.least if self.least is not None else self.most
+        if wanted is None:
+            return ""
+        if dry:
+            return "dry: not compared"
+        if value is None:
+            return "not measured"
+        missing = wanted - value if self.least is not None else value - wanted
+        if missing <= 0:
+            return "met"
+        return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
+
+
+def _contest(measured: Measured) -> Measured:
+    [found] = measured["contests"].values()
+    return found  # type: ignore[no-any-return]
+
+
+def _rate(name: str) -> Callable[[Measured], float]:
+    return lambda measured: float(_contest(measured)["cloze"][name])
+
+
+def _ratio(measured: Measured) -> float:
+    [found] = [each for side, each in _contest(measured)["times_as_fast_as"].items() if "memory" not in side]
+    return float(found)
+
+
+def _largest_error(*precisions: str) -> Callable[[Measured], float | None]:
+    return lambda measured: max(
+        (row["error"] for row in measured["rows"] if row["precision"] in precisions), default=None
+    )
+
+
+SEQUENCES, PIECES = _rate("sequences_per_second"), _rate("real_pieces_per_second")
+GOALS = (
+    Goal("tests", "tests that pass", lambda found: found["passed"], least=1, source=OURS),
+    Goal("tests", "tests that fail", lambda found: found["failed"], most=0, source=OURS),
+    Goal(
+        "throughput-large-128",
+        "large at 128, sequences/s",
+        SEQUENCES,
+        least=2050,
+        source=f"{OURS}; NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16",
+    ),
+    Goal(
+        "throughput-large-512",
+        "large at 512, real pieces/s",
+        PIECES,
+        least=1042 * MLPERF_PIECES,
+        source=f"MLPerf Training 4.0: 1,042 sequences/s a GPU on 8 H200 in FP8, {MLPERF_PIECES} real pieces each",
+    ),
+    Goal("throughput-large-512", "large at 512, sequences/s", SEQUENCES),
+    Goal("throughput-base-128", "base at 128, sequences/s", SEQUENCES),
+    Goal("throughput-base-512", "base at 512, sequences/s", SEQUENCES),
+    *(
+        Goal(
+            f"throughput-{size}-{length}",
+            f"{size} at {length}, times as fast as transformers",
+            _ratio,
+            least=1.5,
+            source=FASTER,
+        )
+        for size in ("base", "large")
+        for length in (128, 512)
+    ),
+    Goal("waits", "waits for the GPU in a micro-batch", lambda found: found["each_micro_batch"], most=0, source=OURS),
+    Goal(
+        "waits",
+        "waits for the GPU in a step besides",
+        lambda found: found["each_step"],
+        most=1,
+        source=f"{OURS}: DeepSpeed's, for the norm of the gradient",
+    ),
+    Goal(
+        "exactness",
+        "LAMB's largest error in fp32 and bf16",
+        _largest_error("fp32", "bf16"),
+        most=1e-6,
+        source="docs/exactness.md: 2e-7 on CPUs",
+    ),
+    Goal(
+        "exactness",
+        "LAMB's largest error in fp16",
+        _largest_error("fp16"),
+        most=2**-10,
+        source="the rounding of fp16",
+    ),
+    Goal("optimizers", "a step of LAMB, times fused AdamW's", lambda found: found["times_fused_adamw"]["lamb"]),
+    Goal("deterministic", "a deterministic step, times a usual one's", _ratio),
+)
+
+
+def goal_lines(parts: Mapping[str, Any], dry: bool) -> list[str]:
+    """What was to be reached, what was measured, and whether it is enough: a line for each goal."""
+    lines = [f"{'goal':44} {'wanted':>12} {'measured':>12}"]
+    for goal in GOALS:
+        measured = parts.get(goal.part, {}).get("measured")
+        value = None if measured is None else goal.find(measured)
+        shown = "-" if value is None else f"{value:,.6g}"
+        source = f"  ({goal.source})" if goal.source else ""
+        lines.append(f"{goal.what:44} {goal.wanted:>12} {shown:>12}  {goal.judge(value, dry)}{source}".rstrip())
+    return lines

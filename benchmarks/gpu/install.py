@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Makes an environment for `make gpu` beside what a machine has installed: its own torch is kept.
+
+    python3 benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
+
+The environment sees the packages of the Python that runs this, also where that one is an environment itself, and adds
+only what they lack: from the folder of wheels where there is one, otherwise from the index. It needs Python and pip.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+NEEDED = (
+    *("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich", "transformers"),
+    *("pytest", "pytest-timeout", "hypothesis"),
+)
+"""What the measurements and the tests import, besides torch."""
+PREPARING = ("numba", "sentencex", "tokenizers")
+"""What making shards needs besides."""
+
+
+def locked_versions(lines: str, torch: str) -> str:
+    """The constraints of a lock file, but for torch, which stays as it is."""
+    others = [line for line in lines.splitlines() if not line.startswith("torch==")]
+    return "\n".join([*others, f"torch=={torch}", ""])
+
+
+def create(folder: Path) -> Path:
+    """An environment that sees this Python's packages and this project; returns its Python."""
+    venv.create(folder, clear=True)
+    python = folder / "bin" / "python"
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    seen = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (Path(own) / "machine.pth").write_text("\n".join([str(ROOT), *seen, ""]))
+    return python
+
+
+def pip_options(wheels: Path, constraints: Path, torch: str) -> list[str]:
+    """Where packages come from: without a network the wheels alone, in whatever versions they are."""
+    if wheels.is_dir():
+        constraints.write_text(f"torch=={torch}\n")
+        return ["--constraint", str(constraints), "--no-index", "--find-links", str(wheels), *NEEDED]
+    constraints.write_text(locked_versions((ROOT / "requirements.lock").read_text(), torch))
+    return ["--constraint", str(constraints), *NEEDED, *PREPARING]
+
+
+def main(folder: Path, wheels: Path) -> int:
+    """Returns the exit code."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        print(f"error: {sys.executable} has no torch: install one for your GPU, or name another: make gpu PYTHON=…")
+        return 2
+    python = create(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        options = pip_options(wheels, Path(scratch) / "constraints.txt", torch)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+        code = subprocess.run([*pip, "install", *options], check=False).returncode
+    if code:
+        where = f"{wheels} lacks a package: make gpu-wheels HAS='torch' gathers all" if wheels.is_dir() else "see above"
+        print(f"error: pip could not install what is needed: {where}")
+        return 2
+    print(f"{folder} is ready, with torch {torch}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

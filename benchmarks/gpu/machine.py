@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Checks that all that `make gpu` needs is installed and that there is a GPU, and says what was found."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.gpu.install import NEEDED
+from benchmarks.measure import environment, mistakes_told, write_results
+from data_prep.common.errors import UserError
+
+MODULES = {"pytest-timeout": "pytest_timeout"}
+"""of packages whose modules are called otherwise"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Says what is installed, and on what machine."""
+
+    out: Path
+    """File for what is found."""
+    dry: bool = False
+    """A machine without a GPU will do."""
+
+
+def describe(dry: bool) -> dict[str, Any]:
+    """What decides the numbers besides the code; UserError where something is missing."""
+    missing = []
+    for name in NEEDED:
+        try:
+            importlib.import_module(MODULES.get(name, name))
+        except ImportError as error:
+            missing.append(f"{name}: {error}")
+    if missing:
+        raise UserError("\n".join([*missing, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
+    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry}
+    if dry:
+        return found
+    if not torch.cuda.is_available():
+        raise UserError(f"torch {torch.__version__} finds no GPU: check nvidia-smi, or take make gpu DRY=1")
+    gpu = torch.cuda.get_device_properties(0)
+    return {**found, "gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Machine, args=arguments, prog="machine.py", config=(tyro.conf.FlagCreatePairsOff,))
+    found = describe(settings.dry)
+    write_results(settings.out, found)
+    Console(highlight=False, soft_wrap=True).print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

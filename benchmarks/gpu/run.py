@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Runs the parts of `make gpu`, keeps what each has measured as soon as it ends, and says which goals were met.
+
+    python benchmarks/gpu/run.py --out build/gpu --parts tests throughput
+    python benchmarks/gpu/run.py --out build/gpu --keep
+
+Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
+said. A part that is done is not run again, unless --again is given. The exit code is 0 when all parts were done,
+whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from benchmarks.gpu.goals import goal_lines
+from benchmarks.gpu.limits import run_limited
+from benchmarks.gpu.parts import FIRST, Part, build_parts, choose
+from benchmarks.measure import RESULTS, mistakes_told
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, write_json
+
+BENCHMARKS = Path(__file__).parent.parent
+MEANT_FOR = "H200"
+RESULTS_FILE, LOG = "results.json", "log.txt"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Measures on a GPU, part by part."""
+
+    out: Path = Path("build/gpu")
+    """Folder for the results."""
+    parts: tuple[str, ...] = ()
+    """Names of parts, or how they begin (default: all)."""
+    again: bool = False
+    """Run parts again that are done."""
+    dry: bool = False
+    """Go through everything on a CPU with a tiny model."""
+    limit: float = 480.0
+    """Seconds that a part may take."""
+    shards: Path = Path("build/gpu-shards")
+    """Folder of shards; made where it is missing."""
+    list: bool = False
+    """Say which parts there are."""
+    keep: bool = False
+    """Copy the results into benchmarks/results, and run nothing."""
+
+
+class Report:
+    """What the parts have measured, in a file that is whole after each of them."""
+
+    def __init__(self, folder: Path, dry: bool):
+        self.path = folder / RESULTS_FILE
+        self.content: dict[str, Any] = {"dry": dry, "parts": {}}
+        if self.path.exists():
+            self.content = read_json(self.path)
+        if self.content["dry"] != dry:
+            kind = "of a dry run" if self.content["dry"] else "of a GPU"
+            raise UserError(f"{folder}: has results {kind}; give another folder")
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return self.content["parts"]  # type: ignore[no-any-return]
+
+    def is_done(self, part: Part) -> bool:
+        return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
+
+    def add(self, part: Part, record: dict[str, Any]) -> None:
+        self.parts[part.name] = record
+        write_json(self.path, self.content)
+
+
+def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs a part, and says how it ended and what it measured."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if settings.dry:
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "measured.json"
+        script, *options = part.command
+        command = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
+        ending = run_limited(command, settings.limit, say, environment)
+        record: dict[str, Any] = {"ended": ending.how, "seconds": round(ending.seconds, 1)}
+        if out.exists():
+            record["measured"] = read_json(out)
+    return record
+
+
+def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callable[[str], None]) -> list[str]:
+    """Runs the parts that are not done; returns the names of those that did not end well."""
+    bad = []
+    for part in parts:
+        if report.is_done(part) and not settings.again:
+            say(f"== {part.name}: done already")
+            continue
+        say(f"== {part.name}: {part.what}")
+        record = run_part(part, settings, say)
+        report.add(part, record)
+        say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
+        if record["ended"] != "done":
+            bad.append(part.name)
+            if part.name in FIRST:  # no other can do without
+                break
+    return bad
+
+
+def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) -> None:
+    """Says how the goals were met, and what did not end well."""
+    for line in goal_lines(report.parts, report.content["dry"]):
+        say(line)
+    gpu = report.parts.get("setup", {}).get("measured", {}).get("gpu")
+    if gpu and MEANT_FOR not in gpu:
+        say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
+    say(f"kept in {report.path}")
+    for name in bad:
+        say(f"{name} {report.parts[name]['ended']}; once more: make gpu PARTS={name}")
+
+
+def keep(folder: Path) -> Path:
+    """Copies the results of a GPU to where numbers are published from."""
+    path = folder / RESULTS_FILE
+    if not path.exists() or read_json(path)["dry"]:
+        raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
+    return Path(shutil.copy(path, RESULTS / "gpu.json"))
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Run, args=arguments, prog="run.py", config=(tyro.conf.FlagCreatePairsOff,))
+    console = Console(highlight=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part does not outlive this
+    if settings.keep:
+        console.print(f"kept in {keep(settings.out)}")
+        return 0
+    parts = build_parts(settings.shards, settings.out, settings.dry)
+    if settings.list:
+        for part in parts:
+            console.print(f"{part.name:22} {part.what}")
+        return 0
+    chosen = choose(parts, settings.parts)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    report = Report(settings.out, settings.dry)
+    with (settings.out / LOG).open("a") as log:
+
+        def say(line: str) -> None:
+            console.print(line, markup=False)
+            log.write(line + "\n")
+            log.flush()
+
+        bad = run_parts(chosen, report, settings, say)
+        summarise(report, bad, say)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Gathers the wheels that a machine with a GPU and without a network needs for `make gpu`.
+
+    python benchmarks/gpu/wheels.py --out build/gpu-wheels --python 3.12 --has torch numpy pyarrow
+
+What the machine has is left out, with all that only this needs: torch with its CUDA libraries always is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import tyro
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rich.console import Console
+
+from benchmarks.gpu.install import NEEDED, ROOT
+
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+SOURCES_ONLY = ("deepspeed",)
+"""Packages of which the index has no wheel: it is built here, of Python alone."""
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """Gathers wheels."""
+
+    out: Path
+    """Folder for them; what is in it goes."""
+    python: str = "3.12"
+    """Python of the machine."""
+    has: tuple[str, ...] = ("torch", "numpy", "pyarrow")
+    """What the machine has."""
+
+
+def target_of(python: str) -> dict[str, str]:
+    """What the conditions of requirements are judged by, for a machine with this Python."""
+    return {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+
+
+def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
+    """Packages with those that they need, as they are installed here, but for what the machine has."""
+    waiting, found = list(names), []
+    there = {canonicalize_name(name) for name in ("torch", *has)}
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in there:
+            continue
+        there.add(name)
+        found.append(name)
+        waiting += [each.name for each in _needs(name) if _holds(each, python)]
+    return sorted(found)
+
+
+def _needs(name: str) -> list[Requirement]:
+    try:
+        return [Requirement(line) for line in requires(name) or []]
+    except PackageNotFoundError:  # for another Python alone: small packages that need nothing
+        return []
+
+
+def _holds(requirement: Requirement, python: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(target_of(python))
+
+
+def locked(names: Collection[str], lock: str, python: str) -> list[str]:
+    """The packages in their versions of a lock file for a Python."""
+    lines = [Requirement(line) for line in lock.splitlines()]
+    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and _holds(each, python)]
+
+
+def gather(names: Sequence[str], out: Path, python: str) -> None:
+    """Downloads wheels in the versions of requirements.lock; builds those that nobody has built."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    lock = (ROOT / "requirements.lock").read_text()
+    if built := locked(set(names) & {*SOURCES_ONLY}, lock, python):  # kernels are compiled where they are used
+        without_kernels = {**os.environ, "DS_BUILD_OPS": "0"}
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(out), *built], check=True, env=without_kernels)
+    target = ["--no-deps", "--python-version", python, "--only-binary=:all:"]
+    target += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    rest = locked(set(names) - {*SOURCES_ONLY}, lock, python)
+    subprocess.run([*pip, "download", *target, "--dest", str(out), *rest], check=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Wheels, args=arguments, prog="wheels.py")
+    console = Console(highlight=False, soft_wrap=True)
+    shutil.rmtree(settings.out, ignore_errors=True)
+    settings.out.mkdir(parents=True)
+    try:
+        gather(with_all_they_need(NEEDED, settings.has, settings.python), settings.out, settings.python)
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(settings.out)  # half of them would be worse than none
+        console.print(f"error: pip ended with {error.returncode}; its message above says why")
+        return 2
+    wheels = sorted(settings.out.iterdir(), key=lambda path: -path.stat().st_size)
+    for wheel in wheels:
+        console.print(f"{wheel.stat().st_size / 2**20:7.2f} MiB  {wheel.name}")
+    total = sum(wheel.stat().st_size for wheel in wheels)
+    console.print(f"{total / 2**20:7.2f} MiB  in {len(wheels)} wheels for Python {settings.python}: {settings.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""What was measured is compared with what was to be reached, and never more is said than was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.goals import GOALS, Goal, goal_lines
+from benchmarks.gpu.parts import build_parts
+
+AT_LEAST = Goal("part", "speed", lambda found: found.get("speed"), least=200)
+AT_MOST = Goal("part", "waits", lambda found: found.get("waits"), most=0)
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "said"),
+    [
+        (AT_LEAST, 200, "met"),
+        (AT_LEAST, 250.5, "met"),
+        (AT_LEAST, 150, "missed by 50 (25%)"),
+        (AT_MOST, 0, "met"),
+        (AT_MOST, 3, "missed by 3"),
+        (AT_LEAST, None, "not measured"),
+        (AT_LEAST, float("nan"), "missed by nan"),
+    ],
+)
+def test_a_figure_is_compared(goal: Goal, value: float | None, said: str) -> None:
+    assert goal.judge(value, dry=False).startswith(said)
+    assert goal.judge(value, dry=True) == "dry: not compared"
+
+
+def test_a_figure_without_a_goal_is_told() -> None:
+    assert Goal("part", "cost", lambda found: 1.5).judge(1.5, dry=False) == ""
+
+
+def test_every_goal_is_one_of_a_part() -> None:
+    names = {part.name for part in build_parts(Path("shards"), Path("out"), dry=False)}
+    assert {goal.part for goal in GOALS} <= names
+
+
+def line_of(parts: dict[str, Any], what: str) -> str:
+    [line] = [line for line in goal_lines(parts, dry=False) if line.startswith(what)]
+    return line
+
+
+def test_the_lines_say_what_was_measured() -> None:
+    contest = {
+        "cloze": {"sequences_per_second": 1845.0, "real_pieces_per_second": 190_000},
+        "times_as_fast_as": {"transformers": 2.25},
+    }
+    rows = [{"precision": "fp32", "error": 2e-7}, {"precision": "bf16", "error": 3e-6}]
+    parts = {
+        "throughput-large-128": {"ended": "done", "measured": {"contests": {"large-128": contest}}},
+        "exactness": {"ended": "ran out of time", "measured": {"rows": rows}},
+        "waits": {"ended": "failed"},
+    }
+    speed = line_of(parts, "large at 128, sequences/s")
+    assert ">= 2,050" in speed
+    assert "1,845" in speed
+    assert "missed by 205 (10%)" in speed
+    assert "2.25  met" in line_of(parts, "large at 128, times as fast as transformers")
+    assert "3e-06  missed" in line_of(parts, "LAMB's largest error in fp32 and bf16")
+    assert "-  not measured" in line_of(parts, "LAMB's largest error in fp16")
+    assert "-  not measured" in line_of(parts, "waits for the GPU in a micro-batch")
+    assert "-  not measured" in line_of(parts, "large at 512, real pieces/s")

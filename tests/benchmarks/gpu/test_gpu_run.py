@@ -1,0 +1,143 @@
+"""The parts of `make gpu` run one by one, and what each has measured is kept whatever the next one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from benchmarks.gpu import limits, run
+from benchmarks.gpu.parts import Part
+from data_prep.common.errors import UserError
+
+GOOD = """
+import json, sys
+from pathlib import Path
+Path(sys.argv[-1]).write_text(json.dumps({"figure": 7}))
+with open(__file__ + ".runs", "a") as file:
+    file.write("x")
+"""
+BAD = "print('no luck'); raise SystemExit(1)"
+HANGS = GOOD + "print('half way', flush=True)\nimport time; time.sleep(300)"
+
+Runner = Callable[..., int]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kept_signals: None) -> Runner:
+    """Runs parts that are given as scripts by their names, with more words of the command."""
+    monkeypatch.setattr(run, "BENCHMARKS", tmp_path)
+    monkeypatch.setattr(limits, "PATIENCE", 1.0)
+
+    def start(scripts: dict[str, str], *more: str) -> int:
+        for name, script in scripts.items():
+            (tmp_path / f"{name}.py").write_text(script)
+        parts = [Part(name, f"what {name} is", (f"{name}.py",)) for name in scripts]
+        monkeypatch.setattr(run, "build_parts", lambda *_: parts)
+        return run.main(["--out", str(folder), *more])
+
+    return start
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["parts"]
+    return found
+
+
+def times_run(tmp_path: Path, name: str) -> int:
+    return len((tmp_path / f"{name}.py.runs").read_text())
+
+
+def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, folder: Path) -> None:
+    assert run_parts({"one": GOOD, "two": BAD, "three": GOOD}) == 1
+    found = results(folder)
+    assert [found[name]["ended"] for name in ("one", "two", "three")] == ["done", "failed", "done"]
+    assert found["one"]["measured"] == {"figure": 7}
+    log = (folder / "log.txt").read_text()
+    assert "no luck" in log
+    assert "two failed; once more: make gpu PARTS=two" in log
+
+
+def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:
+    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "5") == 1
+    found = results(folder)
+    assert found["one"]["ended"] == "ran out of time"
+    assert found["one"]["measured"] == {"figure": 7}
+    assert found["two"]["ended"] == "done"
+    assert "half way" in (folder / "log.txt").read_text()
+
+
+def test_parts_that_are_done_are_not_run_again_unless_asked(run_parts: Runner, folder: Path, tmp_path: Path) -> None:
+    run_parts({"one": GOOD, "two": BAD})
+    assert run_parts({"one": GOOD, "two": GOOD}) == 0
+    assert times_run(tmp_path, "one") == times_run(tmp_path, "two") == 1
+    assert results(folder)["two"]["ended"] == "done"
+    assert run_parts({"one": GOOD, "two": GOOD}, "--again", "--parts", "one") == 0
+    assert times_run(tmp_path, "one") == 2
+    assert times_run(tmp_path, "two") == 1
+
+
+def test_each_part_is_kept_before_the_next_begins(run_parts: Runner, folder: Path) -> None:
+    looks = f"import json; assert json.load(open({str(folder / 'results.json')!r}))['parts']['one']['ended'] == 'done'"
+    assert run_parts({"one": GOOD, "two": looks}) == 0
+
+
+def test_nothing_is_measured_where_the_setup_fails(run_parts: Runner, folder: Path, tmp_path: Path) -> None:
+    assert run_parts({"setup": BAD, "one": GOOD}) == 1
+    assert "one" not in results(folder)
+    assert run_parts({"setup": GOOD, "one": GOOD}) == 0
+    assert run_parts({"setup": GOOD, "one": GOOD}) == 0
+    assert times_run(tmp_path, "setup") == 2  # it may be another machine
+    assert times_run(tmp_path, "one") == 1
+
+
+def test_parts_are_chosen_by_how_their_names_begin(run_parts: Runner, folder: Path) -> None:
+    parts = {"setup": GOOD, "data": GOOD, "speed-large": GOOD, "speed-base": GOOD, "speedy": GOOD}
+    assert run_parts(parts, "--parts", "speed") == 0
+    assert set(results(folder)) == {"setup", "data", "speed-large", "speed-base"}
+    with pytest.raises(UserError, match="sped: no part of this name; there is setup, data, speed-large"):
+        run_parts(parts, "--parts", "speed", "sped")
+
+
+def test_a_dry_run_and_a_real_one_never_share_a_folder(run_parts: Runner, folder: Path) -> None:
+    run_parts({"one": GOOD}, "--dry")
+    with pytest.raises(UserError, match="has results of a dry run; give another folder"):
+        run_parts({"one": GOOD})
+
+
+def test_results_of_a_gpu_alone_are_kept(
+    run_parts: Runner, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "kept")
+    with pytest.raises(UserError, match="no results of a GPU"):
+        run_parts({"one": GOOD}, "--keep")
+    run_parts({"one": GOOD})
+    assert run_parts({"one": GOOD}, "--keep") == 0
+    assert json.loads((tmp_path / "kept" / "gpu.json").read_text())["parts"]["one"]["measured"] == {"figure": 7}
+    (folder / "results.json").unlink()
+    run_parts({"one": GOOD}, "--dry")
+    with pytest.raises(UserError, match="no results of a GPU"):
+        run_parts({"one": GOOD}, "--keep")
+
+
+def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/machine.py"), "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 2
+    assert "finds no GPU: check nvidia-smi, or take make gpu DRY=1" in done.stderr
+    assert "Traceback" not in done.stderr

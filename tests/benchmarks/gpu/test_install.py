@@ -1,0 +1,59 @@
+"""The environment of `make gpu` uses what a machine has installed, and never takes another torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from benchmarks.gpu import install
+from benchmarks.gpu.install import locked_versions
+
+
+def test_without_a_network_the_machines_packages_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Here the machine has all, so that an empty folder of wheels is enough; torch is its own, not a copy."""
+    (tmp_path / "wheels").mkdir()
+    assert install.main(tmp_path / "venv", tmp_path / "wheels") == 0
+    assert f"is ready, with torch {version('torch')}" in capfd.readouterr().out
+    ask = "import torch, tyro, benchmarks.gpu, sys; print(sys.prefix, torch.__file__, benchmarks.gpu.__path__[0])"
+    python = tmp_path / "venv" / "bin" / "python"
+    told = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
+    assert told.stdout.split() == [str(tmp_path / "venv"), torch.__file__, str(ROOT / "benchmarks" / "gpu")]
+
+
+def test_a_wheel_that_is_missing_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(install, "NEEDED", ("nowhere-to-be-found",))
+    assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
+    said = capfd.readouterr()
+    assert "nowhere-to-be-found" in said.err
+    assert "make gpu-wheels HAS='torch' gathers all" in said.out
+
+
+def test_a_wheel_of_another_torch_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(install, "NEEDED", ("torch>=99",))
+    assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
+
+
+def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", install.__file__, str(tmp_path / "venv"), "wheels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "has no torch" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+def test_versions_are_those_of_the_lock_but_for_torch() -> None:
+    assert locked_versions("numpy==2.5.5\ntorch==2.13.0\ntyro==1.0", "2.11.0+cu130").splitlines() == [
+        "numpy==2.5.5",
+        "tyro==1.0",
+        "torch==2.11.0+cu130",
+    ]
