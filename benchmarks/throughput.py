@@ -8,7 +8,8 @@ All sides train on the same batches of real shards, made from the text in the fo
 with --shards): bf16, dropout, AdamW, a process each. transformers gets what its users have: bf16 autocast over fp32
 weights, batches padded to their longest sequence, the fused optimizer; and once more in a process that keeps freed
 memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The numbers are kept in
-benchmarks/results/throughput-<device>.json. `--against deterministic` tells what it costs to get the same bits again.
+benchmarks/results/throughput-<device>.json. `--against deterministic` tells what it costs to get the same
+bits again, `--against DeepSpeed` what our way with gradients under ZeRO 1 is worth.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.contests import Contest, Ours, Theirs
+from benchmarks.contests import Contest, Ours, Theirs, WithDeepSpeedsGradients
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from pretraining.model.batch import PretrainingBatch
@@ -61,8 +62,8 @@ class Throughput:
     """Folder of real text with wiki/ and vocab.txt."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
-    against: Literal["transformers", "deterministic", "nobody"] = "transformers"
-    """Who else trains: transformers, ourselves with the same bits each time, or nobody."""
+    against: Literal["transformers", "deterministic", "DeepSpeed", "nobody"] = "transformers"
+    """Who else trains: transformers, nobody, or ourselves: with the same bits each time, with gradients by DeepSpeed."""
     contests: tuple[str, ...] = ()
     """Each a SIZE-LENGTH-SEQUENCES; what is kept of others stays (default: those for a CPU or a GPU)."""
     out: Path | None = None
@@ -72,10 +73,13 @@ class Throughput:
 SIDES: dict[str, tuple[Callable[[Shape, torch.device], Ours | Theirs], bool]] = {
     "cloze": (Ours, True),
     "cloze, deterministic": (partial(Ours, deterministic=True), True),
+    "cloze, gradients by DeepSpeed": (WithDeepSpeedsGradients, True),
     "transformers": (Theirs, False),
     "transformers, memory kept": (Theirs, True),
 }
 """who takes part, and whether its process is prepared as ours is"""
+RESULTS_OF = {"deterministic": "deterministic", "DeepSpeed": "gradients"}
+"""Names of the files for comparisons with ourselves; those with others are in `throughput`."""
 
 
 def sides_for(settings: Throughput, device: torch.device) -> list[str]:
@@ -212,7 +216,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
         return 2
     device = choose_device("auto", World())
-    name = "deterministic" if settings.against == "deterministic" else "throughput"
+    name = RESULTS_OF.get(settings.against, "throughput")
     kept = settings.out or RESULTS / f"{name}-{device.type}.json"
     before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
     results: dict[str, Any] = {"environment": describe(device), "contests": before}
