@@ -63,7 +63,7 @@ class Throughput:
     rounds: int = 3
     """Alternating steps of which the median is taken."""
     against: Literal["transformers", "deterministic", "DeepSpeed", "nobody"] = "transformers"
-    """Who else trains: transformers, nobody, or ourselves: with the same bits each time, with gradients by DeepSpeed."""
+    """Who else trains: transformers, nobody, or we ourselves, with the same bits each time or DeepSpeed's gradients."""
     contests: tuple[str, ...] = ()
     """Each a SIZE-LENGTH-SEQUENCES; what is kept of others stays (default: those for a CPU or a GPU)."""
     out: Path | None = None

@@ -36,7 +36,9 @@ from data_prep.common.errors import UserError
 from data_prep.common.workers import num_cores
 from pretraining.processes.capability import require_code
 from pretraining.processes.launchers import World
+from pretraining.processes.network import find_interface
 
+LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 ANSWER_SECONDS = 15.0  # a store answers at once: what needs longer is another program
 LOST_WHY = "its own output or its machine's log says why"
 
@@ -117,6 +119,10 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
     before = _set_environment(world, device)
     try:
         store = _meet(world, patience)
+        interface = None if world.one_machine else find_interface(store, world, patience)
+        if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+            before["GLOO_SOCKET_IFNAME"] = None
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if world.size > 1:
@@ -129,10 +135,12 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
 
 
 def disconnect() -> None:
-    """Leaves the process group after work that went well; an error is left with `exit_now` instead."""
+    """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
     global _connection
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_SECONDS)
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
@@ -299,6 +307,8 @@ def _check_own_gpus(store: Any, world: World, device: torch.device, patience: fl
     gpu, count = Counter(gpus).most_common(1)[0]
     if count > 1:
         sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
+        if world.rank == 0:
+            time.sleep(1)  # the store ends with this rank, and the others are still to read it
         raise SharedError(
             f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
             "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"

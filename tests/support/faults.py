@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from data_prep.common.errors import UserError
 from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
 from pretraining.planning.fitting import Heaviest
-from pretraining.processes import stopping
+from pretraining.processes import group, stopping
 from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.trainer import Trainer
@@ -65,6 +68,28 @@ def slow_save(seconds: float) -> None:
         compare(path, tensors)
 
     replace(writing, "_compare", slowly)
+
+
+def fail_alone(step: int) -> None:
+    """A fault: in this step, the last rank has an error that no other one has."""
+    train_step = Trainer.train_step
+
+    def step_or_fail(self: Trainer, *arguments: Any) -> None:
+        world = self.context.world
+        if self.state.step + 1 == step and world.rank == world.size - 1:
+            raise UserError("no room")
+        train_step(self, *arguments)
+
+    replace(Trainer, "train_step", step_or_fail)
+
+
+def stay_in_the_group(step: int | None = None) -> None:
+    """A fault: no rank can leave its process group, as where NCCL waits for a kernel that never ends; and in `step`,
+    the last rank fails alone."""
+    replace(dist, "destroy_process_group", threading.Event().wait)
+    setattr(group, "LEAVE_SECONDS", 0.5)  # noqa: B010
+    if step is not None:
+        fail_alone(step)
 
 
 def slow_start() -> None:

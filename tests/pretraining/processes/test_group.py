@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from pretraining.processes import group
-from pretraining.processes.ending import Code
+from pretraining.processes.ending import Code, Ending, exit_now
 from pretraining.processes.group import agree, choose_device, connect, default_threads, disconnect, shared_errors
 from pretraining.processes.launchers import World, find_world
 from pretraining.processes.watchdog import Watch
@@ -93,6 +94,21 @@ def test_ranks_that_agree_go_on() -> None:
     assert [rank.result[1] for rank in done] == [4, 2, 2]  # threads
     assert [rank.result[0::2] for rank in done] == [(3.0, ("cpu", "lo"), False)] * 3
     assert not any(rank.result[3] for rank in done)
+
+
+def meet_on_one_gpu() -> None:
+    setattr(torch.cuda, "set_device", lambda _: None)  # noqa: B010
+    setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-5f6e"))  # noqa: B010
+    with Ending() as ending:
+        ending.world = world = find_world(os.environ)
+        connect(world, torch.device("cuda", 0))
+    exit_now(ending.code)
+
+
+def test_two_ranks_on_one_gpu_are_named() -> None:
+    """As where every rank sees one GPU alone, and two see the same."""
+    message = f"error: ranks 0, 1 have the same GPU ({socket.gethostname()} GPU-5f6e): each rank needs one of its own\n"
+    expect_end(spawn(2, meet_on_one_gpu), Code.CURE, message)
 
 
 def disagree(world: World) -> None:
