@@ -8,8 +8,8 @@ import torch
 
 from data_prep.common.errors import UserError
 
-OLDER = "https://download.pytorch.org/whl/cu126"
-"""Builds for CUDA 12.6: the last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
+OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
+"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
 
 
 def require_code(device: torch.device) -> torch.device:
@@ -19,9 +19,8 @@ def require_code(device: torch.device) -> torch.device:
     known = [found for found in map(_read, built_for) if found is not None]
     if not known or any(_runs(*code, capability) for code in known):
         return device
-    version = torch.__version__.split("+")[0]
     older = capability < min(code[1] for code in known)
-    cure = f"pip install torch=={version} --index-url {OLDER}" if older else "install a newer PyTorch"
+    cure = f"install {OLDER if older else 'a newer PyTorch'}"
     raise UserError(
         f"{torch.cuda.get_device_name(device)} has compute capability {_shown(capability)}, and this PyTorch "
         f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"

@@ -29,7 +29,7 @@ def test_a_v100_needs_the_build_for_cuda_12_6(monkeypatch: pytest.MonkeyPatch) -
     assert str(refused.value).splitlines() == [
         "Tesla V100 has compute capability 7.0, and this PyTorch 2.13.0+cu130 has code for sm_75, sm_80, sm_86, sm_90, "
         "sm_100, sm_120, compute_120 alone",
-        "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cu126, or take the device `cpu`",
+        "install the build for CUDA 12.6 (cu126), from PyTorch's own index, or take the device `cpu`",
     ]
     assert choose_device("cpu", World()) == torch.device("cpu")
 
