@@ -2,14 +2,14 @@
 """Measures a training step against transformers: real pieces a second, and the share of the machine's matrix rate.
 
     python benchmarks/throughput.py
-    python benchmarks/throughput.py --contests mini-128-64 --against deterministic
+    python benchmarks/throughput.py --contests mini-128-64 --against "cloze, deterministic" --out build/cost.json
 
 All sides train on the same batches of real shards, made from the text in the folder that CLOZE_DATA names (or given
 with --shards): bf16, dropout, AdamW, a process each. transformers gets what its users have: bf16 autocast over fp32
 weights, batches padded to their longest sequence, the fused optimizer; and once more in a process that keeps freed
 memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The numbers are kept in
-benchmarks/results/throughput-<device>.json. `--against deterministic` tells what it costs to get the same
-bits again, `--against DeepSpeed` what our way with gradients under ZeRO 1 is worth.
+benchmarks/results/throughput-<device>.json. The second line tells what it costs to get the same bits each time;
+--against "cloze, gradients by DeepSpeed" what our own way with gradients under ZeRO 1 is worth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import tyro
@@ -39,6 +39,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.contests import Contest, Ours, Theirs, WithDeepSpeedsGradients
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
+from data_prep.common.errors import UserError
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
@@ -62,8 +63,8 @@ class Throughput:
     """Folder of real text with wiki/ and vocab.txt."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
-    against: Literal["transformers", "deterministic", "DeepSpeed", "nobody"] = "transformers"
-    """Who else trains: transformers, nobody, or we ourselves, with the same bits each time or DeepSpeed's gradients."""
+    against: tuple[str, ...] | None = None
+    """Who else trains, such as transformers or "cloze, deterministic" (default: transformers; nothing: nobody)."""
     contests: tuple[str, ...] = ()
     """Each a SIZE-LENGTH-SEQUENCES; what is kept of others stays (default: those for a CPU or a GPU)."""
     out: Path | None = None
@@ -78,14 +79,15 @@ SIDES: dict[str, tuple[Callable[[Shape, torch.device], Ours | Theirs], bool]] = 
     "transformers, memory kept": (Theirs, True),
 }
 """who takes part, and whether its process is prepared as ours is"""
-RESULTS_OF = {"deterministic": "deterministic", "DeepSpeed": "gradients"}
-"""Names of the files for comparisons with ourselves; those with others are in `throughput`."""
 
 
 def sides_for(settings: Throughput, device: torch.device) -> list[str]:
     """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
-    others = [name for name in SIDES if name != "cloze" and settings.against in name]
-    return ["cloze", *(name for name in others if device.type == "cpu" or "memory" not in name)]
+    peers = ["transformers", "transformers, memory kept"] if device.type == "cpu" else ["transformers"]
+    others = peers if settings.against is None else settings.against
+    if unknown := [name for name in others if name not in SIDES]:
+        raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
+    return ["cloze", *others]
 
 
 def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -> None:
@@ -216,8 +218,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
         return 2
     device = choose_device("auto", World())
-    name = RESULTS_OF.get(settings.against, "throughput")
-    kept = settings.out or RESULTS / f"{name}-{device.type}.json"
+    kept = settings.out or RESULTS / f"throughput-{device.type}.json"
     before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
     results: dict[str, Any] = {"environment": describe(device), "contests": before}
     contests = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]

@@ -30,9 +30,9 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
     def contest(name: str) -> str:
         return f"tiny-{name.split('-')[1]}-4" if dry else name
 
-    def throughput(name: str, *options: str) -> tuple[str, ...]:
+    def throughput(name: str, against: str) -> tuple[str, ...]:
         rounds = ("--rounds", "1" if dry else "10")
-        return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), *options)
+        return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), "--against", against)
 
     profile = ("kernels.py", *on_shards, "--contest", contest("large-128-256"), "--folder", str(folder / "profile"))
     waits = ("waits.py", *on_shards, "--contest", contest("large-128-256"))
@@ -41,7 +41,11 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         Part("data", "shards to train on", ("gpu/shards.py", *on_shards)),
         Part("tests", "the tests that need a GPU", ("gpu/device_tests.py",)),
         *(
-            Part(f"throughput-{name.rpartition('-')[0]}", f"{name}, against transformers", throughput(name))
+            Part(
+                f"throughput-{name.rpartition('-')[0]}",
+                f"{name}, against transformers",
+                throughput(name, "transformers"),
+            )
             for name in CONTESTS
         ),
         Part("profile", "which kernels take the time of a step", profile),
@@ -51,7 +55,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         Part(
             "deterministic",
             "what the same bits each time cost",
-            throughput("large-128-256", "--against", "deterministic"),
+            throughput("large-128-256", "cloze, deterministic"),
         ),
     ]
 
