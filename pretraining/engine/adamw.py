@@ -16,9 +16,12 @@ SETTLED = 1e9
 """A number of steps after which bias correction corrects nothing."""
 
 
-def clipping(norm: Tensor | float, limit: float) -> float:
+def clipping(norm: Tensor | float, limit: float) -> Tensor | float:
     """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit."""
-    return min(1.0, limit / (float(norm) + 1e-6)) if limit else 1.0
+    if not limit:
+        return 1.0
+    factor = limit / (norm + 1e-6)
+    return factor.clamp(max=1.0) if isinstance(factor, Tensor) else min(1.0, factor)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -35,7 +38,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """The norm over all weights and ranks, which a step may ask for."""
-        self.scale = 1.0
+        self.scale: Tensor | float = 1.0
         """what gradients are multiplied with in a step"""
 
     def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
@@ -53,6 +56,8 @@ class AdamW(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             with_gradient = [tensor for tensor in group["params"] if tensor.grad is not None]
+            if not with_gradient:
+                continue
             states = [self.state_of(tensor) for tensor in with_gradient]
             for state in states:
                 state["step"] += 1
@@ -88,7 +93,7 @@ def adam(
     *,
     learning_rate: float,
     decay: float,
-    scale: float = 1.0,
+    scale: Tensor | float = 1.0,
 ) -> None:
     """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients."""
     corrected = group["bias_correction"]
@@ -101,7 +106,7 @@ def adam(
         [],
         counts,
         fused=True,
-        grad_scale=None if scale == 1.0 else torch.tensor(scale, device=weights[0].device).reciprocal(),  # it divides
+        grad_scale=_divisor(scale, weights[0].device),
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -110,3 +115,10 @@ def adam(
         eps=group["eps"],
         maximize=False,
     )
+
+
+def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
+    """What PyTorch's fused Adam divides gradients by, for what they are to be multiplied with."""
+    if isinstance(scale, Tensor):
+        return scale.reciprocal()
+    return None if scale == 1.0 else torch.full((), 1 / scale, device=device)

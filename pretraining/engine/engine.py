@@ -97,6 +97,10 @@ class Engine:
 
         optimizer._update_scale = update_or_wait
 
+    def forget_gradients(self) -> None:
+        """Lets go of the gradients of a step that was broken off."""
+        self.deepspeed.optimizer.zero_grad()
+
     def close(self) -> None:
         """Lets go of its memory, so that another can follow in the same process."""
         self.deepspeed.destroy()
@@ -174,15 +178,27 @@ def initialize_deepspeed(
         deepspeed.utils.logger.setLevel(logging.ERROR)
         # It would try its compilers, and compile an operation between CPUs that only inference calls.
         deepspeed.ops.__compatible_ops__ = {}
-        deepspeed.DeepSpeedEngine = EngineWithZero1  # which `initialize` makes
-        engine, _, _, _ = deepspeed.initialize(
-            args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
-            model=model,
-            optimizer=optimizer,
-            config=deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
-            dist_init_required=False,
-        )
+        with _making(EngineWithZero1):
+            engine, _, _, _ = deepspeed.initialize(
+                args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
+                model=model,
+                optimizer=optimizer,
+                config=deepspeed_config(settings, dtype, device, dist.get_world_size(), num_parameters),
+                dist_init_required=False,
+            )
     return engine
+
+
+@contextlib.contextmanager
+def _making(kind: type) -> Iterator[None]:
+    """Lets deepspeed.initialize make engines of this kind, and afterwards those that it made before."""
+    import deepspeed
+
+    before, deepspeed.DeepSpeedEngine = deepspeed.DeepSpeedEngine, kind
+    try:
+        yield
+    finally:
+        deepspeed.DeepSpeedEngine = before
 
 
 @contextlib.contextmanager

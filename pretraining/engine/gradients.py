@@ -28,7 +28,7 @@ from torch import Tensor
 from pretraining.engine.adamw import clipping
 from pretraining.model import cpu_kernels as kernels
 
-BUCKET = 1 << 24
+BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
 ROW = 1 << 14
 """Elements whose squares are added up in fp32; sums of rows are added up in fp64."""
@@ -47,8 +47,8 @@ class Bucket:
     def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
         """`sums` is their stretch of the flat tensor, and `views` each parameter's part of it by its number."""
         self.sums, self.views, self.shares = sums, views, shares
-        self.waits = sums.device.type != "cpu"
-        """whether gradients are kept until all have come: launching one large operation costs as much as a small one"""
+        self.gathers = sums.device.type != "cpu"
+        """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""
         self.kept: dict[int, Tensor] = {}
         self.came: set[int] = set()
         """parameters that have got a gradient in this backward pass"""
@@ -57,9 +57,11 @@ class Bucket:
 
     def take(self, number: int, gradient: Tensor) -> None:
         """Takes the gradient of a parameter in this backward pass."""
+        if number in self.kept:
+            self.add_kept()
         self.came.add(number)
         self.kept[number] = gradient.reshape(-1)
-        if not self.waits or self.is_full:
+        if not self.gathers or self.is_full:
             self.add_kept()
 
     @property
@@ -70,7 +72,7 @@ class Bucket:
     def add_kept(self) -> None:
         """Adds the gradients that are kept to the sums, all at once where all are there."""
         alike = len(self.summed) in (0, len(self.views))
-        if self.waits and alike and len(self.kept) == len(self.views):
+        if self.gathers and alike and len(self.kept) == len(self.views):
             together = torch.cat([self.kept[number] for number in self.views])
             _add(together, self.sums, adds=bool(self.summed))
         else:
@@ -89,6 +91,11 @@ class Bucket:
         self.add_kept()
         for number in self.views.keys() - self.summed:
             self.views[number].zero_()
+
+    def forget(self) -> None:
+        """Begins a step."""
+        for known in (self.kept, self.came, self.summed):
+            known.clear()
 
 
 def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
@@ -126,7 +133,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         super().__init__(
             optimizer,
             engine.param_names,
-            SimpleNamespace(enabled=True, immediate_grad_update=True),
+            SimpleNamespace(enabled=True, immediate_grad_update=True),  # for its section of bf16, in fp32 too
             clip_grad=engine.gradient_clipping(),
             allgather_bucket_size=engine.zero_allgather_bucket_size(),
             dp_process_group=engine.seq_data_parallel_group,
@@ -143,7 +150,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
             sizes = [parameter.numel() for parameter in self.bf16_groups[group]]
-            for bucket in make_buckets(flat, sizes, self._ranks, BUCKET):
+            for bucket in make_buckets(flat, sizes, self._ranks, BUCKET_SIZE):
                 found.append((bucket.sums.storage_offset() / flat.numel(), group, bucket))
         found.sort(key=lambda each: -each[0])
         self._buckets = [bucket for *_, bucket in found]
@@ -190,8 +197,9 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     @torch.no_grad()
     def step(self) -> None:
         """Moves this rank's share of the weights, unless the gradient is not finite, and gives it to the others."""
-        norm = self._global_grad_norm = self._norm()
+        norm = self._norm()
         self.overflow = not math.isfinite(norm)
+        self._global_grad_norm = math.inf if self.overflow else norm
         if not self.overflow:
             self.optimizer.scale = clipping(norm, self.clip_grad)
             for weights, sums in zip(
@@ -211,9 +219,11 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         return math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
-        """Forgets the sums, which the next step then overwrites."""
+        """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums."""
+        self._under_way.clear()
+        self._sent = 0
         for bucket in self._buckets:
-            bucket.summed.clear()
+            bucket.forget()
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:

@@ -53,11 +53,10 @@ def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:
     """Finds this rank's flat tensors in the order of DeepSpeed's groups; a layout that is not understood is refused."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer, kind = engine.optimizer, type(engine.optimizer).__name__
-    reader = next((_READERS[base.__name__] for base in type(optimizer).__mro__ if base.__name__ in _READERS), None)
     if isinstance(optimizer, torch.optim.Optimizer):
         flat_tensors = list(_whole(optimizer, names))
-    elif reader is not None:
-        flat_tensors = list(reader(optimizer, names))
+    elif kind in _READERS:
+        flat_tensors = list(_READERS[kind](optimizer, names))
     else:
         raise _not_understood(f"its optimizer is {kind}")
     _check(flat_tensors, model)
@@ -138,6 +137,7 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
 _READERS = {
     "DeepSpeedZeroOptimizer": _stages_1_and_2,
     "BF16_Optimizer": _bf16_optimizer,
+    "Zero1": _bf16_optimizer,
     "DeepSpeedZeroOptimizer_Stage3": _stage_3,
 }
 

@@ -4,7 +4,7 @@ Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2, and no g
 
     weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
     gradients   2 + 4  those of a micro-batch, and the fp32 ones that they are added to; both divided by ZeRO 2 and 3,
-                       the first in buckets of `reduce_bucket_size`. In bf16, ZeRO 1 adds each as soon as it is there
+                       the first in buckets of `reduce_bucket_size`. In bf16 and fp32, ZeRO 1 adds them bucket by bucket
     optimizer   12     fp32 weights and two fp32 averages; divided by ZeRO 1, 2 and 3
 
 In fp32 without ZeRO the weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without

@@ -1,8 +1,8 @@
 """The micro-batch of a phase that has "auto": the largest that fits into the memory of every rank.
 
 On a GPU a trial decides: beside all that the engine holds, a copy of the model computes the heaviest micro-batch that
-there can be, forward and backward. It needs no other rank and touches nothing of the run. On a CPU an estimate decides:
-a process that takes too much there is killed, and cannot say so.
+there can be, forward and backward. It needs no other rank and touches nothing of the run. An estimate decides under
+ZeRO 3, where a rank may have no room for a copy, and on a CPU, where a process that takes too much is killed.
 """
 
 from __future__ import annotations
@@ -84,14 +84,13 @@ class MicroBatches:
         recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
         ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
         memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, recipe.parallel.offload, options)
-        if can_try(device):
+        if can_try(device) and self._engine.zero < 3:  # a trial needs a whole copy of the weights
             return partial(fits_in_trial, heaviest, device, memory_to_reserve(memory.device, device))
         return partial(fits_by_estimate, heaviest, memory, self._room)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
         """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
-        for parameter in self._engine.model.parameters():
-            parameter.grad = None
+        self._engine.forget_gradients()
         release_memory(self._engine.device)
         size, said = self.of(phase), f"phases.{number}.micro_batch = {shown(phase.micro_batch)}: "
         smaller = self.largest(phase, below=size)

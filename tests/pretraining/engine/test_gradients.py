@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from pretraining.engine import gradients as gradients
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.gradients import Bucket, make_buckets, sum_of_squares
-from pretraining.processes.group import disconnect
+from pretraining.processes.group import connect, disconnect
+from pretraining.processes.launchers import World
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
 
@@ -41,25 +43,25 @@ def test_buckets_hold_every_element_once_and_know_whose_it_is(sizes: list[int], 
         assert len(bucket.sums) <= limit or len(bucket.views) == 1
 
 
-def bucket_of(sizes: Sequence[int], waits: bool) -> Bucket:
+def bucket_of(sizes: Sequence[int], gathers: bool) -> Bucket:
     """One bucket, whose sums are of an earlier step."""
     flat = torch.full((sum(sizes),), 1000.0)
     (bucket,) = make_buckets(flat, sizes, 1, 10**6)
-    bucket.waits = waits  # as on a GPU
+    bucket.gathers = gathers  # as on a GPU
     return bucket
 
 
 @given(
     sizes=SIZES,
     passes=st.lists(st.lists(st.integers(0, 8), unique=True), min_size=1, max_size=4),
-    waits=st.booleans(),
+    gathers=st.booleans(),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),  # our kernels know the first alone
 )
 def test_sums_are_those_of_the_gradients_that_came(
-    sizes: list[int], passes: list[list[int]], waits: bool, dtype: torch.dtype
+    sizes: list[int], passes: list[list[int]], gathers: bool, dtype: torch.dtype
 ) -> None:
     """Of several backward passes, in each of which some parameters get a gradient, in any order."""
-    bucket, wanted = bucket_of(sizes, waits), [torch.zeros(size) for size in sizes]
+    bucket, wanted = bucket_of(sizes, gathers), [torch.zeros(size) for size in sizes]
     for turn, numbers in enumerate(passes):
         for number in (number for number in numbers if number < len(sizes)):
             gradient = (torch.arange(sizes[number]) + 10 * turn + number).to(dtype)
@@ -72,7 +74,7 @@ def test_sums_are_those_of_the_gradients_that_came(
 
 def test_a_bucket_of_a_gpu_is_added_in_two_operations() -> None:
     """However many parameters it has: all are laid together, then added."""
-    bucket = bucket_of([3, 4, 5, 6, 7], waits=True)
+    bucket = bucket_of([3, 4, 5, 6, 7], gathers=True)
     for _ in range(2):
         with torch.profiler.profile() as profile:
             for number, view in bucket.views.items():
@@ -102,8 +104,8 @@ class Parts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(9)  # never used, and in the last buckets of all
         self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (7, 30, 1, 12, 64, 5))
-        self.norm = nn.LayerNorm(9)
 
     def forward(self, uses: dict[int, float]) -> Tensor:
         return torch.stack([self.parts[number].sum() * pull for number, pull in uses.items()]).sum().float()
@@ -118,13 +120,14 @@ USES: list[list[list[dict[int, float]]]] = [
     [[{5: 1.0}], [{0: 16.0}]],
     [[{3: math.inf}], [{3: 1.0}]],
     [[{2: 1.0}], [{2: 3.0, 4: 1.0}]],
+    [[{number: 1.0 + number for number in range(6)}], [{1: 1.0}]],
 ]
 """steps, of each rank its micro-batches, of each what it uses"""
 DESCENT: dict[str, Any] = {"betas": (0.0, 0.0), "epsilon": 1e8, "weight_decay": 0.0}
 """AdamW's step is then the gradient times the learning rate by epsilon"""
 
 
-def moved(dtype: str, clip: float, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
+def moved(dtype: str, clip: float, gathers: bool = False, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
     """How far each step moves the weights, in units of the gradient, and its norm."""
     settings = EngineSettings(
         Optimizer(clip=clip, **DESCENT),
@@ -134,6 +137,8 @@ def moved(dtype: str, clip: float, **deepspeed: Any) -> list[tuple[dict[str, Ten
     )
     model: Any = Parts()
     engine = Engine(model, settings, torch.device("cpu"))
+    for bucket in engine.deepspeed.optimizer._buckets:
+        bucket.gathers = gathers
     found = []
     for step in USES:
         before = {name: weight.clone() for name, weight in engine.weights()}
@@ -149,15 +154,30 @@ def moved(dtype: str, clip: float, **deepspeed: Any) -> list[tuple[dict[str, Ten
 def on_ranks() -> dict[str, Any]:
     """What a rank finds with buckets of a few parameters, clipped and not, and with bf16 between the ranks."""
     connect_ranks()
-    gradients.BUCKET = 40
-    found = {
+    sent = watch_sending()
+    gradients.BUCKET_SIZE = 40
+    found: dict[str, Any] = {
+        "gathered": moved("bf16", 0.0, gathers=True),
         "bf16": moved("bf16", 0.0),
         "fp32": moved("fp32", 0.0),
         "clipped": moved("bf16", 2.0),
         "bf16 between ranks": moved("fp32", 0.0, communication_data_type="bf16"),
     }
+    found["sent"] = sent
     disconnect()
     return found
+
+
+def watch_sending() -> list[str]:
+    """Lists, from now on, by what each bucket is sent: in a backward pass, or at the end of the step's last one."""
+    sent, send = [], gradients.Zero1._send_next
+
+    def watched(optimizer: gradients.Zero1) -> None:
+        sent.append(sys._getframe(1).f_code.co_name)
+        send(optimizer)
+
+    gradients.Zero1._send_next = watched  # type: ignore[method-assign, assignment]
+    return sent
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -177,8 +197,8 @@ def wanted_gradient(step: int, ranks: int) -> dict[str, Tensor]:
     return sums
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp32", "bf16 between ranks"])
-@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["bf16", "gathered", "fp32", "bf16 between ranks"])
+@pytest.mark.parametrize("step", [0, 1, 3, 4])
 def test_the_gradients_of_ranks_are_added(ranks: list[dict[str, Any]], step: int, kind: str) -> None:
     """Also where a rank has none for a parameter, in a step or at all, and after a step that was left out."""
     wanted = wanted_gradient(step, len(ranks))
@@ -202,8 +222,51 @@ def test_they_are_clipped_by_their_common_norm(ranks: list[dict[str, Any]], step
             torch.testing.assert_close(steps[name], part * 2.0 / norm, rtol=1e-4, atol=1e-5)
 
 
+def test_ranks_send_while_they_still_compute(ranks: list[dict[str, Any]]) -> None:
+    """Rank 0 uses all parameters in the last step, and the others one: they send later, and the sums are right."""
+    inside = [found["sent"].count("accumulate_hp_grads_and_remove_lp") for found in ranks]
+    assert inside[0] > inside[1] > 0
+    assert len({len(found["sent"]) for found in ranks}) == 1
+
+
 def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         steps, told = found["bf16"][2]
         assert math.isinf(told)
         assert not any(bool(part.any()) for part in steps.values())
+
+
+def test_a_step_that_was_broken_off_leaves_nothing_behind() -> None:
+    bucket = bucket_of([2, 3], gathers=True)
+    bucket.take(0, torch.full((2,), 7.0))
+    bucket.end_pass()
+    bucket.take(1, torch.full((3,), 7.0))
+    bucket.forget()
+    bucket.take(0, torch.ones(2))
+    bucket.end_pass()
+    bucket.complete()
+    assert bucket.sums.tolist() == [1, 1, 0, 0, 0]
+
+
+def test_a_gradient_that_comes_twice_in_a_pass_counts_twice() -> None:
+    bucket = bucket_of([2, 3], gathers=True)
+    for gradient in (1.0, 2.0):
+        bucket.take(0, torch.full((2,), gradient))
+    bucket.end_pass()
+    bucket.complete()
+    assert bucket.sums.tolist() == [3, 3, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("alone")
+def test_other_engines_of_this_process_stay_deepspeeds_own() -> None:
+    import deepspeed
+
+    moved("bf16", 0.0)
+    assert deepspeed.DeepSpeedEngine.__module__ == "deepspeed.runtime.engine"
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    connect(World(), torch.device("cpu"))
+    yield
+    disconnect()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from support.pretraining_reference import SMALL
-from torch import Tensor
+from support.waits import no_waits
+from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
-from pretraining.engine.adamw import AdamW
+from pretraining.engine.adamw import AdamW, clipping
+from pretraining.engine.adamw import adam as move_by_adam
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import build_optimizer, is_decayed, parameter_groups
+from pretraining.engine.partition import FlatTensor, Part
 from pretraining.model.bert import Bert
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
@@ -95,3 +101,40 @@ def test_a_parameter_without_gradient_stays() -> None:
 def test_the_recipe_names_the_optimizer() -> None:
     assert type(build_optimizer(Bert(SMALL), settings(name="lamb"))) is Lamb
     assert type(build_optimizer(Bert(SMALL), settings())) is AdamW
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], Tensor | float]) -> None:
+    """As clipping has it: the same as if they had come so."""
+    chosen, moved = settings(name=name, trust_all=True) if name == "lamb" else settings(), []
+    for scaled in (False, True):
+        weight = torch.nn.Parameter(tensors(0)[0].clone())
+        optimizer = build_optimizer(nn.ParameterDict({"weight": weight}), chosen)
+        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Part("weight", 0, 35, 0),))], lambda _: 1)
+        optimizer.scale = kind(0.125) if scaled else 1.0
+        for step, rate in enumerate(RATES):
+            optimizer.param_groups[0]["lr"] = rate
+            weight.grad = tensors(step + 1)[0] * (1.0 if scaled else 0.125)
+            optimizer.step()
+        moved.append(weight.detach())
+    torch.testing.assert_close(*moved, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.3, 2.0, 50.0, math.inf, math.nan])
+def test_clipping_is_pytorchs(norm: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.full((1,), norm)
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    found = torch.full((1,), norm) * clipping(torch.tensor(norm), 1.0)
+    torch.testing.assert_close(found, weight.grad, equal_nan=True)
+    assert clipping(norm, 0.0) == 1.0
+
+
+def test_scaling_does_not_wait_for_a_gpu() -> None:
+    group: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "bias_correction": True}
+    weights, gradients, first, second = ([torch.empty(5, device="meta")] for _ in range(4))
+    counts = [torch.empty((), device="meta")]
+    for scale in (0.5, clipping(torch.empty((), device="meta"), 1.0)):
+        with no_waits():
+            move_by_adam(weights, gradients, first, second, counts, group, learning_rate=0.1, decay=0.0, scale=scale)

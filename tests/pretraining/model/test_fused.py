@@ -48,7 +48,7 @@ def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tenso
 @given(size=SIZES, scale=st.sampled_from([0.01, 1.0, 5.0, 40.0]))
 def test_gelu(size: tuple[int, int], scale: float) -> None:
     x, bias = tensors(1, size, size[1:])
-    wanted = F.gelu(x * scale + bias)
+    wanted = F.gelu((x * scale + bias).double()).float()  # in fp32, PyTorch's own is 1e-6 off where x is near -3
     found = gelu(x * scale, bias)
     same([found, *gradients(found, [x, bias])], [wanted, *gradients(wanted, [x, bias])], 1e-4 * max(scale, 1))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * max(scale, 1))
