@@ -45,8 +45,8 @@ OWNED = {
     "tensorboard": "logging.tensorboard",
     "seed": "seed",
     "checkpoint.load_universal": "the checkpoints, which any ranks can continue",
-    "prescale_gradients": "the losses: gradients of ranks are added in fp32 and need no scale",
-    "gradient_predivide_factor": "the losses: gradients of ranks are added in fp32 and need no scale",
+    "prescale_gradients": "gradients of ranks are added in fp32",
+    "gradient_predivide_factor": "gradients of ranks are added in fp32",
     "zero_allow_untested_optimizer": "optimizer.name",
     "zero_force_ds_cpu_optimizer": "parallel.offload",
 }
@@ -238,6 +238,8 @@ def _deepspeed_faults(raw: dict[str, Any]) -> Iterator[str]:
             yield f"{said}: follows from the recipe: {OWNED[name]}; remove it"
         elif name == "zero_optimization.round_robin_gradients" and value:
             yield f"{said}: DeepSpeed mixes up parameters under it; remove it"
+        elif name == "zero_optimization.zenflow":
+            yield f"{said}: moves weights by gradients of earlier steps, which is no optimizer of ours; remove it"
         elif name == "zero_optimization" and not isinstance(value, dict):
             yield f"{said}: a table is needed"
         elif len(key) == 1 and name not in OPEN:

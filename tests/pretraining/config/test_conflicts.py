@@ -100,6 +100,10 @@ def plain(tmp_path: Path) -> Path:
             "--deepspeed.zero_optimization.round_robin_gradients = true: DeepSpeed mixes up parameters under it; "
             "remove it",
         ),
+        (
+            "--deepspeed.prescale_gradients",
+            "--deepspeed.prescale_gradients = true: follows from the recipe: gradients of ranks are added in fp32; remove it",
+        ),
         # LAMB's
         (
             "--optimizer.trust_all",
