@@ -102,7 +102,8 @@ def plain(tmp_path: Path) -> Path:
         ),
         (
             "--deepspeed.prescale_gradients",
-            "--deepspeed.prescale_gradients = true: follows from the recipe: gradients of ranks are added in fp32; remove it",
+            "--deepspeed.prescale_gradients = true: follows from the recipe: gradients of ranks are added in fp32; "
+            "remove it",
         ),
         # LAMB's
         (
