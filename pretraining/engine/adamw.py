@@ -16,14 +16,6 @@ SETTLED = 1e9
 """A number of steps after which bias correction corrects nothing."""
 
 
-def clipping(norm: Tensor | float, limit: float) -> Tensor | float:
-    """The factor that brings a gradient of this norm down to the limit, as PyTorch has it; 0 is no limit."""
-    if not limit:
-        return 1.0
-    factor = limit / (norm + 1e-6)
-    return factor.clamp(max=1.0) if isinstance(factor, Tensor) else min(1.0, factor)
-
-
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
-from pretraining.engine.adamw import AdamW, clipping
+from pretraining.engine.adamw import AdamW
+from pretraining.engine.clipping import clipping, sum_of_squares
 from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.optimizers import build_optimizer
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
@@ -73,7 +73,9 @@ class Engine:
             group["lr"] = learning_rate
         if self.zero == 0:  # DeepSpeed would clip there without telling the norm
             found = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-            self._whole_norm = get_total_norm(found)
+            self._whole_norm = (
+                torch.stack([sum_of_squares(gradient.flatten()) for gradient in found]).sum().sqrt().float()
+            )
             self.optimizer.scale = clipping(self._whole_norm, self._clip)
         try:
             self.deepspeed.step()

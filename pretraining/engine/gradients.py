@@ -25,13 +25,11 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
-from pretraining.engine.adamw import clipping
+from pretraining.engine.clipping import clipping, sum_of_squares
 from pretraining.model import cpu_kernels as kernels
 
 BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
-ROW = 1 << 14
-"""Elements whose squares are added up in fp32; sums of rows are added up in fp64."""
 
 
 class Share(NamedTuple):
@@ -224,15 +222,6 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._sent = 0
         for bucket in self._buckets:
             bucket.forget()
-
-
-def sum_of_squares(flat: Tensor) -> Tensor:
-    """The squares of a flat tensor's elements, added up in fp64."""
-    whole = len(flat) // ROW * ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1).double()
-    rest = torch.linalg.vector_norm(flat[whole:]).double()
-    squares: Tensor = rows.square().sum() + rest.square()
-    return squares
 
 
 class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]

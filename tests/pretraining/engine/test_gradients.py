@@ -20,7 +20,7 @@ from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine import gradients as gradients
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.gradients import Bucket, make_buckets, sum_of_squares
+from pretraining.engine.gradients import Bucket, make_buckets
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 
@@ -84,19 +84,6 @@ def test_a_bucket_of_a_gpu_is_added_in_two_operations() -> None:
         assert counts.get("aten::add_", 0) + counts.get("aten::copy_", 0) <= 2  # on a CPU, a cast comes before the sum
         bucket.end_pass()
     assert bucket.sums.eq(2).all()
-
-
-@given(sizes=st.lists(st.integers(0, 3 * gradients.ROW), min_size=1, max_size=3))
-def test_squares_add_up(sizes: list[int]) -> None:
-    for size in sizes:
-        flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
-        assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
-
-
-def test_the_squares_of_many_elements_do_not_stand_still() -> None:
-    """2^27 ones: in fp32, a sum of ones stands still at 2^24."""
-    flat = torch.ones(1).expand(1 << 27)
-    assert float(sum_of_squares(flat)) == 1 << 27
 
 
 class Parts(nn.Module):

@@ -1,0 +1,35 @@
+"""Norms of gradients, and factors that clip them, against PyTorch's in fp64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretraining.engine.clipping import ROW, clipping, sum_of_squares
+
+
+@given(sizes=st.lists(st.integers(0, 3 * ROW), min_size=1, max_size=3))
+def test_squares_add_up(sizes: list[int]) -> None:
+    for size in sizes:
+        flat = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        assert float(sum_of_squares(flat)) == pytest.approx(float(flat.double().square().sum()), rel=1e-6)
+
+
+def test_the_squares_of_many_elements_do_not_stand_still() -> None:
+    """2^27 ones: in fp32, a sum of ones stands still at 2^24."""
+    flat = torch.ones(1).expand(1 << 27)
+    assert float(sum_of_squares(flat)) == 1 << 27
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.3, 2.0, 50.0, math.inf, math.nan])
+def test_clipping_is_pytorchs(norm: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.full((1,), norm)
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    found = torch.full((1,), norm) * clipping(torch.tensor(norm), 1.0)
+    torch.testing.assert_close(found, weight.grad, equal_nan=True)
+    assert clipping(norm, 0.0) == 1.0
