@@ -34,7 +34,14 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         rounds = ("--rounds", "1" if dry else "10")
         return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), "--against", against)
 
-    profile = ("kernels.py", *on_shards, "--contest", contest("large-128-256"), "--folder", str(folder / "profile"))
+    profile = (
+        "profile_step.py",
+        *on_shards,
+        "--contest",
+        contest("large-128-256"),
+        "--folder",
+        str(folder / "profile"),
+    )
     waits = ("waits.py", *on_shards, "--contest", contest("large-128-256"))
     return [
         Part("setup", "what is installed, and on what machine", ("gpu/machine.py", *(["--dry"] if dry else []))),
