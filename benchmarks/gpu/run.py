@@ -5,7 +5,8 @@
     python benchmarks/gpu/run.py --out build/gpu --keep
 
 Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
-said. A part that is done is not run again, unless --again is given. The exit code is 0 when all parts were done,
+said. A part that is done is not run again, unless --again is given or the GPU, torch or the
+commit is another one. The exit code is 0 when all parts were done,
 whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in the command.
 """
 
@@ -26,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.limits import run_limited
-from benchmarks.gpu.parts import FIRST, Part, build_parts, choose
+from benchmarks.gpu.parts import FIRST, SETUP, Part, build_parts, choose
 from benchmarks.measure import RESULTS, mistakes_told
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
@@ -34,6 +35,8 @@ from data_prep.common.files import read_json, write_json
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
 RESULTS_FILE, LOG = "results.json", "log.txt"
+SUBJECT = ("gpu", "torch", "commit")
+"""What the setup finds, and all numbers depend on: with another one, parts are measured anew."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,12 @@ class Run:
     """Copy the results into benchmarks/results, and run nothing."""
 
 
+def _subject(setup: dict[str, Any] | None) -> dict[str, Any]:
+    """What is measured, and where, by a record of the setup; nothing where it failed."""
+    measured = (setup or {}).get("measured", {})
+    return {name: measured.get(name) for name in SUBJECT} if measured else {}
+
+
 class Report:
     """What the parts have measured, in a file that is whole after each of them."""
 
@@ -78,6 +87,10 @@ class Report:
         return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
 
     def add(self, part: Part, record: dict[str, Any]) -> None:
+        """Keeps what a part has measured; a setup of something else makes an end of all that was measured before."""
+        before, now = (_subject(each) for each in (self.parts.get(SETUP), record))
+        if part.name == SETUP and before and now and now != before:
+            self.parts.clear()
         self.parts[part.name] = record
         write_json(self.path, self.content)
 
@@ -120,7 +133,7 @@ def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) ->
     """Says how the goals were met, and what did not end well."""
     for line in goal_lines(report.parts, report.content["dry"]):
         say(line)
-    gpu = report.parts.get("setup", {}).get("measured", {}).get("gpu")
+    gpu = report.parts.get(SETUP, {}).get("measured", {}).get("gpu")
     if gpu and MEANT_FOR not in gpu:
         say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
     say(f"kept in {report.path}")
