@@ -5,9 +5,9 @@
     python benchmarks/gpu/run.py --out build/gpu --keep
 
 Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
-said. A part that is done is not run again, unless --again is given or the GPU, torch or the
-commit is another one. The exit code is 0 when all parts were done,
-whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in the command.
+said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. The
+exit code is 0 when all parts were done, whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in
+the command.
 """
 
 from __future__ import annotations
@@ -61,12 +61,6 @@ class Run:
     """Copy the results into benchmarks/results, and run nothing."""
 
 
-def _subject(setup: dict[str, Any] | None) -> dict[str, Any]:
-    """What is measured, and where, by a record of the setup; nothing where it failed."""
-    measured = (setup or {}).get("measured", {})
-    return {name: measured.get(name) for name in SUBJECT} if measured else {}
-
-
 class Report:
     """What the parts have measured, in a file that is whole after each of them."""
 
@@ -87,12 +81,17 @@ class Report:
         return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
 
     def add(self, part: Part, record: dict[str, Any]) -> None:
-        """Keeps what a part has measured; a setup of something else makes an end of all that was measured before."""
-        before, now = (_subject(each) for each in (self.parts.get(SETUP), record))
-        if part.name == SETUP and before and now and now != before:
-            self.parts.clear()
         self.parts[part.name] = record
         write_json(self.path, self.content)
+
+    def forget_others(self, setup: dict[str, Any]) -> bool:
+        """Drops what was measured on another subject than what the setup has found; whether there was any."""
+        subject = {name: setup.get(name) for name in SUBJECT}
+        is_other = self.content.get("subject", subject) != subject
+        if is_other:
+            self.parts.clear()
+        self.content["subject"] = subject
+        return is_other
 
 
 def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str, Any]:
@@ -120,6 +119,8 @@ def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callabl
             continue
         say(f"== {part.name}: {part.what}")
         record = run_part(part, settings, say)
+        if part.name == SETUP and "measured" in record and report.forget_others(record["measured"]):
+            say("another GPU, torch or commit than that of the results: all parts are measured anew")
         report.add(part, record)
         say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
         if record["ended"] != "done":
