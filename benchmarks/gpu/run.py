@@ -6,8 +6,8 @@
 
 Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
 said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. The
-exit code is 0 when all parts were done, whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in
-the command.
+exit code is 0 when all parts were done, whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake
+in the command.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Report:
     def forget_others(self, setup: dict[str, Any]) -> bool:
         """Drops what was measured on another subject than what the setup has found; whether there was any."""
         subject = {name: setup.get(name) for name in SUBJECT}
-        is_other = self.content.get("subject", subject) != subject
+        is_other: bool = self.content.get("subject", subject) != subject
         if is_other:
             self.parts.clear()
         self.content["subject"] = subject

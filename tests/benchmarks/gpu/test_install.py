@@ -60,9 +60,9 @@ def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
 
 
 def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, version in (("Typing_Extensions", "4.1"), ("ruamel.yaml", "0.18")):
-        (tmp_path / f"{name}-{version}.dist-info").mkdir()
-        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    for name, number in (("Typing_Extensions", "4.1"), ("ruamel.yaml", "0.18")):
+        (tmp_path / f"{name}-{number}.dist-info").mkdir()
+        (tmp_path / f"{name}-{number}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {number}\n")
     (tmp_path / "half_gone-1.0.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install.installed_versions() == {"typing-extensions": "4.1", "ruamel-yaml": "0.18"}
