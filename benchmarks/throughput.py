@@ -8,8 +8,8 @@ All sides train on the same batches of real shards, made from the text in the fo
 with --shards): bf16 (fp16 on a GPU without it), dropout, AdamW, a process each. transformers gets what its users have:
 autocast over fp32 weights, the fused optimizer, batches that are padded and pinned before the step; and once more in a
 process that keeps freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The
-numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what it costs to get the same bits
-each time; --against "cloze, gradients by DeepSpeed" what our own way with gradients under ZeRO 1 is worth.
+numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what the same bits cost;
+--against "cloze, gradients by DeepSpeed" what our own way with gradients under ZeRO 1 is worth.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ def main(arguments: list[str]) -> int:
     device = choose_device("auto", World())
     kept = settings.out or RESULTS / f"throughput-{device.type}.json"
     before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
-    results: dict[str, Any] = {"environment": describe(device), "contests": before}
+    where = {**environment(["torch", "deepspeed", "transformers"]), "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"environment": where, "contests": before}
     contests = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]
     with tempfile.TemporaryDirectory() as folder:
         shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
@@ -253,12 +254,6 @@ def main(arguments: list[str]) -> int:
             print_contest(contest.name, found, console)
             console.print(f"  kept in {write_results(kept, results)}")  # after each, since they take minutes
     return 0
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """Where it was measured."""
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    return {**environment(["torch", "deepspeed", "transformers"]), "threads": torch.get_num_threads(), **gpu}
 
 
 def print_contest(name: str, found: dict[str, Any], console: Console) -> None:

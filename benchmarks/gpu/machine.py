@@ -43,12 +43,9 @@ def describe(dry: bool) -> dict[str, Any]:
     if missing:
         raise UserError("\n".join([*missing, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
     found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "commit": find_commit(), "dry": dry}
-    if dry:
-        return found
-    if not torch.cuda.is_available():
+    if not dry and "gpu" not in found:
         raise UserError(f"torch {torch.__version__} finds no GPU: check nvidia-smi, or take make gpu DRY=1")
-    gpu = torch.cuda.get_device_properties(0)
-    return {**found, "gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+    return found
 
 
 def find_commit() -> str | None:
