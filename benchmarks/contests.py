@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.precision import set_arithmetic
+from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
@@ -59,6 +60,11 @@ class Contest:
         return Shape.named(self.size, manifest.vocabulary_size), batches
 
 
+def contest_dtype(device: torch.device) -> torch.dtype:
+    """What all sides compute in: bf16, or fp16 on a GPU that has no bf16."""
+    return choose_dtype("auto" if device.type == "cuda" else "bf16", device)
+
+
 class Ours:
     """A step as the trainer does it."""
 
@@ -66,9 +72,13 @@ class Ours:
         self.device, self.steps = device, 0
         connect(World(), device)
         compute = Compute.model_validate({"deterministic": True} if deterministic else {})
-        settings = EngineSettings(precision=Precision(dtype="bf16"), compute=compute)
+        settings = EngineSettings(precision=Precision(dtype=name_dtype(contest_dtype(device))), compute=compute)
         set_arithmetic(settings.precision, compute, device)
         self.engine = Engine(Bert(shape).initialize(0), settings, device)
+
+    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
+        """The step on a batch as the loader hands it over."""
+        return partial(self.step, batch)
 
     def step(self, batch: PretrainingBatch) -> None:
         self.start_step([batch])
@@ -111,13 +121,24 @@ class Theirs:
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.dtype = contest_dtype(device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
-    def step(self, batch: PretrainingBatch) -> None:
-        inputs = {name: each.to(self.device) for name, each in padded(batch).items()}
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
+        """The step on a batch that is padded and pinned already, as the workers of a DataLoader do it."""
+        inputs = padded(batch)
+        if self.device.type == "cuda":
+            inputs = {name: each.pin_memory() for name, each in inputs.items()}
+        return partial(self.step, inputs)
+
+    def step(self, inputs: dict[str, torch.Tensor]) -> None:
+        inputs = {name: each.to(self.device, non_blocking=True) for name, each in inputs.items()}
+        with torch.autocast(self.device.type, dtype=self.dtype):
             loss = self.model(**inputs).loss
-        loss.backward()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         synchronize(self.device)

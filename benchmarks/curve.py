@@ -36,6 +36,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.optimizers import is_decayed
+from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.huggingface.weights import config_of, to_transformers
 from pretraining.model.batch import PretrainingBatches
@@ -64,6 +65,7 @@ class Curve:
 
 def our_losses(recipe: Recipe, model: Bert, batches: list[PretrainingBatches], device: torch.device) -> list[float]:
     """The loss of each step, as the trainer does it."""
+    set_arithmetic(recipe.precision, recipe.compute, device)
     engine = Engine(model, EngineSettings(recipe.optimizer, recipe.precision, compute=recipe.compute), device)
     [schedule] = build_schedules(recipe)
     found = []

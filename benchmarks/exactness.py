@@ -29,12 +29,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.measure import RESULTS, environment, write_results
-from pretraining.config.settings import Optimizer, Parallel, Precision
+from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import is_decayed
 from pretraining.engine.partition import FlatTensor, Part
+from pretraining.engine.precision import choose_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
@@ -225,15 +226,24 @@ ON_GPU = (
 )
 
 
+def cases_for(device: torch.device) -> list[Case]:
+    """All that this device can compute."""
+    if device.type == "cpu":
+        return list(CASES)
+    has_bf16 = choose_dtype("auto", device) == torch.bfloat16
+    return [case for case in ON_GPU if has_bf16 or case.dtype != "bf16"]
+
+
 def measure() -> list[dict[str, Any]]:
     """What each rank does; the result is the same on all."""
     world = find_world(os.environ)
     device = choose_device("auto", world)
     connect(world, device)
+    set_arithmetic(Precision(), Compute(), device)
     ranks = dist.get_world_size()
     wanted, _ = reference(ranks, NVIDIA)
     rows = []
-    for case in ON_GPU if device.type == "cuda" else CASES:
+    for case in cases_for(device):
         make = partial(make_engine, case.dtype, case.zero, NVIDIA, case.offload, str(device))
         row = {"zero": case.zero, "ranks": ranks, "precision": case.dtype, "offload": case.offload}
         row["error"] = error(run_engine(make())[0], wanted)

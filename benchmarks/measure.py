@@ -48,7 +48,17 @@ def environment(libraries: Sequence[str]) -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         **{name: version(name) for name in libraries},
+        **(_gpu() if "torch" in libraries else {}),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    import torch  # preparing data needs none
+
+    if not torch.cuda.is_available():
+        return {}
+    gpu = torch.cuda.get_device_properties(0)
+    return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
 def _processor() -> str:

@@ -5,10 +5,10 @@
     python benchmarks/throughput.py --contests mini-128-64 --against "cloze, deterministic" --out build/cost.json
 
 All sides train on the same batches of real shards, made from the text in the folder that CLOZE_DATA names (or given
-with --shards): bf16, dropout, AdamW, a process each. transformers gets what its users have: bf16 autocast over fp32
-weights, batches padded to their longest sequence, the fused optimizer; and once more in a process that keeps freed
-memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The numbers are kept in
-benchmarks/results/throughput-<device>.json. The second line tells what it costs to get the same bits each time;
+with --shards): bf16 (fp16 on a GPU without it), dropout, AdamW, a process each. transformers gets what its users have:
+autocast over fp32 weights, the fused optimizer, batches that are padded and pinned before the step; and once more in a
+process that keeps freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The
+numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what the same bits cost;
 --against "cloze, gradients by DeepSpeed" what our own way with gradients under ZeRO 1 is worth.
 """
 
@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.contests import Contest, Ours, Theirs, WithDeepSpeedsGradients
+from benchmarks.contests import Contest, Ours, Theirs, WithDeepSpeedsGradients, contest_dtype
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from data_prep.common.errors import UserError
@@ -46,6 +46,7 @@ from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import choose_device, disconnect
 from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate
+from pretraining.training.micro_batch import is_shortage
 
 WARM_UP = 2
 PROFILED = 2
@@ -95,19 +96,41 @@ def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -
     kind, prepared = SIDES[side]
     if prepared:
         prepare_process()
-    contestant = kind(shape, device)
-    batch = None
+    try:
+        answer_all(kind(shape, device), pipe)
+        disconnect()
+    except UserError as error:
+        pipe.send(UserError(f"{side}: {error}"))
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+        pipe.send(UserError(f"{side}: no memory for such a step; give fewer sequences, as in --contests base-128-8"))
+
+
+def answer_all(contestant: Ours | Theirs, pipe: Connection) -> None:
+    """Answers until the end is told. What a loader would do to a batch is not in the seconds."""
+    step = None
     pipe.send("ready")
     while (received := pipe.recv()) != "end":
         if received is None:
-            assert batch is not None
-            pipe.send(shares_of_time(partial(contestant.step, batch)))
+            assert step is not None
+            pipe.send(shares_of_time(step))
             continue
-        batch = received
+        step = contestant.prepare(received)
         start = time.perf_counter()
-        contestant.step(batch)
+        step()
         pipe.send(time.perf_counter() - start)
-    disconnect()
+
+
+def hear(side: str, pipe: Connection) -> Any:
+    """What a side answers; UserError where it cannot."""
+    try:
+        answer = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        raise UserError(f"{side}: its process has ended; what it said stands above") from None
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
 
 
 def run_contest(contest: Contest, settings: Throughput, shards: Path, device: torch.device) -> dict[str, Any]:
@@ -116,14 +139,14 @@ def run_contest(contest: Contest, settings: Throughput, shards: Path, device: to
     pipes, processes = open_sides(sides_for(settings, device), shape, device)
     ceilings, seconds = [], defaultdict(list)
     for number, batch in enumerate(batches):
-        ceilings.append(matrix_rate(device, torch.bfloat16))
+        ceilings.append(matrix_rate(device, contest_dtype(device)))
         for name, pipe in pipes.items():
             pipe.send(batch)
-            taken = pipe.recv()
+            taken = hear(name, pipe)
             if number >= WARM_UP:
                 seconds[name].append(taken)
     pipes["cloze"].send(None)
-    where = pipes["cloze"].recv()
+    where = hear("cloze", pipes["cloze"])
     for pipe, process in zip(pipes.values(), processes, strict=True):
         pipe.send("end")
         process.join()
@@ -163,8 +186,8 @@ def open_sides(names: list[str], shape: Shape, device: torch.device) -> tuple[di
         with prepared_environment(SIDES[name][1]):
             processes[-1].start()
         theirs.close()
-    for pipe in pipes.values():
-        assert pipe.recv() == "ready"
+    for name, pipe in pipes.items():
+        assert hear(name, pipe) == "ready"
     return pipes, processes
 
 
@@ -220,7 +243,8 @@ def main(arguments: list[str]) -> int:
     device = choose_device("auto", World())
     kept = settings.out or RESULTS / f"throughput-{device.type}.json"
     before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
-    results: dict[str, Any] = {"environment": describe(device), "contests": before}
+    where = {**environment(["torch", "deepspeed", "transformers"]), "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"environment": where, "contests": before}
     contests = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]
     with tempfile.TemporaryDirectory() as folder:
         shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
@@ -230,12 +254,6 @@ def main(arguments: list[str]) -> int:
             print_contest(contest.name, found, console)
             console.print(f"  kept in {write_results(kept, results)}")  # after each, since they take minutes
     return 0
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """Where it was measured."""
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    return {**environment(["torch", "deepspeed", "transformers"]), "threads": torch.get_num_threads(), **gpu}
 
 
 def print_contest(name: str, found: dict[str, Any], console: Console) -> None:

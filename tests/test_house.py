@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,22 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
         assert ast.get_docstring(tree)
 
 
-def test_no_module_hides_one_of_the_standard_library() -> None:
-    """A script's own folder comes first on the path, so `data_prep/random.py` would break NumPy."""
-    for floor in FLOORS:
-        assert not {path.stem for path in (ROOT / floor).glob("*.py")} & set(sys.stdlib_module_names)
+LOOKED_FOR = {"kernels", "apex", "triton", "flash_attn", "accelerate", "datasets", "peft", "mpi4py"}
+"""Packages that torch, transformers and DeepSpeed use where they find them, installed here or not."""
+
+
+def script_folders() -> list[Path]:
+    """Where scripts lie that a user starts."""
+    return sorted({path.parent for path in sources() if "__main__" in path.read_text()})
+
+
+@pytest.mark.parametrize("folder", script_folders(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_hides_a_package(folder: Path) -> None:
+    """A script's own folder comes first on the path: `random.py` would break NumPy, `kernels.py` transformers."""
+    installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert not names & {*LOOKED_FOR, *sys.stdlib_module_names}
+    assert not [name for name in names if PathFinder.find_spec(name, installed)]
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,13 +10,16 @@ only what they lack: from the folder of wheels where there is one, otherwise fro
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+LOCK = ROOT / "requirements.lock"
 NEEDED = (
     *("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich", "transformers"),
     *("pytest", "pytest-timeout", "hypothesis"),
@@ -24,12 +27,26 @@ NEEDED = (
 """What the measurements and the tests import, besides torch."""
 PREPARING = ("numba", "sentencex", "tokenizers")
 """What making shards needs besides."""
+UNLOCKED = ("setuptools",)
+"""What each torch wants in versions of its own."""
 
 
-def locked_versions(lines: str, torch: str) -> str:
-    """The constraints of a lock file, but for torch, which stays as it is."""
-    others = [line for line in lines.splitlines() if not line.startswith("torch==")]
-    return "\n".join([*others, f"torch=={torch}", ""])
+def installed_versions() -> dict[str, str]:
+    """What this Python has installed, by the names that pip compares."""
+    found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    return {plain_name(name): version for name, version in found.items() if name}
+
+
+def plain_name(name: str) -> str:
+    """A package's name, which may be spelled in several ways."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def locked_versions(lines: str, has: Mapping[str, str]) -> str:
+    """The constraints of a lock file, but for what a machine has; its torch stays as it is."""
+    free = {*has, *UNLOCKED}
+    missing = [line for line in lines.splitlines() if plain_name(re.split(r"[=\s]", line)[0]) not in free]
+    return "\n".join([*missing, f"torch=={has['torch']}", ""])
 
 
 def create(folder: Path) -> Path:
@@ -43,32 +60,31 @@ def create(folder: Path) -> Path:
     return python
 
 
-def pip_options(wheels: Path, constraints: Path, torch: str) -> list[str]:
+def pip_options(wheels: Path, constraints: Path, has: Mapping[str, str]) -> list[str]:
     """Where packages come from: without a network the wheels alone, in whatever versions they are."""
     if wheels.is_dir():
-        constraints.write_text(f"torch=={torch}\n")
+        constraints.write_text(f"torch=={has['torch']}\n")
         return ["--constraint", str(constraints), "--no-index", "--find-links", str(wheels), *NEEDED]
-    constraints.write_text(locked_versions((ROOT / "requirements.lock").read_text(), torch))
+    constraints.write_text(locked_versions(LOCK.read_text(), has))
     return ["--constraint", str(constraints), *NEEDED, *PREPARING]
 
 
 def main(folder: Path, wheels: Path) -> int:
     """Returns the exit code."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    has = installed_versions()
+    if "torch" not in has:
         print(f"error: {sys.executable} has no torch: install one for your GPU, or name another: make gpu PYTHON=…")
         return 2
     python = create(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        options = pip_options(wheels, Path(scratch) / "constraints.txt", torch)
-        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+        options = pip_options(wheels, Path(scratch) / "constraints.txt", has)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         code = subprocess.run([*pip, "install", *options], check=False).returncode
     if code:
         where = f"{wheels} lacks a package: make gpu-wheels HAS='torch' gathers all" if wheels.is_dir() else "see above"
         print(f"error: pip could not install what is needed: {where}")
         return 2
-    print(f"{folder} is ready, with torch {torch}")
+    print(f"{folder} is ready, with torch {has['torch']}")
     return 0
 
 

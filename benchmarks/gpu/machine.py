@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.gpu.install import NEEDED
+from benchmarks.gpu.install import NEEDED, ROOT
 from benchmarks.measure import environment, mistakes_told, write_results
 from data_prep.common.errors import UserError
 
@@ -41,13 +42,19 @@ def describe(dry: bool) -> dict[str, Any]:
             missing.append(f"{name}: {error}")
     if missing:
         raise UserError("\n".join([*missing, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
-    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry}
-    if dry:
-        return found
-    if not torch.cuda.is_available():
+    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "commit": find_commit(), "dry": dry}
+    if not dry and "gpu" not in found:
         raise UserError(f"torch {torch.__version__} finds no GPU: check nvidia-smi, or take make gpu DRY=1")
-    gpu = torch.cuda.get_device_properties(0)
-    return {**found, "gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+    return found
+
+
+def find_commit() -> str | None:
+    """The commit of this project, and whether files differ from it; None where that cannot be told."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError
 
-FIRST = ("setup", "data")
+SETUP = "setup"
+FIRST = (SETUP, "data")
 """What all others need: run each time, since a results folder may have come from another machine."""
 CONTESTS = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 
@@ -34,10 +35,11 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         rounds = ("--rounds", "1" if dry else "10")
         return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), "--against", against)
 
-    profile = ("kernels.py", *on_shards, "--contest", contest("large-128-256"), "--folder", str(folder / "profile"))
-    waits = ("waits.py", *on_shards, "--contest", contest("large-128-256"))
+    on_large = (*on_shards, "--contest", contest("large-128-256"))
+    profile = ("profile_step.py", *on_large, "--folder", str(folder / "profile"))
+    waits = ("waits.py", *on_large)
     return [
-        Part("setup", "what is installed, and on what machine", ("gpu/machine.py", *(["--dry"] if dry else []))),
+        Part(SETUP, "what is installed, and on what machine", ("gpu/machine.py", *(["--dry"] if dry else []))),
         Part("data", "shards to train on", ("gpu/shards.py", *on_shards)),
         Part("tests", "the tests that need a GPU", ("gpu/device_tests.py",)),
         *(

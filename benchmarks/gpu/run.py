@@ -5,8 +5,9 @@
     python benchmarks/gpu/run.py --out build/gpu --keep
 
 Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
-said. A part that is done is not run again, unless --again is given. The exit code is 0 when all parts were done,
-whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake in the command.
+said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. The
+exit code is 0 when all parts were done, whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake
+in the command.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.limits import run_limited
-from benchmarks.gpu.parts import FIRST, Part, build_parts, choose
+from benchmarks.gpu.parts import FIRST, SETUP, Part, build_parts, choose
 from benchmarks.measure import RESULTS, mistakes_told
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
@@ -34,6 +35,8 @@ from data_prep.common.files import read_json, write_json
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
 RESULTS_FILE, LOG = "results.json", "log.txt"
+SUBJECT = ("gpu", "torch", "commit")
+"""What the setup finds, and all numbers depend on: with another one, parts are measured anew."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,15 @@ class Report:
         self.parts[part.name] = record
         write_json(self.path, self.content)
 
+    def forget_others(self, setup: dict[str, Any]) -> bool:
+        """Drops what was measured on another subject than what the setup has found; whether there was any."""
+        subject = {name: setup.get(name) for name in SUBJECT}
+        is_other: bool = self.content.get("subject", subject) != subject
+        if is_other:
+            self.parts.clear()
+        self.content["subject"] = subject
+        return is_other
+
 
 def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str, Any]:
     """Runs a part, and says how it ended and what it measured."""
@@ -107,6 +119,8 @@ def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callabl
             continue
         say(f"== {part.name}: {part.what}")
         record = run_part(part, settings, say)
+        if part.name == SETUP and "measured" in record and report.forget_others(record["measured"]):
+            say("another GPU, torch or commit than that of the results: all parts are measured anew")
         report.add(part, record)
         say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
         if record["ended"] != "done":
@@ -120,7 +134,7 @@ def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) ->
     """Says how the goals were met, and what did not end well."""
     for line in goal_lines(report.parts, report.content["dry"]):
         say(line)
-    gpu = report.parts.get("setup", {}).get("measured", {}).get("gpu")
+    gpu = report.parts.get(SETUP, {}).get("measured", {}).get("gpu")
     if gpu and MEANT_FOR not in gpu:
         say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
     say(f"kept in {report.path}")

@@ -1,11 +1,17 @@
-"""A contest is written as SIZE-LENGTH-SEQUENCES."""
+"""A contest is written as SIZE-LENGTH-SEQUENCES; its sides compute alike, in what the device has."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from support.pretraining_reference import SMALL, random_batch
 
-from benchmarks.contests import Contest
+from benchmarks import contests
+from benchmarks.contests import Contest, Theirs, contest_dtype
+from benchmarks.exactness import cases_for
 from data_prep.common.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def test_a_contest_is_read_from_its_words() -> None:
@@ -17,3 +23,24 @@ def test_a_contest_is_read_from_its_words() -> None:
 def test_what_is_none_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(UserError, match="give SIZE-LENGTH-SEQUENCES, such as base-128-32"):
         Contest.parse(text)
+
+
+def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its users pad in the workers of a DataLoader, while the step before is computed."""
+    theirs = Theirs(SMALL, CPU)
+    step = theirs.prepare(random_batch([7, 12], SMALL.vocabulary))
+    monkeypatch.setattr(contests, "padded", None)  # nobody can call it now
+    before = [each.clone() for each in theirs.model.parameters()]
+    step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_without_bf16_takes_part_in_fp16(
+    has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    assert contest_dtype(GPU) == dtype
+    assert contest_dtype(CPU) == torch.bfloat16
+    assert {case.dtype for case in cases_for(GPU)} == {"fp32", "fp16"} | ({"bf16"} if has_bf16 else set())
+    assert {case.dtype for case in cases_for(CPU)} == {"fp32", "bf16"}

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks.gpu import limits, run
+from benchmarks.gpu.machine import find_commit
 from benchmarks.gpu.parts import Part
 from data_prep.common.errors import UserError
 
@@ -103,6 +104,26 @@ def test_nothing_is_measured_where_the_setup_fails(run_parts: Runner, folder: Pa
     assert times_run(tmp_path, "one") == 1
 
 
+def finds(**found: str) -> str:
+    """A setup that finds this."""
+    return f"import json, sys; from pathlib import Path; Path(sys.argv[-1]).write_text(json.dumps({found!r}))"
+
+
+@pytest.mark.parametrize("other", [{"gpu": "T4"}, {"torch": "2.11"}, {"commit": "def"}])
+def test_what_was_measured_on_another_machine_is_forgotten(
+    run_parts: Runner, folder: Path, tmp_path: Path, other: dict[str, str]
+) -> None:
+    here = {"gpu": "H200", "torch": "2.13", "commit": "abc"}
+    run_parts({"setup": finds(**here, date="Monday"), "one": GOOD, "two": GOOD})
+    run_parts({"setup": finds(**here, date="Tuesday"), "one": GOOD, "two": GOOD})
+    assert times_run(tmp_path, "one") == 1
+    run_parts({"setup": BAD, "one": GOOD, "two": GOOD})  # which says nothing of the machine
+    run_parts({"setup": finds(**{**here, **other}), "one": GOOD, "two": GOOD}, "--parts", "one")
+    assert times_run(tmp_path, "one") == 2
+    assert set(results(folder)) == {"setup", "one"}
+    assert "all parts are measured anew" in (folder / "log.txt").read_text()
+
+
 def test_parts_are_chosen_by_how_their_names_begin(run_parts: Runner, folder: Path) -> None:
     parts = {"setup": GOOD, "data": GOOD, "speed-large": GOOD, "speed-base": GOOD, "speedy": GOOD}
     assert run_parts(parts, "--parts", "speed") == 0
@@ -141,3 +162,13 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "finds no GPU: check nvidia-smi, or take make gpu DRY=1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_commit_is_that_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if head.returncode:
+        pytest.skip("not a git checkout")
+    monkeypatch.chdir(tmp_path)
+    assert (find_commit() or "").removesuffix("-dirty") == head.stdout.strip()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_commit() is None

@@ -51,9 +51,29 @@ def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
-def test_versions_are_those_of_the_lock_but_for_torch() -> None:
-    assert locked_versions("numpy==2.5.5\ntorch==2.13.0\ntyro==1.0", "2.11.0+cu130").splitlines() == [
-        "numpy==2.5.5",
+def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
+    lock = "numpy==2.5.5 ; python_version >= '3.12'\nPy_Arrow==22.0\nsetuptools==84.2.1\ntorch==2.13.0\ntyro==1.0"
+    assert locked_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
         "tyro==1.0",
         "torch==2.11.0+cu130",
     ]
+
+
+def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("Typing_Extensions", "4.1"), ("ruamel.yaml", "0.18")):
+        (tmp_path / f"{name}-{number}.dist-info").mkdir()
+        (tmp_path / f"{name}-{number}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {number}\n")
+    (tmp_path / "half_gone-1.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert install.installed_versions() == {"typing-extensions": "4.1", "ruamel-yaml": "0.18"}
+
+
+def test_with_a_network_too_nothing_is_installed_over_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The lock names versions that nobody has: pip would look for them if it were told to."""
+    (tmp_path / "lock").write_text("numpy==99.1\nsetuptools==99.1\ntorch==99.1\n")
+    monkeypatch.setattr(install, "LOCK", tmp_path / "lock")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert install.main(tmp_path / "venv", tmp_path / "no-wheels") == 0, capfd.readouterr()
+    assert not list((tmp_path / "venv").rglob("*.dist-info"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which operations take the time of a training step: shares by groups, a table, and a trace to open in a browser.
 
-    python benchmarks/kernels.py --shards data/wiki --contest base-128-32 --out build/shares.json --folder build/profile
+    python benchmarks/profile_step.py --shards data/wiki --out build/shares.json --folder build/profile
 
 Writes table.txt and trace.json.gz, which chrome://tracing and ui.perfetto.dev open, into the folder.
 """
@@ -19,8 +19,9 @@ from pathlib import Path
 
 from pretraining.processes.environment import prepare_process
 
-prepare_process()
+prepare_process()  # before torch is loaded
 
+# ruff: noqa: E402
 import torch
 import tyro
 from rich.console import Console
@@ -48,7 +49,7 @@ def write_profile(step: Callable[[], None], folder: Path, device: torch.device, 
 
 
 @dataclass(frozen=True)
-class Kernels:
+class ProfileStep:
     """Profiles a training step."""
 
     shards: Path
@@ -63,7 +64,7 @@ class Kernels:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings = tyro.cli(Kernels, args=arguments, prog="kernels.py")
+    settings = tyro.cli(ProfileStep, args=arguments, prog="profile_step.py")
     console = Console(highlight=False, soft_wrap=True)
     device = choose_device("auto", World())
     shape, [batch] = Contest.parse(settings.contest).load(settings.shards, 1)
