@@ -92,18 +92,6 @@ class Ours:
         self.steps += 1
 
 
-class WithDeepSpeedsGradients(Ours):
-    """Our step, with gradients as DeepSpeed itself adds them up, joins and clips them."""
-
-    def __init__(self, shape: Shape, device: torch.device):
-        from deepspeed.runtime.engine import DeepSpeedEngine
-
-        from pretraining.engine import gradients
-
-        gradients.EngineWithZero1 = DeepSpeedEngine  # type: ignore[misc]
-        super().__init__(shape, device)
-
-
 class Theirs:
     """A step as users of transformers do it."""
 

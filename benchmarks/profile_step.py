@@ -21,7 +21,6 @@ from pretraining.processes.environment import prepare_process
 
 prepare_process()  # before torch is loaded
 
-# ruff: noqa: E402
 import torch
 import tyro
 from rich.console import Console

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.contests import Contest, Ours, Theirs, WithDeepSpeedsGradients, contest_dtype
+from benchmarks.contests import Contest, Ours, Theirs, contest_dtype
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from data_prep.common.errors import UserError
@@ -75,7 +75,6 @@ class Throughput:
 SIDES: dict[str, tuple[Callable[[Shape, torch.device], Ours | Theirs], bool]] = {
     "cloze": (Ours, True),
     "cloze, deterministic": (partial(Ours, deterministic=True), True),
-    "cloze, gradients by DeepSpeed": (WithDeepSpeedsGradients, True),
     "transformers": (Theirs, False),
     "transformers, memory kept": (Theirs, True),
 }
