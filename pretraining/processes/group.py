@@ -17,9 +17,11 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -135,15 +137,28 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
 
 
 def disconnect() -> None:
-    """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
+    """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`.
+
+    The process may connect again."""
     global _connection
     if dist.is_initialized():
-        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
+
+
+def _leave_group() -> None:
+    """Ends torch's process group, by way of DeepSpeed where it has worked in it: it would otherwise keep groups of that
+    one for the next. What goes wrong is a warning, since all work is done."""
+    comm = sys.modules.get("deepspeed.comm.comm")
+    used = comm is not None and comm.cdb is not None
+    try:
+        (comm if used else dist).destroy_process_group()  # type: ignore[union-attr]
+    except Exception as error:
+        warnings.warn(f"the process group did not end well: {str(error).partition(chr(10))[0]}", stacklevel=1)
 
 
 def device_of(group: Any = None) -> torch.device:
