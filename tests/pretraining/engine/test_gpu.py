@@ -109,8 +109,8 @@ def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype, recompute: bool) -
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_layers_are_compiled_once_for_all() -> None:
-    """By the backend that training uses, in all sizes; and they compute what they do without."""
+def test_layers_share_a_translation() -> None:
+    """By the backend that training uses, in several sizes; and they compute what they do without."""
     needs_flash()
     torch._dynamo.reset()
     counters.clear()
