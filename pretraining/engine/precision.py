@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sysconfig
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -60,6 +62,13 @@ def _require_translators(device: torch.device) -> None:
     """Refuses torch.compile where what it needs is missing, which it would find in the first step."""
     if cpu_kernels.find_compiler() is None:
         raise UserError("compute.compile = true: needs a C++ compiler; install g++, or take compute.compile = false")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").exists():
+        raise UserError(
+            f"compute.compile = true: needs Python's headers, and {headers} has no Python.h\n"
+            "install python3-dev (of the system's Python; those of conda and pyenv have them), "
+            "or take compute.compile = false"
+        )
     if device.type == "cuda" and not has_triton():
         raise UserError(
             f"compute.compile = true: needs Triton, and it is not installed or does not know {_name(device)}\n"

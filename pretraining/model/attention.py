@@ -48,10 +48,12 @@ def lay_out(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
-    """Whether the flash kernels take these hidden states: type, width of a head, and the GPU that they lie on."""
+    """Whether the flash kernels are in this PyTorch, and take these hidden states: type, width of a head, and the GPU
+    that they lie on."""
     size = states.shape[1] // heads
     fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
-    return fits and torch.cuda.get_device_capability(states.device) >= FLASH_CAPABILITY
+    built = torch.backends.cuda.is_flash_attention_available()
+    return fits and built and torch.cuda.get_device_capability(states.device) >= FLASH_CAPABILITY
 
 
 class Packed:

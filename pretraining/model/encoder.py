@@ -155,8 +155,10 @@ class Encoder(nn.Module):
         return self
 
     def compile_layers(self) -> None:
-        """Lets torch.compile translate the layers when they first run: once for all layers and sizes of a batch, or an
-        error."""
+        """Lets torch.compile translate the layers when they first run, or raise an error.
+
+        All layers share a translation, and nearly all batches do: torch.compile makes others for evaluation, for one
+        sequence alone and for one piece alone, six at most (more than eight would be an error)."""
         self.compiled = True
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)

@@ -17,9 +17,11 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,7 +38,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.workers import num_cores
 from pretraining.processes.capability import require_code
 from pretraining.processes.launchers import World
-from pretraining.processes.network import find_interface
+from pretraining.processes.network import CHOICE, find_interface
 
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 ANSWER_SECONDS = 15.0  # a store answers at once: what needs longer is another program
@@ -120,9 +122,9 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
     try:
         store = _meet(world, patience)
         interface = None if world.one_machine else find_interface(store, world, patience)
-        if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-            before["GLOO_SOCKET_IFNAME"] = None
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if interface is not None:
+            before[CHOICE] = None
+            os.environ[CHOICE] = interface
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if world.size > 1:
@@ -138,12 +140,22 @@ def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
     global _connection
     if dist.is_initialized():
-        leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+        leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
+
+
+def _leave_group() -> None:
+    """Ends torch's process group, by way of DeepSpeed where it has worked in it: it would otherwise keep groups of that
+    one for the next. What goes wrong is a warning, since all work is done."""
+    comm = sys.modules.get("deepspeed.comm.comm")
+    try:
+        (comm if comm is not None and comm.cdb is not None else dist).destroy_process_group()
+    except Exception as error:
+        warnings.warn(f"the process group did not end well: {str(error).partition(chr(10))[0]}", stacklevel=1)
 
 
 def device_of(group: Any = None) -> torch.device:
@@ -164,8 +176,8 @@ def _set_environment(world: World, device: torch.device) -> dict[str, str | None
     numbers |= {"LOCAL_WORLD_SIZE": world.local_size, "LOCAL_SIZE": world.local_size}
     new = {name: str(number) for name, number in numbers.items()}
     new |= {"DS_ACCELERATOR": device.type, "MASTER_ADDR": world.address}
-    if world.one_machine and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
-        new["GLOO_SOCKET_IFNAME"] = "lo"  # the machine's own name may lead nowhere
+    if world.one_machine and CHOICE not in os.environ and Path("/sys/class/net/lo").exists():
+        new[CHOICE] = "lo"  # the machine's own name may lead nowhere
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     return before

@@ -7,36 +7,82 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import socket
+import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
+from data_prep.common.errors import UserError
 from pretraining.processes.launchers import World
+
+CHOICE = "GLOO_SOCKET_IFNAME"
+"""The variable in which users say over which interface gloo speaks."""
+
+
+class Route(NamedTuple):
+    """What a rank says of its way to rank 0."""
+
+    chosen: bool
+    """whether this rank needs none, because its user has named an interface"""
+    here: str = ""
+    """this rank's address on the way; empty where there is no way"""
+    there: str = ""
+    """rank 0's address on the way"""
+    error: str = ""
+    """why there is no way"""
 
 
 def find_interface(store: Any, world: World, patience: float) -> str | None:
-    """The network interface of this machine by which it reaches rank 0, or others do; None where none has the address.
+    """The network interface of this machine that leads to the other ranks, such as `eth0`; None where users have named
+    one, and where no interface has the address that was found. All ranks call it.
 
-    All ranks call it. To the machine of rank 0 its own name may mean nothing, so the others say what it means to them.
+    Say that rank 1 has the address 10.0.0.2, and reaches rank 0 at 10.0.0.1. Rank 1 then takes the interface with
+    10.0.0.2. Rank 0 reaches itself at 127.0.1.1, which leads to nobody else; so it hears from rank 1 that it is
+    10.0.0.1 to others, and takes the interface with that.
     """
     store.set(f"cloze/address/{world.rank}", json.dumps(_route(world)))
     keys = [f"cloze/address/{rank}" for rank in range(world.size)]
     store.wait(keys, timedelta(seconds=patience))
-    routes = [json.loads(route) for route in store.multi_get(keys)]
-    own, _ = routes[world.rank]
+    routes = [Route(*json.loads(route)) for route in store.multi_get(keys)]
+    _require_routes(routes, world)
+    if routes[world.rank].chosen:
+        return None
+    own = routes[world.rank].here
     if _is_loopback(own):
-        own = next((there for here, there in routes if not _is_loopback(here)), own)
+        own = next((route.there for route in routes if route.here and not _is_loopback(route.here)), own)
     return next((name for name, addresses in _interfaces().items() if own in addresses), None)
 
 
-def _route(world: World) -> tuple[str, str]:
-    """The addresses of this rank and of rank 0 on the way between them. Nothing is sent."""
-    kind, _, _, _, address = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as way:
-        way.connect(address)
-        return way.getsockname()[0], way.getpeername()[0]
+def _require_routes(routes: list[Route], world: World) -> None:
+    """Refuses to go on where a rank that needs a way to rank 0 has none; all ranks raise the same error."""
+    lost = next((rank for rank, route in enumerate(routes) if not (route.here or route.chosen)), None)
+    if lost is None:
+        return
+    if world.rank == 0:
+        time.sleep(1)  # the store ends with this rank, and the others are still to read it
+    raise UserError(
+        f"rank {lost} finds no way to MASTER_ADDR, {world.address}: {routes[lost].error}\n"
+        f"give rank 0's address in numbers as MASTER_ADDR, or name each machine's interface: {CHOICE}=<interface>"
+    )
+
+
+def _route(world: World) -> Route:
+    """The way of this rank to rank 0, by the first of its addresses to which there is one. Nothing is sent."""
+    chosen, error = CHOICE in os.environ, ""
+    try:
+        for kind, _, _, _, address in socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(kind, socket.SOCK_DGRAM) as way:
+                    way.connect(address)
+                    return Route(chosen, way.getsockname()[0], way.getpeername()[0])
+            except OSError as unreachable:
+                error = str(unreachable)
+    except OSError as unknown:
+        error = str(unknown)
+    return Route(chosen, error=error)
 
 
 def _interfaces() -> dict[str, set[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import apex_kernels
+from support.determinism import OnlyDeterministic
 from support.pretended_gpu import PretendedGpu
 from support.pretraining_reference import SMALL
 from torch import Tensor
@@ -100,6 +101,16 @@ def test_the_host_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch, kerne
         assert gpu.waits == 0
         twin.lamb.trust_ratios()
         assert gpu.waits > 0, "here it must"
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_step_on_a_gpu_takes_deterministic_operations(normalize: bool) -> None:
+    """Those of PyTorch: apex's own do not ask whether they may."""
+    with PretendedGpu():
+        twin = Twin("torch", GPU, normalize=normalize)
+        with OnlyDeterministic() as operations:
+            twin.step()
+    assert {"index_add_", "_foreach_norm", "_fused_adamw_"} <= operations.seen
 
 
 def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:

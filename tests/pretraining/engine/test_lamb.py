@@ -93,6 +93,23 @@ def test_without_knowing_the_parameters_it_would_be_wrong(found: tuple[int, Resu
     assert error(results[0]["without"], reference(ranks, NVIDIA)[0]) > 1e-2
 
 
+def connect_twice() -> list[dict[str, Any]]:
+    """What one rank finds in a group, and after it in another."""
+    found = []
+    for _ in range(2):
+        connect_ranks()
+        found.append(run_engine(make_engine("fp32", 2, NVIDIA))[0])
+        disconnect()
+    return found
+
+
+def test_an_engine_works_in_the_next_group_of_its_process() -> None:
+    [done] = spawn(1, connect_twice)
+    assert (done.code, done.errors) == (0, "")
+    for weights in done.result:
+        assert error(weights, reference(1, NVIDIA)[0]) < 1e-6
+
+
 def test_trust_ratios_by_layer() -> None:
     ratios = {"layers.0.a.weight": 1.0, "layers.0.b.weight[2]": 2.0, "layers.11.a.weight": 3.0, "pooler.weight": 4.0}
     assert by_layer(ratios) == {"layers.0": [1.0, 2.0], "layers.11": [3.0], "pooler": [4.0]}

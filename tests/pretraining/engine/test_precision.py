@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +82,13 @@ def test_compiling_for_a_gpu_needs_triton(h200: None, monkeypatch: pytest.Monkey
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "find_compiler", lambda: None)
     with pytest.raises(UserError, match=r"compute.compile = true: needs a C"):
+        set_arithmetic(Precision(), Compute(compile=True), CPU)
+
+
+def test_compiling_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Debian's python3 comes without them, and what is compiled is loaded as a module of Python."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(UserError, match=r"compute.compile = true: needs Python's headers[\s\S]*install python3-dev"):
         set_arithmetic(Precision(), Compute(compile=True), CPU)
 
 

@@ -105,8 +105,8 @@ def test_the_stand_in_refuses_what_the_kernels_refuse() -> None:
         Packed(batch.starts, 7).attend(qkv, bias, 8, NONE)
 
 
-def test_every_torch_has_the_flash_operators_that_we_call() -> None:
-    """What we give by place, and what comes first, are the same in 2.11, 2.12 and 2.13; the rest has defaults."""
+def test_this_torch_has_the_flash_operator_that_we_call() -> None:
+    """With what we give by place and take first; the rest has defaults. Other versions are tested where installed."""
     schema = torch.ops.aten._flash_attention_forward.default._schema
     by_place = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     assert by_place == ("query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask".split())
@@ -130,8 +130,16 @@ def test_the_flash_kernels_compute_what_they_can(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, size: int, flash: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     with FakeTensorMode():
         assert has_flash(torch.empty(9, 2 * size, device="cuda", dtype=dtype), heads=2) == flash
+
+
+def test_a_torch_that_was_built_without_flash_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    with FakeTensorMode():
+        assert not has_flash(torch.empty(9, 128, device="cuda", dtype=torch.bfloat16), heads=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from support.determinism import OnlyDeterministic
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from support.waits import no_waits
 from torch import Tensor
@@ -18,10 +20,14 @@ from torch._dynamo.utils import counters
 from pretraining.model import attention
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
 
 SHAPE = replace(SMALL, layers=12, hidden=32, heads=2, intermediate=64)
+FEW_LAYERS = replace(SHAPE, layers=2)
 BATCHES = ([5, 70, 96, 17], [5, 70], [96] * 7, [64, 64, 64])
 """Sequences of each batch: other pieces, sequences and longest sequences."""
+SMALLEST = ([1], [5], [16], [17], [96], [1, 1], [2, 1])
+RANDOM = [[random.Random(seed).randint(1, 96) for _ in range(1 + seed % 9)] for seed in range(20)]
 
 
 @pytest.fixture(params=["flash", "padded"])
@@ -30,9 +36,9 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(attention, "has_flash", lambda *_: request.param == "flash")
 
 
-def model_without_data(recompute: bool = False) -> Bert:
+def model_without_data(recompute: bool = False, shape: Shape = SHAPE) -> Bert:
     with torch.device("meta"):
-        return Bert(SHAPE, recompute).bfloat16()
+        return Bert(shape, recompute).bfloat16()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -59,6 +65,23 @@ def test_what_waits_is_found() -> None:
     for wait in waits:
         with no_waits(), pytest.raises(AssertionError, match=r"waits|memory"):
             wait()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_step_on_a_gpu_takes_deterministic_operations() -> None:
+    """With what attention and products end in on a GPU, tests there find the same bits twice."""
+    batch = random_batch([5, 70, 96, 17], SHAPE.vocabulary).to("meta")
+    with OnlyDeterministic() as operations:
+        mean_loss(model_without_data(), batch).backward()
+    assert {"nll_loss_backward", "embedding_dense_backward"} <= operations.seen
+
+
+def test_what_is_not_deterministic_is_found() -> None:
+    numbers = torch.empty(3, device="meta")
+    refused: list[Callable[[], Any]] = [lambda: numbers.cumsum(0), lambda: numbers.put_(numbers.long(), numbers)]
+    for refuse in refused:
+        with OnlyDeterministic(), pytest.raises(AssertionError, match="not deterministic"):
+            refuse()
 
 
 # torch.compile
@@ -106,12 +129,35 @@ def assert_one_translation(compiled: Compiled, model: Bert, device: str) -> None
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("gpu", "recompute"), [("flash", False), ("flash", True), ("padded", False)], indirect=["gpu"])
-def test_layers_on_a_gpu_are_compiled_once_for_all(compiled: Compiled, recompute: bool) -> None:
+def test_layers_on_a_gpu_share_a_translation(compiled: Compiled, recompute: bool) -> None:
     assert_one_translation(compiled, model_without_data(recompute), "meta")
 
 
-def test_layers_on_a_cpu_are_compiled_once_for_all(compiled: Compiled) -> None:
+def test_layers_on_a_cpu_share_a_translation(compiled: Compiled) -> None:
     assert_one_translation(compiled, Bert(SHAPE).initialize(1), "cpu")
+
+
+def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> None:
+    """In training and evaluation, for batches of many sizes, the smallest among them."""
+    model.compile_layers()
+    for lengths in (*SMALLEST, *BATCHES, *RANDOM):
+        batch = random_batch(lengths, SHAPE.vocabulary).to(device)
+        mean_loss(model.train(), batch).backward()
+        with torch.no_grad():
+            mean_loss(model.eval(), batch)
+    assert compiled.translations <= 6 < torch._dynamo.config.recompile_limit
+    assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), ("padded", False)], indirect=["gpu"])
+def test_all_sizes_need_few_translations(compiled: Compiled, recompute: bool) -> None:
+    """Dynamo refuses to make more than eight."""
+    assert_few_translations(compiled, model_without_data(recompute, FEW_LAYERS), "meta")
+
+
+def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
+    assert_few_translations(compiled, Bert(FEW_LAYERS).initialize(1), "cpu")
 
 
 @pytest.mark.usefixtures("compiled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -225,6 +226,26 @@ def test_one_process_has_a_group_too() -> None:
         disconnect()
     assert dict(os.environ) == before
     assert not dist.is_initialized()
+
+
+def fail_to_leave() -> object:
+    connect(World(), torch.device("cpu"))
+
+    def fail(_: object = None) -> None:
+        raise RuntimeError("NCCL communicator was aborted\nframe #0: 0x7f")
+
+    setattr(dist, "destroy_process_group", fail)  # noqa: B010
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        disconnect()
+    return [str(each.message) for each in told]
+
+
+def test_a_group_that_cannot_be_left_is_a_warning() -> None:
+    """All work is done: no traceback comes out of a run that ends well."""
+    [done] = spawn(1, fail_to_leave)
+    assert (done.code, done.errors) == (0, "")
+    assert done.result == ["the process group did not end well: NCCL communicator was aborted"]
 
 
 @pytest.mark.parametrize(
