@@ -8,8 +8,7 @@ All sides train on the same batches of real shards, made from the text in the fo
 with --shards): bf16 (fp16 on a GPU without it), dropout, AdamW, a process each. transformers gets what its users have:
 autocast over fp32 weights, the fused optimizer, batches that are padded and pinned before the step; and once more in a
 process that keeps freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The
-numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what the same bits cost;
---against "cloze, gradients by DeepSpeed" what our own way with gradients under ZeRO 1 is worth.
+numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what the same bits cost.
 """
 
 from __future__ import annotations
