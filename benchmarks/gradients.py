@@ -91,6 +91,8 @@ class Gradients:
     """Folder of shards (default: made from the real text)."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
+    out: Path | None = None
+    """File for the numbers (default: in benchmarks/results)."""
 
 
 def make_engine(shape: Shape, way: Way, device: torch.device, ours: bool) -> Engine:
@@ -148,7 +150,7 @@ def main(arguments: list[str]) -> int:
         shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
         shape, batches = Contest.parse(settings.contest).load(shards, world.size * settings.micro)
     micro = batches[world.rank :: world.size]
-    kept = RESULTS / f"gradients-{device.type}.json"
+    kept = settings.out or RESULTS / f"gradients-{device.type}.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
     for name in settings.ways:
         ratio = compare(WAYS[name], shape, micro, device, settings.rounds)
