@@ -86,7 +86,7 @@ def fail_alone(step: int) -> None:
 def stay_in_the_group(step: int | None = None) -> None:
     """A fault: no rank can leave its process group, as where NCCL waits for a kernel that never ends; and in `step`,
     the last rank fails alone."""
-    replace(dist, "destroy_process_group", threading.Event().wait)
+    replace(dist, "destroy_process_group", lambda *_, **__: threading.Event().wait())
     setattr(group, "LEAVE_SECONDS", 0.5)  # noqa: B010
     if step is not None:
         fail_alone(step)
