@@ -36,7 +36,7 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
-        self._clip = settings.clip
+        self._ranks, self._clip = dist.get_world_size(), settings.clip
         self._whole_norm: Tensor | None = None
         """Norm of the last gradient where there is no ZeRO; otherwise DeepSpeed knows it."""
         self._scale_grows = False
@@ -45,7 +45,6 @@ class Engine:
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: AdamW = build_optimizer(model, settings.optimizer)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
-        self._averaged = dist.get_world_size() if getattr(self.deepspeed.optimizer, "averages_ranks", True) else 1
         self.model: Encoder = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
@@ -65,7 +64,7 @@ class Engine:
         The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
-        self.deepspeed.backward(loss * self._averaged, scale_wrt_gas=False)
+        self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
         """Moves the weights, at this learning rate, and forgets the gradients."""

@@ -124,9 +124,6 @@ def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int) -> 
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
     """DeepSpeed's optimizer for ZeRO 1 in bf16, with less work for gradients; it does for fp32 too."""
 
-    averages_ranks = False
-    """The gradient is the sum of the ranks' gradients; DeepSpeed's own optimizers divide it by the ranks."""
-
     def __init__(self, optimizer: torch.optim.Optimizer, engine: DeepSpeedEngine):
         super().__init__(
             optimizer,
@@ -195,11 +192,11 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     @torch.no_grad()
     def step(self) -> None:
         """Moves this rank's share of the weights, unless the gradient is not finite, and gives it to the others."""
-        norm = self._norm()
+        norm = self._norm() / self._ranks  # of the mean over ranks, which DeepSpeed's other optimizers make too
         self.overflow = not math.isfinite(norm)
         self._global_grad_norm = math.inf if self.overflow else norm
         if not self.overflow:
-            self.optimizer.scale = clipping(norm, self.clip_grad)
+            self.optimizer.scale = clipping(norm, self.clip_grad) / self._ranks
             for weights, sums in zip(
                 self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
             ):
@@ -210,7 +207,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self.clear_hp_grads()
 
     def _norm(self) -> float:
-        """The norm of the gradient over all weights and ranks."""
+        """The norm of the sum of all ranks' gradients, over all weights."""
         squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
             dist.all_reduce(squares, group=self._group)

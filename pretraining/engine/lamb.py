@@ -159,7 +159,7 @@ class Lamb(AdamW):
             return self.scale
         norm = self.gradient_norm()
         assert norm is not None
-        return 1.0 / (norm + torch.finfo(torch.float32).tiny)
+        return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
     def _stretches(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> Iterator[Stretch]:
         """Finds this rank's stretches with all that moves with them."""
