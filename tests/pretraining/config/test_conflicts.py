@@ -101,6 +101,11 @@ def plain(tmp_path: Path) -> Path:
             "remove it",
         ),
         (
+            "--deepspeed.zero_optimization.zenflow",
+            "--deepspeed.zero_optimization.zenflow = true: moves weights by gradients of earlier steps, which is no "
+            "optimizer of ours; remove it",
+        ),
+        (
             "--deepspeed.prescale_gradients",
             "--deepspeed.prescale_gradients = true: follows from the recipe: gradients of ranks are added in fp32; "
             "remove it",
