@@ -179,6 +179,14 @@ class Manifest:
         """Counts the pieces of the vocabulary."""
         return int(self.content["vocabulary"]["size"])
 
+    def lengths(self) -> list[int]:
+        """Lists the lengths of the training examples, the shortest first."""
+        return sorted({shards.length for shards in self.sets() if not shards.validation})
+
+    def length_for(self, length: int) -> int | None:
+        """Finds the length whose examples serve for a wanted one: the same, or the next longer, to be cut."""
+        return next((stored for stored in self.lengths() if stored >= length), None)
+
     def files(self) -> list[FileRecord]:
         """Lists the records of all files of the folder but the manifest itself."""
         return self.tables() + [record for shards in self.sets().values() for record in shards]

@@ -71,7 +71,9 @@ def find_faults(
     faults = [*_model_faults(recipe.model), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
         faults += _phase_faults(recipe, number, phase)
-        if lengths is not None and phase.length not in lengths:
+        if lengths is not None and phase.length > max(
+            lengths, default=0
+        ):  # a shorter one is cut out of longer examples
             there = ", ".join(map(str, sorted(lengths)))
             faults.append(
                 f"phases.{number}.length = {phase.length}: the data has {there}; "

@@ -61,7 +61,7 @@ def load_recipe_and_data(
             manifest = Manifest.read(data)
         except UserError as error:
             faults.append(f"--data {error}")
-    lengths = {shards.length for shards in manifest.sets() if not shards.validation} if manifest else None
+    lengths = manifest.lengths() if manifest else None
     try:
         recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths)
     except UserError as error:

@@ -166,7 +166,7 @@ class Phase(Section):
     name: Annotated[str, Field(min_length=1)]
     """What logs and checkpoints call it."""
     length: Positive
-    """Length of the sequences, one that the data was made for."""
+    """Length of the sequences, at most the longest of the data; one that it lacks is cut out of the next longer."""
     batch: Positive
     """Sequences of a step, over all ranks."""
     micro_batch: PositiveOrAuto

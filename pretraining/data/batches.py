@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from data_prep.common.arrays import Array
-from pretraining.data.dataset import Dataset, Rows
+from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder
+from pretraining.data.rows import Rows
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 
 

@@ -1,7 +1,8 @@
-"""The shards of one length, mapped into memory: any examples at once, as flat arrays.
+"""The examples of one length: shards mapped into memory, of which any rows are read at once, as flat arrays.
 
-Opening reads nothing but the manifest. A shard is compared with its checksum before its first use, by one of the
-ranks, and what is read is checked again as far as a wrong value could crash a kernel.
+A length that the shards do not have is cut out of the next longer one (`rows.py`). Opening reads nothing but the
+manifest. A shard is compared with its checksum before its first use, by one of the ranks, and what is read is checked
+again as far as a wrong value could crash a kernel.
 """
 
 from __future__ import annotations
@@ -19,24 +20,11 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.shards import Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
+from pretraining.data.rows import Rows, Window, spans
 
 OPEN_SHARDS = 8
 """How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Examples as they stand in the shards: s sequences, n pieces, m predictions, one sequence after another."""
-
-    where: Array  # (s, 2) the number of the shard in the dataset, and the row
-    lengths: Array  # (s,)
-    pieces: Array  # (n,)
-    boundaries: Array  # (s,) where B begins
-    random_next: Array  # (s,)
-    predictions: Array  # (s,) how many
-    positions: Array  # (m,) in their sequence
-    labels: Array  # (m,)
 
 
 class Dataset:
@@ -48,14 +36,16 @@ class Dataset:
     def __init__(
         self, folder: Path, manifest: Manifest, length: int, validation: bool = False, rank: int = 0, ranks: int = 1
     ) -> None:
-        sets = find_sets(folder, manifest, length, validation)
         self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
+        self.stored = manifest.length_for(length) or length
+        """The length of the examples in the shards; where it is greater than `length`, they are cut."""
+        sets = find_sets(folder, manifest, self.stored, validation)
         self.vocabulary_size = manifest.vocabulary_size
         self.shard_rows = tuple(tuple(record.rows for record in records) for records in sets)
         self.records = [record for records in sets for record in records]
         """The shards of all duplicates; a shard's number in the dataset is its place here."""
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
-        self._schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
+        self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
         self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._checked: set[int] = set()
 
@@ -77,17 +67,36 @@ class Dataset:
 
     def sizes(self, examples: Examples) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of examples; this reads very little."""
-        lengths, predictions = np.empty((2, len(examples.row)), np.int64)
-        for shard, chosen in self._by_shard(examples):
-            lengths[chosen], predictions[chosen] = shard.sizes(examples.row[chosen])
+        if self.stored > self.length:
+            return self._cut_sizes(examples)
+        lengths, predictions, _ = self._stored_sizes(examples)
         return lengths, predictions
+
+    def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
+        lengths, predictions, boundaries = self._stored_sizes(examples)
+        positions = np.empty(predictions.sum(), np.int64)
+        starts = np.cumsum(predictions) - predictions
+        for shard, chosen in self._by_shard(examples):
+            source = spans(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
+            positions[spans(starts[chosen], predictions[chosen])] = shard.positions[source]
+        window = Window.of(lengths, boundaries, self.length)
+        return window.lengths, window.count(positions, predictions)
+
+    def _stored_sizes(self, examples: Examples) -> tuple[Array, Array, Array]:
+        """Counts pieces and predictions as they are in the shards, and says where B begins."""
+        lengths, predictions, boundaries = np.empty((3, len(examples.row)), np.int64)
+        for shard, chosen in self._by_shard(examples):
+            row = examples.row[chosen]
+            lengths[chosen], predictions[chosen] = shard.sizes(row)
+            boundaries[chosen] = shard.boundaries[row]
+        return lengths, predictions, boundaries
 
     def read(self, examples: Examples) -> Rows:
         """Reads examples, in the order that is asked for."""
-        lengths, predictions = self.sizes(examples)
+        lengths, predictions, boundaries = self._stored_sizes(examples)
         where = np.stack([self._numbers(examples), examples.row], axis=1)
         pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
-        boundaries, random_next = np.empty((2, len(where)), np.int64)
+        random_next = np.empty(len(where), np.int64)
         starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
         for shard, chosen in self._by_shard(examples):
             row = examples.row[chosen]
@@ -96,11 +105,10 @@ class Dataset:
             source = spans(shard.masked_offsets[row], predictions[chosen])
             target = spans(masked_starts[chosen], predictions[chosen])
             positions[target], labels[target] = shard.positions[source], shard.labels[source]
-            boundaries[chosen] = shard.boundaries[row]
             random_next[chosen] = shard.random_next.take(pa.array(row))
         rows = Rows(where, lengths, pieces, boundaries, random_next, predictions, positions, labels)
         self._check_values(rows)
-        return rows
+        return rows.cut(self.length) if self.stored > self.length else rows
 
     def _numbers(self, examples: Examples) -> Array:
         return self._first[examples.duplicate] + examples.shard
@@ -120,7 +128,7 @@ class Dataset:
             if number not in self._checked:
                 self._check_file(number)
                 self._checked.add(number)
-            self._open[number] = _Shard.map(self.folder, self.records[number], self._schema, self.length)
+            self._open[number] = _Shard.map(self.folder, self.records[number], self._schema, self.stored)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
@@ -170,17 +178,9 @@ def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -
 
 
 def num_held_out(manifest: Manifest, length: int) -> int:
-    """Counts the examples of a length that are held out for validation."""
-    return sum(record.rows for record in manifest.sets().get(ShardSet(length, 0, validation=True), []))
-
-
-def spans(starts: Array, sizes: Array) -> Array:
-    """Joins stretches of indices: start, start+1, …, `size` of them, for every start."""
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    places: Array = np.repeat(starts - (ends - sizes), sizes)
-    places += np.arange(total)
-    return places
+    """Counts the examples held out for the validation of a phase of this length."""
+    stored = manifest.length_for(length) or length
+    return sum(record.rows for record in manifest.sets().get(ShardSet(stored, 0, validation=True), []))
 
 
 @dataclass(frozen=True)

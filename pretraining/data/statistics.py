@@ -25,34 +25,41 @@ class SequenceStatistics:
     """Masked pieces of a sequence."""
     flops: float
     """Useful operations on a sequence, forward and backward."""
+    stored: int
+    """The length of the examples in the shards; sequences of a shorter phase are cut out of them."""
 
 
 def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> SequenceStatistics:
     """Measures the sequences that a manifest counts; without one, full sequences are assumed."""
     content = [] if manifest is None else manifest.content["sets"]
-    sets = [shards for shards in content if shards["length"] == length and not shards["validation"]]
+    stored = (None if manifest is None else manifest.length_for(length)) or length
+    sets = [shards for shards in content if shards["length"] == stored and not shards["validation"]]
     examples = sum(shards["examples"] for shards in sets)
     flops_of_prediction = shape.flops([], 1)
     if not examples:
         predictions = PREDICTED_SHARE * length
         flops = shape.flops([length], 0) + flops_of_prediction * predictions
-        return SequenceStatistics(0.0, 0, length, predictions, flops)
+        return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards["histogram"] for shards in sets), strict=True)]
-    predictions = sum(shards["masked"] for shards in sets)
-    flops = sum(count * shape.flops([size], 0) for size, count in enumerate(counts) if count)
+    pieces = sum(count * min(size, length) for size, count in enumerate(counts))
+    predictions = sum(shards["masked"] for shards in sets) * pieces / sum(shards["pieces"] for shards in sets)
+    flops = sum(count * shape.flops([min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),
         duplicates=len(sets),
-        pieces=sum(shards["pieces"] for shards in sets) / examples,
+        pieces=pieces / examples,
         predictions=predictions / examples,
         flops=(flops + flops_of_prediction * predictions) / examples,
+        stored=stored,
     )
 
 
 def most_predictions(length: int, manifest: Manifest | None) -> int:
     """The most masked pieces that a sequence of this length has."""
-    settings = {} if manifest is None else manifest.content["settings"]
-    if length not in settings.get("lengths", ()):
+    stored = None if manifest is None else manifest.length_for(length)
+    if manifest is None or stored is None:
         return math.ceil(PREDICTED_SHARE * length)
-    most = settings["max_predictions"][settings["lengths"].index(length)]
-    return int(min(most, max(1, round(length * settings["mask_rate"]))))
+    settings = manifest.content["settings"]
+    most = settings["max_predictions"][settings["lengths"].index(stored)]
+    likely = max(1, round(stored * settings["mask_rate"]))
+    return int(min(most, likely, length - 3))

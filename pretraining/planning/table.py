@@ -35,7 +35,7 @@ def _phase_table(plan: Plan) -> Table:
         phase, about = planned.phase, "~" if planned.phase.micro_batch == "auto" else ""
         table.add_row(
             phase.name,
-            str(phase.length),
+            _length(phase.length, planned.statistics.stored),
             f"{phase.batch:,} = {about}{planned.micro_batch} x {about}{planned.accumulation} x {plan.ranks}",
             _number(planned.steps),
             _rates(planned.schedule),
@@ -49,6 +49,10 @@ def _phase_table(plan: Plan) -> Table:
         pieces = _number(known_sum(planned.pieces for planned in plan.phases))
         table.add_row("in all", "", "", steps, "", pieces, "", "", _duration(plan.seconds))
     return table
+
+
+def _length(length: int, stored: int) -> str:
+    return str(length) if length == stored else f"{length} of {stored}"  # cut out of longer examples
 
 
 def _memory_table(plan: Plan) -> Table:

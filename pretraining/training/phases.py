@@ -85,10 +85,11 @@ class TrainingPhase:
         phase, schedule = self.settings, self._schedule
         amount = duration(schedule.length) if schedule.steps is None else f"{schedule.steps:,} steps"
         done = f", {state.phase_step:,} of them done" if state.phase_step else ""
-        count = len(self._request.recipe.phases)
+        count, stored = len(self._request.recipe.phases), self._dataset.stored
+        cut = f", cut out of examples of {stored}" if stored > phase.length else ""
         return (
             f"phase {phase.name} ({self.number + 1} of {count}): {amount}{done}; a step: {phase.batch:,} "
-            f"sequences of length {phase.length}, {self.accumulation} x {self.micro_batch} a rank"
+            f"sequences of length {phase.length}{cut}, {self.accumulation} x {self.micro_batch} a rank"
         )
 
     def copy_positions(self, engine: Engine) -> None:

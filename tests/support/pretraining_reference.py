@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
 from pretraining.data.batches import collate
-from pretraining.data.dataset import Rows
+from pretraining.data.rows import Rows
 from pretraining.huggingface.weights import to_transformers
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert

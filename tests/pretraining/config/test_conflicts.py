@@ -130,8 +130,8 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
     ("known", "expected"),
     [
         (
-            {"lengths": [64, 128]},
-            "phases.1.length = 512: the data has 64, 128; make it with shard.py --lengths 512, or take one of these",
+            {"lengths": [64, 256]},
+            "phases.1.length = 512: the data has 64, 256; make it with shard.py --lengths 512, or take one of these",
         ),
         (
             {"ranks": 8},

@@ -20,8 +20,9 @@ from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.shards import Lists, Manifest, example_batch, example_schema, read_shard, write_batches
-from pretraining.data.dataset import OPEN_SHARDS, Dataset, Rows, num_held_out
+from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples
+from pretraining.data.rows import Rows
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,9 @@ def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, An
 def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
-    return Manifest({key: {} for key in KEYS} | {"format": 1, "sets": sets, "vocabulary": {"size": 1000}})
+    settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15}
+    known = {"format": 1, "sets": sets, "vocabulary": {"size": 1000}, "settings": settings}
+    return Manifest({key: {} for key in KEYS} | known)
 
 
 def plan(name: str, **options: Any) -> Plan:
@@ -206,9 +208,9 @@ def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Ma
     assert read is not None
     assert len(recipe.phases) == 3
     with pytest.raises(
-        UserError, match=r"phases\.0\.length = 64: the data has 32, 128, 512; make it with shard\.py --lengths 64"
+        UserError, match=r"phases\.0\.length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 600"
     ):
-        load_recipe_and_data(path, ["--phases.0.length", "64"], tmp_path)
+        load_recipe_and_data(path, ["--phases.0.length", "600", "--model.positions", "600"], tmp_path)
 
 
 def test_data_alone_at_fault(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Examples as flat arrays, one after another; and examples cut out of longer ones.
+
+    [CLS] A A A A A A [SEP] B B B B [SEP]   ->   [CLS] A A A [SEP] B B B [SEP]
+
+What stays is the place where A ends and B begins, which next-sentence prediction is about, and with it the masks that
+lie there. A and B keep half of the room each, or one of them more where the other is shorter. An example without B
+keeps its beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples as they stand in the shards: s sequences, n pieces, m predictions, one sequence after another."""
+
+    where: Array  # (s, 2) the number of the shard in the dataset, and the row
+    lengths: Array  # (s,)
+    pieces: Array  # (n,)
+    boundaries: Array  # (s,) where B begins
+    random_next: Array  # (s,)
+    predictions: Array  # (s,) how many
+    positions: Array  # (m,) in their sequence
+    labels: Array  # (m,)
+
+    def cut(self, limit: int) -> Rows:
+        """The same examples with at most so many pieces."""
+        window = Window.of(self.lengths, self.boundaries, limit)
+        places = np.arange(len(self.pieces)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        marks = (places == 0) | (places == np.repeat(self.lengths - 1, self.lengths))  # [CLS] and the last [SEP]
+        left = window.holds(self.positions, self.predictions)
+        return Rows(
+            where=self.where,
+            lengths=window.lengths,
+            pieces=self.pieces[marks | window.holds(places, self.lengths)],
+            boundaries=np.minimum(self.boundaries - window.start + 1, window.lengths),
+            random_next=self.random_next,
+            predictions=window.count(self.positions, self.predictions),
+            positions=(self.positions - np.repeat(window.start - 1, self.predictions))[left],
+            labels=self.labels[left],
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """What stays of s examples that are cut: `[CLS]`, the pieces from `start` to `stop`, and the last `[SEP]`."""
+
+    start: Array  # (s,)
+    stop: Array  # (s,)
+
+    @classmethod
+    def of(cls, lengths: Array, boundaries: Array, limit: int) -> Window:
+        """Chooses what stays, in `limit` pieces, of examples of these lengths whose B begins at `boundaries`."""
+        first, second = boundaries - 2, lengths - boundaries - 1  # the pieces of A and of B
+        room = limit - 3
+        of_first = np.minimum(first, np.maximum(room // 2, room - second))
+        of_second = np.minimum(second, room - of_first)
+        paired = boundaries < lengths
+        start = np.where(paired, boundaries - 1 - of_first, 1)
+        stop = np.where(paired, boundaries + of_second, np.minimum(lengths, limit) - 1)
+        return cls(start, stop)
+
+    @property
+    def lengths(self) -> Array:
+        """How long the cut examples are."""
+        lengths: Array = self.stop - self.start + 2
+        return lengths
+
+    def holds(self, places: Array, counts: Array) -> Array:
+        """Whether each of these places stays; every example has as many of them as `counts` says."""
+        start, stop = (np.repeat(bound, counts) for bound in (self.start, self.stop))
+        held: Array = (start <= places) & (places < stop)
+        return held
+
+    def count(self, places: Array, counts: Array) -> Array:
+        """How many of its places every example keeps."""
+        before = np.cumsum([0, *self.holds(places, counts)])
+        ends = np.cumsum(counts)
+        kept: Array = before[ends] - before[ends - counts]
+        return kept
+
+
+def spans(starts: Array, sizes: Array) -> Array:
+    """Joins stretches of indices: start, start+1, …, `size` of them, for every start."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    places: Array = np.repeat(starts - (ends - sizes), sizes)
+    places += np.arange(total)
+    return places
