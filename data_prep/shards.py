@@ -179,6 +179,11 @@ class Manifest:
         """Counts the pieces of the vocabulary."""
         return int(self.content["vocabulary"]["size"])
 
+    @property
+    def has_pairs(self) -> bool:
+        """Tells whether examples are pairs of segments, for next-sentence prediction."""
+        return bool(self.content["settings"]["pairs"] != "none")
+
     def files(self) -> list[FileRecord]:
         """Lists the records of all files of the folder but the manifest itself."""
         return self.tables() + [record for shards in self.sets().values() for record in shards]

@@ -67,8 +67,8 @@ class Model(Section):
     attention_dropout: Fraction = 0.1
     """Share of the attention probabilities dropped."""
 
-    def shape(self, vocabulary: int) -> Shape:
-        """Works out the sizes of the encoder for a vocabulary of so many pieces."""
+    def shape(self, vocabulary: int, next_sentence: bool = True) -> Shape:
+        """Works out the sizes for a vocabulary of so many pieces; `next_sentence` says whether the data has pairs."""
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         layers, hidden = self.layers or layers, self.hidden or hidden
         return Shape(
@@ -80,6 +80,7 @@ class Model(Section):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            next_sentence=next_sentence,
         )
 
 

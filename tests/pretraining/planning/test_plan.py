@@ -39,7 +39,8 @@ def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, An
 def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
-    return Manifest({key: {} for key in KEYS} | {"format": 1, "sets": sets, "vocabulary": {"size": 1000}})
+    others = {"format": 1, "settings": {"pairs": "nsp"}, "sets": sets, "vocabulary": {"size": 1000}}
+    return Manifest({key: {} for key in KEYS} | others)
 
 
 def plan(name: str, **options: Any) -> Plan:

@@ -27,7 +27,7 @@ def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.write(RECORD)
         [line] = read_lines(tmp_path)  # before the end
-        assert (line["kind"], line["step"], line["masked"], line["loss_scale"]) == ("step", 12000, 5.842, None)
+        assert (line["kind"], line["step"], line["masked_loss"], line["loss_scale"]) == ("step", 12000, 5.842, None)
         log.write(SCORES)
         log.write(replace(RECORD, step=12001, loss=float("nan")))
     _, scores, broken = read_lines(tmp_path)
@@ -78,7 +78,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
-    assert {"train/learning_rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
+    assert {"train/learning_rate", "train/flops_utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
