@@ -124,6 +124,7 @@ class EvaluationRecord(Record):
 
     kind: ClassVar[str] = "evaluation"
     group: ClassVar[str] = "validation"
+    no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase", "scored_examples", "evaluation_seconds"})
     phase: int
     """The phase of the run, counted from 1."""
     masked_loss: float

@@ -25,7 +25,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.huggingface.folders import CONFIG, read_folder, read_length
-from pretraining.huggingface.weights import HEADS, count_segments
+from pretraining.huggingface.weights import HEADS, count_segments, with_first_segment_alone
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
@@ -166,6 +166,8 @@ def start_with(model: Bert, state: RunState, request: Request, context: Context)
         shape, length, segments = record.shape, run.state.trained_length, run.state.trained_segments
         if run.data.vocabulary != request.manifest.content["vocabulary"]["sha256"]:
             raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
+        if segments == 1:
+            weights = with_first_segment_alone(weights)
     may_differ = {name: getattr(model.shape, name) for name in ("dropout", "attention_dropout", "next_sentence")}
     if replace(shape, **may_differ) != model.shape:
         raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
@@ -174,7 +176,8 @@ def start_with(model: Bert, state: RunState, request: Request, context: Context)
     state.trained_length, state.trained_segments = length, max(segments, state.trained_segments)
     if left.unexpected_keys and context.world.rank == 0:
         heads = " and ".join(dict.fromkeys(name.partition(".")[0] for name in left.unexpected_keys))
-        context.console.print(f"left out of {source}: {heads}, which data without pairs cannot train", markup=False)
+        said = f"left out of {source}: {heads}, which data without pairs cannot train"
+        context.console.print(said, markup=False, soft_wrap=True)
 
 
 def write_run_folder(request: Request) -> None:

@@ -170,9 +170,11 @@ def assert_same_curve(run: Path, wanted: Path, tolerance: float) -> None:
     ours, theirs = records(run), records(wanted)
     assert [record["step"] for record in ours] == [record["step"] for record in theirs]
     for mine, other in zip(ours, theirs, strict=True):
-        for name in ("loss", "masked_loss", "next_loss", "gradient_norm"):
-            assert mine.get(name) == pytest.approx(other.get(name), rel=tolerance), f"{name} at step {mine['step']}"
-        assert mine["learning_rate"] == other["learning_rate"]
+        assert mine.keys() == other.keys()
+        for name in other.keys() & {"loss", "masked_loss", "next_loss", "gradient_norm"}:
+            assert mine[name] == pytest.approx(other[name], rel=tolerance), f"{name} at step {mine['step']}"
+        for name in ("learning_rate", "examples_seen", "pieces_seen"):
+            assert mine[name] == other[name], f"{name} at step {mine['step']}"
 
 
 def exported_weights(run: Path) -> dict[str, Tensor]:
