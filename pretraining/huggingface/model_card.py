@@ -113,7 +113,7 @@ def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
         pipeline_tag="fill-mask",
         tags=["bert", "fill-mask"],
         license=licence,
-        language=provenance and provenance.data.settings.get("language"),
+        language=provenance.data.settings.get("language") if provenance else None,
         base_model=base if base and HUB_NAME.fullmatch(base) else None,
     )
     return f"---\n{content.to_yaml()}\n---"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.processes import ROOT
 from support.training import Place, assert_well, records, train
+from transformers import AutoTokenizer
 
 FIXTURE = ROOT / "tests" / "fixtures" / "ff5ddeb"
 NAMES = {"rate": "learning_rate", "masked": "masked_loss", "next": "next_loss", "examples": "scored_examples"}
@@ -37,6 +38,9 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_as_it_would_have_then(place:
     shutil.copytree(FIXTURE / "checkpoints", place.folder / "run" / "checkpoints")
     command = dataclasses.replace(place, recipe=FIXTURE / "recipe.toml").command("run")
     assert "continues after step 3\n" in assert_well(train(command, ranks))
+    run = place.folder / "run"
+    assert AutoTokenizer.from_pretrained(run / "export").model_max_length == 64
+    assert {record["examples_seen"] for record in records(run)} == {None}  # what that version did not count
     for kind in ("step", "evaluation"):
         for record, expected in zip(records(place.folder / "run", kind), expected_records(kind, after=3), strict=True):
             for name, value in expected.items():

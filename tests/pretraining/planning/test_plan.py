@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
         assert planned.epochs == pytest.approx((planned.sequences or 0) / planned.statistics.examples)
         assert planned.seconds == pytest.approx((planned.pieces or 0) / 1000.0)
     assert made.seconds == pytest.approx(sum(planned.seconds or 0 for planned in made.phases))
+
+
+def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
+    alone = Manifest({**manifest.content, "settings": {"pairs": "none"}})
+    with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
+    assert without.shape == replace(with_pairs.shape, next_sentence=False)
+    assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
+    assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
 
 def test_hours_from_a_matrix_rate() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.processes import spawn
 
-from pretraining.model.bert import Losses
+from pretraining.model.bert import Losses, MaskedLosses
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import find_world
 from pretraining.reporting import meter as metrics
@@ -60,6 +60,17 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     assert speed.seconds_per_step == 10.0
     assert speed.seconds_left == pytest.approx(20.0)
     assert speed.peak_memory_bytes == pytest.approx(peak_memory(CPU), rel=0.1)
+
+
+def test_a_model_of_masked_pieces_alone_has_no_other_figures() -> None:
+    meter = Meter(CPU, MaskedLosses._fields, COUNTS, watch=Stopwatch(clock=Clock()))
+    both = [torch.tensor(10.0), torch.tensor(1)]
+    meter.add(both, predictions=4, sequences=2, pieces=30, padded=50, flops=2.0)
+    totals, speed = meter.flush()
+    record = StepRecord.of(totals, speed=speed, step=7, phase=1, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
+    assert (record.loss, record.masked_loss, record.masked_accuracy) == (2.5, 2.5, 0.25)
+    assert not [name for name in record.figures() if "next" in name]
+    assert "next" not in record.line()
 
 
 def test_an_interval_starts_from_nothing() -> None:
