@@ -38,7 +38,7 @@ class Exported:
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
         agree = f"to {self.difference:.1g}" if self.difference else "exactly"
-        left_out = f"; left out: {', '.join(self.left_out)}, of no use without the other part" * bool(self.left_out)
+        left_out = f"; left out: {', '.join(self.left_out)}, half of what predicts next sentences" * bool(self.left_out)
         return (
             f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree {agree}"
             f"{left_out}"

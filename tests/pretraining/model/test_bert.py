@@ -121,6 +121,7 @@ def test_the_published_sizes_have_the_published_parameters() -> None:
         assert sum(parameter.numel() for parameter in Bert(shape).parameters()) - padding == shape.num_parameters()
 
 
+@torch.no_grad()
 def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
     shape = replace(SMALL, next_sentence=False)
     theirs = BertForMaskedLM(their_config(shape))
