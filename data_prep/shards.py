@@ -187,6 +187,11 @@ class Manifest:
         """Finds the length whose examples serve for a wanted one: the same, or the next longer, to be cut."""
         return next((stored for stored in self.lengths() if stored >= length), None)
 
+    @property
+    def has_pairs(self) -> bool:
+        """Tells whether examples are pairs of segments, for next-sentence prediction."""
+        return bool(self.content["settings"]["pairs"] != "none")
+
     def files(self) -> list[FileRecord]:
         """Lists the records of all files of the folder but the manifest itself."""
         return self.tables() + [record for shards in self.sets().values() for record in shards]

@@ -36,6 +36,8 @@ class Export:
     """Folder with the vocabulary: shards or an earlier export (default: the one that the run knows)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the numbers that are written."""
+    licence: str | None = None
+    """Licence of the model, for its card, as the hub spells it: apache-2.0 (default: that of the recipe)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -43,7 +45,8 @@ def main(arguments: list[str]) -> int:
     console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        done = export(wanted.run, wanted.out, wanted.checkpoint, wanted.vocabulary, getattr(torch, wanted.dtype))
+        dtype = getattr(torch, wanted.dtype)
+        done = export(wanted.run, wanted.out, wanted.checkpoint, wanted.vocabulary, dtype, wanted.licence)
     except UserError as error:
         errors.print(f"error: {error}", markup=False)
         return 2

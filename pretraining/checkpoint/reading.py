@@ -141,6 +141,6 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
 
 
 def parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
-    """The parameters of a pre-trained model with both heads."""
+    """The parameters of a pre-trained model with its heads."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in Bert(shape).named_parameters()}

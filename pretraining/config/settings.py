@@ -31,6 +31,9 @@ def _positive_or_auto(value: Any) -> Any:
     raise PydanticCustomError("positive_or_auto", 'a whole number of at least 1 is needed, or "auto"')
 
 
+LICENCE = r"[a-z0-9][a-z0-9.+-]*"
+"""How the hub spells licences."""
+LICENCE_HINT = "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
@@ -67,8 +70,8 @@ class Model(Section):
     attention_dropout: Fraction = 0.1
     """Share of the attention probabilities dropped."""
 
-    def shape(self, vocabulary: int) -> Shape:
-        """Works out the sizes of the encoder for a vocabulary of so many pieces."""
+    def shape(self, vocabulary: int, next_sentence: bool = True) -> Shape:
+        """Works out the sizes for a vocabulary of so many pieces; `next_sentence` says whether the data has pairs."""
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         layers, hidden = self.layers or layers, self.hidden or hidden
         return Shape(
@@ -80,6 +83,7 @@ class Model(Section):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            next_sentence=next_sentence,
         )
 
 
@@ -231,6 +235,13 @@ class Checkpoints(Section):
     """Checkpoints of steps that divide by it are kept too; 0: none."""
 
 
+class Card(Section):
+    """What the model card says that nothing else tells."""
+
+    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] | None = None
+    """Licence of the model, as the hub spells it: apache-2.0, mit, cc-by-sa-4.0 (default: not specified)."""
+
+
 class Guards(Section):
     """What is done when training goes wrong."""
 
@@ -273,6 +284,8 @@ class Recipe(Section):
     """When the state is saved."""
     guards: Guards = Guards()
     """What is done when training goes wrong."""
+    card: Card = Card()
+    """What the model card says that nothing else tells."""
     deepspeed: dict[str, Any] = {}
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 

@@ -2,7 +2,8 @@
 
     BERT/
       config.json              the sizes, as transformers' BertConfig names them
-      model.safetensors        the weights of BertForPreTraining; read also in parts, or from pytorch_model.bin
+      model.safetensors        the weights of BertForPreTraining, or of BertForMaskedLM where the model has no
+                               next-sentence head; read also in parts, or from pytorch_model.bin
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
 
@@ -18,6 +19,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from pretraining.huggingface.weights import (
     LISTED,
     config_of,
     from_transformers,
+    has_next_sentence,
     refuse_faults,
     shape_of,
     to_transformers,
@@ -50,14 +53,17 @@ REPLACED = ".old"
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:
     """Reads the sizes and weights in a folder of transformers, and names the weights that it lacks.
 
-    Only whole heads may be missing.
+    Only whole heads may be missing. A model with neither pooler nor next-sentence head does not lack them: it is one
+    without next-sentence prediction.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
     shape = shape_of(_read_table(folder / CONFIG), str(folder / CONFIG))
-    state, missing = from_transformers(_read_weights(folder), shape, str(folder))
+    weights = _read_weights(folder)
+    shape = replace(shape, next_sentence=has_next_sentence(weights))
+    state, missing = from_transformers(weights, shape, str(folder))
     return shape, state, missing
 
 
@@ -130,14 +136,16 @@ def write_folder(
     vocabulary: Path,
     card: str,
     dtype: torch.dtype = torch.float32,
+    length: int | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a folder that transformers loads, whole or not at all.
 
-    The files of the vocabulary are those of the folder `vocabulary`: one of shards, or an earlier export. `check` sees
-    the finished folder before it takes its name and the place of an earlier export; what it raises prevents that.
+    The files of the vocabulary are those of the folder `vocabulary`: one of shards, or an earlier export. `length` is
+    what the tokenizer is to cut texts to (default: the positions). `check` sees the finished folder before it takes its
+    name and the place of an earlier export; what it raises prevents that.
     """
-    config, pad = _tokenizer_config(vocabulary, shape)
+    config, pad = _tokenizer_config(vocabulary, shape, length)
     weights = {name: weight.to(dtype) for name, weight in to_transformers(state, shape).items()}
     refuse_faults(
         str(folder),
@@ -171,7 +179,14 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     )
 
 
-def _tokenizer_config(vocabulary: Path, shape: Shape) -> tuple[dict[str, Any], int]:
+def read_length(folder: Path, shape: Shape) -> int:
+    """Reads what the tokenizer of a folder cuts texts to; the positions of the model where it does not say, or more."""
+    path = folder / TOKENIZER_CONFIG
+    length = _read_table(path).get("model_max_length") if path.is_file() else None
+    return int(min(length, shape.positions)) if isinstance(length, int | float) and length >= 1 else shape.positions
+
+
+def _tokenizer_config(vocabulary: Path, shape: Shape, length: int | None) -> tuple[dict[str, Any], int]:
     """Makes the content of tokenizer_config.json, and finds the id of `[PAD]`."""
     pieces = read_vocabulary(vocabulary)
     if len(pieces) != shape.vocabulary:
@@ -180,7 +195,7 @@ def _tokenizer_config(vocabulary: Path, shape: Shape) -> tuple[dict[str, Any], i
             "not the vocabulary it was trained with"
         )
     config = _read_table(vocabulary / TOKENIZER_CONFIG)
-    return {**config, "model_max_length": shape.positions}, pieces.special.pad
+    return {**config, "model_max_length": length or shape.positions}, pieces.special.pad
 
 
 @contextmanager

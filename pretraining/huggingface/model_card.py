@@ -1,16 +1,28 @@
-"""The model card: the README.md of an exported folder, with sizes, data, recipe and scores."""
+"""The model card: the README.md of an exported folder, with sizes, data, recipe and scores.
+
+It tells what a reader of the model wants to know. How the run was made fast, safe or watched is not in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub import ModelCardData
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
+HELD_OUT = ", held out"
+"""The end of the name of the examples of a length that are held out."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""How the hub names a model: owner/name."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class DataSummary:
     examples: Mapping[str, int]
     """Examples of each length; those held out are counted apart."""
     settings: Mapping[str, Any]
-    """How the shards were made: a value for each of `SETTINGS`."""
+    """How the shards were made: a value for each of `SETTINGS`, None where it was not given."""
     vocabulary: str
     """SHA-256 of the vocabulary."""
     fingerprint: str
@@ -36,13 +48,13 @@ class DataSummary:
         content = manifest.content
         examples: dict[str, int] = {}
         for shards in content["sets"]:
-            name = str(shards["length"]) + (", held out" if shards["validation"] else "")
+            name = str(shards["length"]) + (HELD_OUT if shards["validation"] else "")
             examples[name] = examples.get(name, 0) + shards["examples"]
         return cls(
             sources=content["corpus"]["documents_by_source"],
             pieces=content["corpus"]["pieces"],
             examples=examples,
-            settings={name: content["settings"][name] for name in SETTINGS},
+            settings={name: content["settings"].get(name) for name in SETTINGS},
             vocabulary=content["vocabulary"]["sha256"],
             fingerprint=manifest.fingerprint,
         )
@@ -55,88 +67,257 @@ class Provenance:
     data: DataSummary
     recipe: Mapping[str, Any]
     """The tables of the recipe, as `Recipe.as_dict` gives them."""
-    metrics: Mapping[str, float | None]
-    """Scores of the validation by their names; none where there was no validation."""
+    scores: Mapping[str, float | None]
+    """The latest validation, as `EvaluationRecord.figures` gives it; none where there was no validation."""
     step: int
     """Optimizer steps after which the weights were taken."""
+    phase: int
+    """Number of the phase in which the run stood then, counted from 0; that of the phases where all were done."""
+    phase_step: int = 0
+    """Steps done of that phase."""
+    examples_seen: int | None = None
+    """Examples of all steps; None where that is not known."""
+    dtype: str | None = None
+    """The numbers that the model computed in: bf16, fp16 or fp32."""
+    segments: int = 2
+    """Segments that were trained; the embeddings of others are those of the first."""
+    base_model: str | None = None
+    """The model that the run began with: owner/name where it is of the hub, otherwise the name of its folder."""
 
 
-def model_card(shape: Shape, provenance: Provenance | None = None) -> str:
-    """Writes the card of a model; how it came to be is left out where that is not known."""
-    language = provenance and provenance.data.settings.get("language")
-    tags = ["library_name: transformers", "pipeline_tag: fill-mask", "tags:", "- bert", "- fill-mask"]
-    lines = ["---", *tags, *([f'language: "{language}"'] if language else []), "---", "", "# BERT", ""]
-    lines += [
-        "A BERT encoder with its masked-language and next-sentence heads"
-        f"{', pre-trained with Cloze' if provenance else ''}: layers {shape.layers}, hidden size {shape.hidden:,}, "
-        f"attention heads {shape.heads}, feed-forward size {shape.intermediate:,}; a vocabulary of "
-        f"{shape.vocabulary:,} pieces, and texts of at most {shape.positions} of them; "
-        f"{shape.num_parameters():,} parameters. Its licence is not specified.",
-        "",
-        LOADING,
+def model_card(
+    shape: Shape, folder: Path, length: int, licence: str | None = None, provenance: Provenance | None = None
+) -> str:
+    """Writes the card of a model that lies in a folder; how it came to be is left out where that is not known.
+
+    `length` is the longest text that it was trained on, or that its tokenizer lets through.
+    """
+    parts = [
+        _front_matter(licence, provenance),
+        _introduction(shape, provenance),
+        _table(["", ""], _sizes(shape, length, licence, provenance)),
+        _loading(shape, folder, length, provenance),
     ]
     if provenance is not None:
-        lines += _data_section(provenance.data) + _recipe_section(provenance.recipe, provenance.step)
-        if provenance.metrics:
-            lines += ["## Validation", "", *_table(["metric", "value"], sorted(provenance.metrics.items())), ""]
-    return "\n".join(lines).rstrip("\n") + "\n"
+        parts += [_data(provenance.data), _training(shape, provenance)]
+        if provenance.scores:
+            parts.append(_validation(provenance))
+    return "\n\n".join(parts) + "\n"
 
 
-LOADING = """## Loading
-
-```python
-from transformers import AutoModelForPreTraining, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = AutoModelForPreTraining.from_pretrained("FOLDER")
-```
-
-`AutoModel` and `AutoModelForMaskedLM` load parts of it; transformers then lists the weights of the other \
-heads as unexpected, as it does for every BERT with both heads.
-"""
-
-
-def _data_section(data: DataSummary) -> list[str]:
-    lines = ["## Data", "", *_table(["source", "documents"], data.sources.items()), ""]
-    lines += [*_table(["examples of length", "number"], data.examples.items()), ""]
-    text = f"{_value(data.pieces)} pieces of text. Settings: {_value(data.settings)}."
-    return [*lines, text, "", f"Fingerprint of the shards: `{data.fingerprint}`.", ""]
+def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
+    """What the hub reads of a card."""
+    base = provenance and provenance.base_model
+    content = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask",
+        tags=["bert", "fill-mask"],
+        license=licence,
+        language=provenance.data.settings.get("language") if provenance else None,
+        base_model=base if base and HUB_NAME.fullmatch(base) else None,
+    )
+    return f"---\n{content.to_yaml()}\n---"
 
 
-def _recipe_section(recipe: Mapping[str, Any], step: int) -> list[str]:
-    """The phases as a table, the other settings as a list."""
+def _introduction(shape: Shape, provenance: Provenance | None) -> str:
+    heads = "masked-language and next-sentence heads" if shape.next_sentence else "masked-language head"
+    text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
+    if provenance is None:
+        return f"{text}."
+    origin = f" Its training began with the weights of {_text(provenance.base_model)}." if provenance.base_model else ""
+    return f"{text}, pre-trained with Cloze.{origin}"
+
+
+def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenance | None) -> Iterator[Sequence[Any]]:
+    case = {True: ", with case and accents", False: ", without case and accents", None: ""}
+    cased = provenance.data.settings.get("cased") if provenance else None
+    used = "trained" if provenance else "used by the tokenizer"
+    yield "parameters", shape.num_parameters()
+    yield "layers", shape.layers
+    yield "hidden size", shape.hidden
+    yield "attention heads", shape.heads
+    yield "feed-forward size", shape.intermediate
+    yield "vocabulary", f"{shape.vocabulary:,} pieces{case[cased]}"
+    yield "positions", f"{shape.positions:,}" + (f", of which {length:,} were {used}" * (length < shape.positions))
+    yield "licence", licence or "not specified"
+
+
+def _loading(shape: Shape, folder: Path, length: int, provenance: Provenance | None) -> str:
+    kind = "AutoModelForPreTraining" if shape.next_sentence else "AutoModelForMaskedLM"
+    place = json.dumps(folder.name if folder.is_absolute() else str(folder), ensure_ascii=False)
+    lines = [
+        "## Loading\n",
+        "```python",
+        f"from transformers import {kind}, AutoTokenizer\n",
+        f"tokenizer = AutoTokenizer.from_pretrained({place})",
+        f"model = {kind}.from_pretrained({place})",
+        "```\n",
+        f"With `truncation=True` the tokenizer cuts texts at {length:,} pieces.",
+    ]
+    if shape.next_sentence:
+        lines.append(
+            "`AutoModel` and `AutoModelForMaskedLM` load parts of it; transformers then lists the weights of the other "
+            "heads as unexpected, as it does for every BERT with both heads."
+        )
+    else:
+        lines.append("There is no trained pooler: `AutoModel` draws one anew.")
+    if provenance is not None and provenance.segments == 1 < shape.segments:
+        lines.append(
+            "No text was a pair: the second segment (`token_type_ids` of 1) was never trained, and has the embedding "
+            "of the first."
+        )
+    return "\n".join(lines)
+
+
+def _data(data: DataSummary) -> str:
+    made, lengths = data.settings, sorted({int(name.removesuffix(HELD_OUT)) for name in data.examples})
+    examples = [
+        (f"{length:,} pieces", data.examples.get(f"{length}", 0), data.examples.get(f"{length}{HELD_OUT}", 0))
+        for length in lengths
+    ]
+    unit = "whole words" if made.get("masking") == "whole-word" else "single pieces"
+    facts = [
+        f"{data.pieces:,} pieces of text" + (f" in `{_text(made['language'])}`" if made.get("language") else ""),
+        f"{made.get('mask_rate', 0.15):.0%} of the pieces masked, {unit}, {_times(made.get('duplicates', 1))}",
+        "full sentences up to the length, no pairs" if made.get("pairs") == "none" else "pairs of segments",
+    ]
+    return "\n\n".join(
+        [
+            "## Data",
+            _table(["source", "documents"], data.sources.items()),
+            f"{'; '.join(facts)}.",
+            _table(["examples of at most", "for training", "held out"], examples),
+            f"Fingerprint of the shards, which the same text and settings have again: `{data.fingerprint}`.",
+        ]
+    )
+
+
+def _times(duplicates: int) -> str:
+    return "once" if duplicates == 1 else f"{duplicates} times anew"
+
+
+def _training(shape: Shape, provenance: Provenance) -> str:
+    recipe, count = provenance.recipe, provenance.phase + (provenance.phase_step > 0)
     phases: Sequence[Mapping[str, Any]] = recipe["phases"]
-    names = list(dict.fromkeys(name for phase in phases for name in phase))
-    rows = [[number, *(phase.get(name) for name in names)] for number, phase in enumerate(phases, 1)]
-    lines = ["## Recipe", "", *_table(["phase", *map(_words, names)], rows), ""]
-    for section, settings in recipe.items():
-        if section != "phases" and settings not in (None, {}):
-            lines.append(f"- {_words(section)}: {_value(settings)}")
-    return [*lines, "", f"The weights are those after step {step:,}.", ""]
+    heading = ["phase", "length", "batch", "trained for", "highest learning rate", "warm-up", "decay"]
+    rows = [_phase_row(recipe, provenance, number) for number in range(min(count, len(phases)))]
+    seen = "" if provenance.examples_seen is None else f", which have seen {provenance.examples_seen:,} examples"
+    facts = [f"- optimizer: {_optimizer(recipe['optimizer'])}", f"- dropout: {_dropout(shape)}"]
+    if provenance.dtype is not None:
+        rounded = "" if provenance.dtype == "fp32" else "; weights are kept and gradients added up in fp32"
+        facts.append(f"- precision: {provenance.dtype}{rounded}")
+    if "seed" in recipe:
+        facts.append(f"- seed: {recipe['seed']}")
+    said = f"The weights are those after step {provenance.step:,}{seen}."
+    return "\n\n".join(["## Training", _table(heading, rows), "\n".join(facts), said])
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+def _phase_row(recipe: Mapping[str, Any], provenance: Provenance, number: int) -> list[str]:
+    """What one phase has done, with its units."""
+    phase = recipe["phases"][number]
+    name, duration = str(phase.get("name", number + 1)), _duration(recipe, phase)
+    if number == provenance.phase:  # it goes on
+        duration = f"{provenance.phase_step:,} {'of' if phase.get('steps') else 'steps so far, of'} {duration}"
+    length = f"{phase['length']:,} pieces"
+    longer = all(earlier["length"] < phase["length"] for earlier in recipe["phases"][:number])
+    if number and longer and phase.get("new_positions") == "copied":
+        length += ", new positions begun as copies"
+    begin = [name, length, f"{phase['batch']:,} sequences", duration]
+    if phase.get("learning_rate") is None:
+        return [*begin, "goes on from the phase before", "", ""]
+    return [*begin, f"{phase['learning_rate']:g}", _warmup(phase), _decay(phase)]
+
+
+def _duration(recipe: Mapping[str, Any], phase: Mapping[str, Any]) -> str:
+    """How long a phase is by its recipe."""
+    if phase.get("steps") is not None:
+        return f"{phase['steps']:,} steps"
+    whole = f"{recipe['hours']:g} hours" if recipe.get("hours") else f"{recipe.get('steps', 0):,} steps"
+    return f"{100 * phase.get('share', 1.0):.4g}% of {whole}"
+
+
+def _warmup(phase: Mapping[str, Any]) -> str:
+    if phase.get("warmup_steps") is not None:
+        return f"{phase['warmup_steps']:,} steps"
+    return f"{100 * phase['warmup']:.4g}% of the schedule" if phase.get("warmup") else "none"
+
+
+def _decay(phase: Mapping[str, Any]) -> str:
+    """How the learning rate falls, with those settings alone that matter to the kind of decay."""
+    kind = str(phase.get("decay", "linear"))
+    if kind == "polynomial":
+        kind += f", power {phase.get('power', 1.0):g}"
+    if kind == "wsd":
+        kind = f"constant, then linear in the last {100 * phase.get('decay_share', 0.1):.4g}%"
+    if kind != "constant":
+        kind += f", to {100 * phase.get('final', 0.0):.4g}% of the highest" if phase.get("final") else ", to 0"
+    return kind
+
+
+def _optimizer(settings: Mapping[str, Any]) -> str:
+    """The algorithm with the settings that it has."""
+    name, clip = settings.get("name", "adamw"), settings.get("clip", 1.0)
+    facts = [
+        f"betas {settings['betas'][0]:g} and {settings['betas'][1]:g}",
+        f"epsilon {settings['epsilon']:g}",
+        f"weight decay {settings['weight_decay']:g}, not of biases and norms",
+        "bias correction" if settings.get("bias_correction", True) else "no bias correction",
+    ]
+    if name == "lamb":
+        limits = settings.get("trust_limits")
+        facts += [f"trust ratios from {limits[0]:g} to {limits[1]:g}"] if limits else []
+        facts += ["trust ratios for biases and norms too"] if settings.get("trust_all") else []
+    if name == "lamb" and settings.get("normalize"):
+        facts.append("gradients divided by their norm")
+    elif clip:
+        facts.append(f"gradients clipped to a norm of {clip:g}")
+    return f"{ {'adamw': 'AdamW', 'lamb': 'LAMB'}.get(name, name) }; {'; '.join(facts)}"
+
+
+def _dropout(shape: Shape) -> str:
+    if shape.dropout == shape.attention_dropout:
+        return f"{shape.dropout:g}"
+    return f"{shape.dropout:g}, of attention {shape.attention_dropout:g}"
+
+
+def _validation(provenance: Provenance) -> str:
+    """The scores with their units and meanings."""
+    scores = provenance.scores
+    lengths = {number: phase["length"] for number, phase in enumerate(provenance.recipe["phases"], 1)}
+    length = lengths.get(int(scores.get("phase") or 0))
+    rows = []
+    for name, (words, unit, meaning) in SCORES.items():
+        value = scores.get(name)
+        if value is not None:
+            rows.append([words, f"{100 * value:.1f}%" if unit == "%" else f"{value:.4g} {unit}", meaning])
+    on = f"On {int(scores.get('scored_examples') or 0):,} examples{f' of length {length}' if length else ''} held out"
+    return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + _table(
+        ["score", "value", "what it is"], rows
+    )
+
+
+SCORES = {
+    "masked_loss": ("masked loss", "nats", "cross-entropy of a masked piece"),
+    "perplexity": ("perplexity", "pieces", "among how many the model hesitates: e to the masked loss"),
+    "masked_accuracy": ("masked accuracy", "%", "masked pieces that are the model's first choice"),
+    "next_loss": ("next-sentence loss", "nats", "cross-entropy of whether the second segment follows the first"),
+    "next_accuracy": (
+        "next-sentence accuracy",
+        "%",
+        "pairs of which the model says rightly whether they belong together",
+    ),
+}
+"""The scores of a validation: their names in its figures, and here, their units, and what they are."""
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of Markdown."""
-    cells = [[_value(cell) for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *cells)]
+    cells = [[_text(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *cells))
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _value(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as people read it, and safe in a table."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{_words(str(name))} {_value(inner)}" for name, inner in value.items())
-    if isinstance(value, list | tuple):
-        return " ".join(map(_value, value))
     return " ".join(str(value).split()).replace("|", "\\|")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -74,7 +74,7 @@ class Weight:
 
 
 def list_weights(shape: Shape) -> list[Weight]:
-    """Lists every weight of an encoder with both heads."""
+    """Lists every weight of an encoder with its heads."""
     h, v = shape.hidden, shape.vocabulary
     prediction = "cls.predictions"
     weights = [
@@ -85,14 +85,24 @@ def list_weights(shape: Shape) -> list[Weight]:
     ]
     for layer in range(shape.layers):
         weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
-    return [
-        *weights,
-        *_affine("pooler", ["bert.pooler.dense"], h, h),
+    pooler = _affine("pooler", ["bert.pooler.dense"], h, h)
+    masked_head = [
         *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
         *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
         Weight("masked_head.bias", (f"{prediction}.bias",), (v,)),
-        *_affine("next_head", ["cls.seq_relationship"], 2, h),
     ]
+    next_head = _affine("next_head", ["cls.seq_relationship"], 2, h)
+    return weights + (pooler + masked_head + next_head if shape.next_sentence else masked_head)
+
+
+def architecture(shape: Shape) -> str:
+    """Names the class of transformers that has the same heads."""
+    return "BertForPreTraining" if shape.next_sentence else "BertForMaskedLM"
+
+
+def has_next_sentence(names: Iterable[str]) -> bool:
+    """Whether weights of these names, transformers' or older ones, have anything of next-sentence prediction."""
+    return any(name.removeprefix("bert.").startswith(("pooler.", "cls.seq_relationship.")) for name in names)
 
 
 def _layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]:
@@ -107,6 +117,18 @@ def _layer(ours: str, theirs: str, hidden: int, inner: int) -> list[Weight]:
     ]
 
 
+def count_segments(state: Mapping[str, Tensor]) -> int:
+    """Counts the segments that our weights tell apart: 1 where all have the embedding of the first."""
+    rows = state["embeddings.segment.weight"]
+    return 1 if torch.equal(rows, rows[:1].expand_as(rows)) else len(rows)
+
+
+def with_first_segment_alone(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gives every segment the embedding of the first, where no other was trained."""
+    rows = state["embeddings.segment.weight"]
+    return {**state, "embeddings.segment.weight": rows[:1].expand_as(rows).clone()}
+
+
 def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[Weight]:
     """The weight and the bias of a linear layer, or of a norm, which has no columns."""
     return [
@@ -116,7 +138,7 @@ def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[
 
 
 def to_transformers(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-    """Makes of our weights those that BertForPreTraining saves: new tensors, no padding, no copy of the decoder."""
+    """Makes of our weights those that transformers saves: new tensors, no padding, no copy of the decoder."""
     weights = list_weights(shape)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
@@ -142,7 +164,8 @@ def from_transformers(
     for name, (given, tensor) in found.items():
         size = tuple(tensor.shape)
         if name not in places:
-            faults.append(f"{given} {size} has no place in a BERT of {shape.layers} layers with its two heads")
+            heads = "its two heads" if shape.next_sentence else "a masked head alone"
+            faults.append(f"{given} {size} has no place in a BERT of {shape.layers} layers with {heads}")
         elif size != places[name].part:
             faults.append(f"{given} is {size}; by the config it should be {places[name].part}")
         elif not tensor.is_floating_point():
@@ -207,7 +230,7 @@ def refuse_faults(where: str, faults: list[str]) -> None:
 def config_of(shape: Shape, pad: int, dtype: torch.dtype) -> dict[str, Any]:
     """Makes the config.json of a folder; `pad` is the id of the piece `[PAD]`."""
     return {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [architecture(shape)],
         "model_type": "bert",
         "hidden_act": "gelu",
         **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},

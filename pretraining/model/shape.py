@@ -19,7 +19,7 @@ VOCABULARY_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that make an encoder."""
+    """The numbers that make an encoder with its heads."""
 
     layers: int
     hidden: int
@@ -34,6 +34,8 @@ class Shape:
     attention_dropout: float = 0.1
     epsilon: float = 1e-12
     """added to the variance in layer norms"""
+    next_sentence: bool = True
+    """whether there are a pooler and a head for next sentences, which data without pairs cannot train"""
 
     @classmethod
     def named(cls, size: str, vocabulary: int) -> Shape:
@@ -46,13 +48,13 @@ class Shape:
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     def num_parameters(self) -> int:
-        """With both heads; the padding of the vocabulary is not counted."""
+        """With its heads; the padding of the vocabulary is not counted."""
         h, i = self.hidden, self.intermediate
         embeddings = (self.vocabulary + self.positions + self.segments) * h + 2 * h
         layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
-        pooler, next_head = h * h + h, 2 * h + 2
         masked_head = h * h + h + 2 * h + self.vocabulary
-        return embeddings + self.layers * layer + pooler + masked_head + next_head
+        pooler_and_next_head = (h * h + h) + (2 * h + 2) if self.next_sentence else 0
+        return embeddings + self.layers * layer + masked_head + pooler_and_next_head
 
     def flops(self, lengths: Sequence[int], predictions: int) -> float:
         """Useful operations of a training step (forward and backward) on sequences of these real lengths.
@@ -64,5 +66,5 @@ class Shape:
         linear = 2 * (4 * h * h + 2 * h * self.intermediate) * pieces
         attention = 4 * h * sum(length * length for length in lengths)
         masked_head = 2 * (h * h + h * self.vocabulary) * predictions
-        next_head = 2 * (h * h + 2 * h) * len(lengths)
+        next_head = 2 * (h * h + 2 * h) * len(lengths) if self.next_sentence else 0
         return 3.0 * (self.layers * (linear + attention) + masked_head + next_head)

@@ -94,7 +94,9 @@ def build_plan(
     Hours follow from the throughput of all ranks in real pieces a second, or else from the matrix rate of one rank and
     the share of it that useful operations reach.
     """
-    shape = recipe.model.shape(manifest.vocabulary_size if manifest else VOCABULARY)
+    shape = recipe.model.shape(VOCABULARY)
+    if manifest is not None:
+        shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
     offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
     memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4))
     phases = []

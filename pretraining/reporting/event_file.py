@@ -45,7 +45,7 @@ class EventFile:
     def scalars(self, group: str, step: int, figures: Mapping[str, float | None]) -> None:
         """Adds the figures that are known, each as GROUP/NAME."""
         for name, value in figures.items():
-            if name != "step" and value is not None:
+            if value is not None:
                 self._add(step=step, summary=self._kinds.scalar(f"{group}/{name}", value))
         self._records.flush()
 
@@ -53,6 +53,12 @@ class EventFile:
         """Adds the distribution of each sample as GROUP/NAME."""
         for name, values in samples.items():
             self._add(step=step, summary=self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS))
+        self._records.flush()
+
+    def text(self, name: str, step: int, content: str) -> None:
+        """Adds a text, which TensorBoard takes for Markdown: as a block of code, in which every character stays."""
+        block = "".join(f"    {line}\n" for line in content.splitlines())
+        self._add(step=step, summary=self._kinds.text(name, block))
         self._records.flush()
 
     def close(self) -> None:

@@ -56,15 +56,15 @@ class Speed:
 
     pieces_per_second: float
     """Real pieces, without padding."""
-    padded_per_second: float
+    padded_pieces_per_second: float
     """Pieces that a trainer with padding would count."""
-    utilisation: float | None
+    flops_utilisation: float | None
     """Useful model FLOPs, as a share of what the matrix products of all ranks could do."""
-    waiting: float
+    waiting_for_data: float
     """Share of the time for which ranks waited for data."""
-    memory: int
-    """Bytes: the peak of the rank that needed most."""
-    seconds: float
+    peak_memory_bytes: int
+    """The peak of the rank that needed most."""
+    seconds_per_step: float
     """What an optimizer step took, without evaluation and saving."""
     seconds_left: float | None
     """How long the rest of the run will take; None where that is not known."""
@@ -155,11 +155,11 @@ class Meter:
             seconds_left = flops_left * self._pace
         speed = Speed(
             pieces_per_second=totals["pieces"] / seconds,
-            padded_per_second=totals["padded"] / seconds,
-            utilisation=flops / seconds / ceiling if ceiling else None,
-            waiting=min(1.0, totals["waited"] / (seconds * ranks)),
-            memory=memory,
-            seconds=seconds / max(self.steps, 1),
+            padded_pieces_per_second=totals["padded"] / seconds,
+            flops_utilisation=flops / seconds / ceiling if ceiling else None,
+            waiting_for_data=min(1.0, totals["waited"] / (seconds * ranks)),
+            peak_memory_bytes=memory,
+            seconds_per_step=seconds / max(self.steps, 1),
             seconds_left=seconds_left,
         )
         self._clear()

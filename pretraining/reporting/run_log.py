@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class Record:
     """What the record is called in lines of JSON."""
     group: ClassVar[str]
     """What TensorBoard shows its figures under, as GROUP/NAME."""
+    no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase"})
+    """Figures that would say nothing as a curve, which TensorBoard does not get."""
     step: int
     """Optimizer steps that the run has done."""
 
@@ -98,10 +101,12 @@ class RunLog:
         if not self._active:
             return
         figures = record.figures()
-        self._write_line({"kind": record.kind, **{name: _plain(value) for name, value in figures.items()}})
+        plain = {name: _plain(value) for name, value in figures.items()}
+        self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
+            curves = {name: value for name, value in figures.items() if name not in record.no_curve}
             with _as_user_error(self._events_folder):
-                self._events.scalars(record.group, record.step, figures)
+                self._events.scalars(record.group, record.step, curves)
         panel = None if self._live is None else record.panel(self._console.width)
         if self._live is not None and panel is not None:
             with _as_user_error("the console"):
@@ -120,6 +125,12 @@ class RunLog:
         if self._events is not None:
             with _as_user_error(self._events_folder):
                 self._events.histograms(group, step, samples)
+
+    def text(self, name: str, content: str) -> None:
+        """Adds a text that TensorBoard alone shows, as it is."""
+        if self._events is not None:
+            with _as_user_error(self._events_folder):
+                self._events.text(name, self._first, content)
 
     def say(self, text: str) -> None:
         """Prints a line that is for the reader alone and in no file."""

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.engine.engine import Engine
-from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, mean_losses
+from pretraining.model.bert import sums
+from pretraining.reporting.records import COUNTS, EvaluationRecord, mean_losses
 
 
 @torch.no_grad()
@@ -28,20 +29,20 @@ def evaluate(
     """Scores every example once, over all ranks; the result does not depend on their number but for rounding."""
     begin = time.perf_counter()
     engine.deepspeed.eval()
-    sums = torch.zeros(6, dtype=torch.float64, device=engine.device)
+    names = (*sums(engine.model.shape), *COUNTS)
+    found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
     for batch, counts in validation_batches(dataset, dist.get_rank(), dist.get_world_size(), micro_batch, limit):
         mark()
         losses = engine.forward(batch.to(engine.device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
-        found = torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)])
-        sums += found * counts
+        found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)]) * counts
     engine.deepspeed.train()
-    dist.all_reduce(sums)
-    totals = dict(zip((*SUMS, *COUNTS), sums.tolist(), strict=True))
+    dist.all_reduce(found)
+    totals = dict(zip(names, found.tolist(), strict=True))
     return EvaluationRecord(
         step=step,
         phase=phase,
         **mean_losses(totals),
-        examples=int(totals["sequences"]),
-        seconds=time.perf_counter() - begin,
+        scored_examples=int(totals["sequences"]),
+        evaluation_seconds=time.perf_counter() - begin,
     )

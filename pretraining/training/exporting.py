@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import TOKENIZER, find_checkpoint
-from pretraining.huggingface.folders import CONFIG, read_folder, read_vocabulary, write_folder
+from pretraining.config.settings import LICENCE, LICENCE_HINT
+from pretraining.huggingface.folders import CONFIG, read_folder, read_length, read_vocabulary, write_folder
 from pretraining.huggingface.model_card import Provenance, model_card
 from pretraining.huggingface.verify import verify_export
+from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import Shape
 from pretraining.training.state import RunRecord
 
@@ -29,11 +32,16 @@ class Exported:
     """the largest between logits of the source and of what was written"""
     readers: tuple[str, ...]
     """who read it back"""
+    left_out: tuple[str, ...] = ()
+    """heads of the source that are of no use without others that it lacks"""
 
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
-        return f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree " + (
-            f"to {self.difference:.1g}" if self.difference else "exactly"
+        agree = f"to {self.difference:.1g}" if self.difference else "exactly"
+        left_out = f"; left out: {', '.join(self.left_out)}, half of what predicts next sentences" * bool(self.left_out)
+        return (
+            f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree {agree}"
+            f"{left_out}"
         )
 
 
@@ -45,6 +53,12 @@ class Source:
     weights: Mapping[str, Tensor]
     vocabulary: Path
     """folder with the vocabulary that belongs to it"""
+    length: int
+    """the longest text that it was trained on, or that its own tokenizer lets through"""
+    licence: str | None = None
+    """that of the recipe, where it names one"""
+    left_out: tuple[str, ...] = ()
+    """heads that are of no use without others that it lacks"""
     vocabulary_sha256: str | None = None
     provenance: Provenance | None = None
     """how the weights came to be, where that is known"""
@@ -56,8 +70,14 @@ def export(
     checkpoint: str | None = None,
     vocabulary: Path | None = None,
     dtype: torch.dtype = torch.float32,
+    licence: str | None = None,
 ) -> Exported:
-    """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it."""
+    """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
+
+    `licence` is what the model card says of it, by default what the recipe says.
+    """
+    if licence is not None and not re.fullmatch(LICENCE, licence):
+        raise UserError(f"--licence {licence}: {LICENCE_HINT}")
     model = read_source(source, checkpoint)
     vocabulary = vocabulary or model.vocabulary
     if model.vocabulary_sha256 not in (None, read_vocabulary(vocabulary).sha256):
@@ -71,12 +91,13 @@ def export(
         model.shape,
         model.weights,
         vocabulary,
-        model_card(model.shape, model.provenance),
+        model_card(model.shape, out, model.length, licence or model.licence, model.provenance),
         dtype,
+        model.length,
         check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
     )
     readers, differences = zip(*results, strict=True)
-    return Exported(out, model.shape.num_parameters(), max(differences), readers)
+    return Exported(out, model.shape.num_parameters(), max(differences), readers, model.left_out)
 
 
 def read_source(source: Path, checkpoint: str | None) -> Source:
@@ -87,17 +108,50 @@ def read_source(source: Path, checkpoint: str | None) -> Source:
         return _read_run(source, checkpoint)
     if checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: {source} is a folder of transformers, which has no checkpoints")
+    return _read_transformers(source)
+
+
+def _read_transformers(source: Path) -> Source:
+    """Reads a folder of transformers; half of what predicts next sentences is left out, which serves nobody."""
     shape, weights, missing = read_folder(source)
-    if missing:
-        heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
-        raise UserError(f"{source}: lacks {heads}; only a model with both heads can be exported")
-    return Source(shape, weights, source)
+    lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
+    if "masked_head" in lacking:
+        raise UserError(
+            f"{source}: lacks {', '.join(lacking)}; only a model that predicts masked pieces can be exported"
+        )
+    length, left_out = read_length(source, shape), []
+    if lacking:
+        shape = replace(shape, next_sentence=False)
+        wanted = {weight.ours for weight in list_weights(shape)}
+        left_out = list(dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted))
+        weights = {name: weight for name, weight in weights.items() if name in wanted}
+    return Source(shape, weights, source, length, left_out=tuple(left_out))
 
 
 def _read_run(source: Path, checkpoint: str | None) -> Source:
     folder = find_checkpoint(source, checkpoint)
     record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
-    metrics = {} if run.scores is None else run.scores.figures()
-    provenance = Provenance(run.data, run.recipe, metrics, run.state.step)
-    return Source(record.shape, weights, folder.parent.parent / TOKENIZER, run.data.vocabulary, provenance)
+    state, shape = run.state, record.shape
+    if state.trained_segments == 1:
+        weights = with_first_segment_alone(weights)
+    provenance = Provenance(
+        run.data,
+        run.recipe,
+        scores={} if run.scores is None else run.scores.figures(),
+        step=state.step,
+        phase=state.phase,
+        phase_step=state.phase_step,
+        examples_seen=state.examples_seen,
+        dtype=record.made_by.dtype,
+        segments=state.trained_segments,
+    )
+    return Source(
+        shape,
+        weights,
+        vocabulary=folder.parent.parent / TOKENIZER,
+        length=min(state.trained_length or shape.positions, shape.positions),
+        licence=run.recipe.get("card", {}).get("licence"),
+        vocabulary_sha256=run.data.vocabulary,
+        provenance=provenance,
+    )

@@ -38,8 +38,8 @@ class Request:
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the model: those of the recipe, and the vocabulary of the data."""
-        return self.recipe.model.shape(self.manifest.vocabulary_size)
+        """The sizes of the model: those of the recipe, the vocabulary of the data, and the heads that it can train."""
+        return self.recipe.model.shape(self.manifest.vocabulary_size, self.manifest.has_pairs)
 
     @property
     def num_phases(self) -> int:

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from data_prep.shards import Manifest
 from pretraining.checkpoint.reading import load_checkpoint, newest_whole, parameter_sizes, read_weights, restore_engine
 from pretraining.checkpoint.record import (
     TOKENIZER,
@@ -25,7 +24,8 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.huggingface.folders import CONFIG, read_folder
+from pretraining.huggingface.folders import CONFIG, read_folder, read_length
+from pretraining.huggingface.weights import HEADS, count_segments, with_first_segment_alone
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
@@ -40,6 +40,7 @@ class StartingPoint:
     """Where a run begins or goes on."""
 
     model: Bert
+    state: RunState
     checkpoint: Path | None
     """the checkpoint that the model's weights are from; None for a new run"""
     skips: list[Skip]
@@ -52,11 +53,13 @@ def find_starting_point(request: Request, context: Context) -> StartingPoint:
     set_arithmetic(request.recipe.precision, compute, context.device)
     checkpoint = find_latest(request, context)
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    state = RunState(trained_segments=2 if request.shape.next_sentence else 1)
     if checkpoint is not None:
         model.load_state_dict(read_weights(checkpoint, parameter_sizes(request.shape)))
+        state = RunRecord.of(read_record(checkpoint)).state
     elif request.init is not None:
-        start_with(model, request.init, request.manifest)
-    return StartingPoint(model, checkpoint, gather(read_skips(request.out))[0])
+        start_with(model, state, request, context)
+    return StartingPoint(model, state, checkpoint, gather(read_skips(request.out))[0])
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -71,7 +74,7 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
         write_run_folder(request)
         describe(request, context, engine, record)
     run = None if record is None else RunRecord.of(record)
-    state = RunState() if run is None else run.state
+    state = start.state
     micro_batches = MicroBatches(request, context, engine, {} if run is None else run.micro_batches)
     micro_batches.find(state.phase)
     trainer = Trainer(request, context, engine, state, start.skips, micro_batches)
@@ -147,21 +150,34 @@ def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         yield from flattened(value, f"{above}.{name}" if above else str(name))
 
 
-def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
-    """Gives a new model the weights of a run, a checkpoint or a transformers folder."""
-    missing: tuple[str, ...] = ()
+def start_with(model: Bert, state: RunState, request: Request, context: Context) -> None:
+    """Gives a new model the weights of a run, a checkpoint or a transformers folder; notes what these were trained on.
+
+    Heads that it does not have begin anew; heads that the data cannot train are left out.
+    """
+    source = request.init
+    assert source is not None
     if (source / CONFIG).exists():
-        shape, weights, missing = read_folder(source)
+        shape, weights, _ = read_folder(source)
+        length, segments = read_length(source, shape), count_segments(weights)
     else:
         record, weights = load_checkpoint(find_checkpoint(source))
-        shape = record.shape
-        if RunRecord.of(record).data.vocabulary != manifest.content["vocabulary"]["sha256"]:
+        run = RunRecord.of(record)
+        shape, length, segments = record.shape, run.state.trained_length, run.state.trained_segments
+        if run.data.vocabulary != request.manifest.content["vocabulary"]["sha256"]:
             raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
-    if replace(shape, dropout=model.shape.dropout, attention_dropout=model.shape.attention_dropout) != model.shape:
+        if segments == 1:
+            weights = with_first_segment_alone(weights)
+    may_differ = {name: getattr(model.shape, name) for name in ("dropout", "attention_dropout", "next_sentence")}
+    if replace(shape, **may_differ) != model.shape:
         raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
     left = model.load_state_dict(weights, strict=False)
-    assert set(left.missing_keys) == set(missing)
-    assert not left.unexpected_keys
+    assert not {name.partition(".")[0] for name in left.missing_keys + left.unexpected_keys} - HEADS.keys()
+    state.trained_length, state.trained_segments = length, max(segments, state.trained_segments)
+    if left.unexpected_keys and context.world.rank == 0:
+        heads = " and ".join(dict.fromkeys(name.partition(".")[0] for name in left.unexpected_keys))
+        said = f"left out of {source}: {heads}, which data without pairs cannot train"
+        context.console.print(said, markup=False, soft_wrap=True)
 
 
 def write_run_folder(request: Request) -> None:
@@ -190,6 +206,8 @@ def describe(request: Request, context: Context, engine: Engine, record: Checkpo
         markup=False,
         soft_wrap=True,
     )
+    if not shape.next_sentence:
+        console.print("the data has no pairs: the model learns from masked pieces alone", markup=False)
     if record is not None:
         console.print(f"continues after step {record.step:,}", markup=False)
         for change in what_has_changed(record, request, context, engine):

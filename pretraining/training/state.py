@@ -33,11 +33,27 @@ class RunState:
     """seconds trained in this phase"""
     step: int = 0
     """steps done in all phases"""
+    examples_seen: int | None = 0
+    """examples of all these steps, over all ranks; None in a run that an earlier version began"""
+    pieces_seen: int | None = 0
+    """pieces of the steps up to the last that was logged, likewise"""
+    trained_length: int = 0
+    """the longest sequences that the weights were trained on, in this run or before it"""
+    trained_segments: int = 2
+    """segments that they were trained on, in this run or before it: 1 where there never were pairs"""
 
-    def advance(self) -> None:
-        """Counts one more step."""
+    def advance(self, examples: int, length: int) -> None:
+        """Counts one more step, on so many examples of this length."""
         self.step += 1
         self.phase_step += 1
+        self.trained_length = max(self.trained_length, length)
+        if self.examples_seen is not None:
+            self.examples_seen += examples
+
+    def count_pieces(self, pieces: float) -> None:
+        """Counts what the steps since the last log have read."""
+        if self.pieces_seen is not None:
+            self.pieces_seen += int(pieces)
 
     def begin_phase(self, number: int) -> None:
         """Stands at the beginning of a phase."""
@@ -84,18 +100,46 @@ class RunRecord:
         scores = _renamed(section["metrics"])
         scores.pop("perplexity", None)
         return cls(
-            state=RunState(**section["progress"]),
+            state=RunState(**_with_what_was_trained(section)),
             recipe=recipe,
             data=DataSummary(**section["data"]),
             scores=EvaluationRecord(**scores) if scores else None,
             logged_losses=section["logged_losses"],
-            micro_batches={name: FoundMicroBatch(**found) for name, found in section.get("micro_batches", {}).items()},
+            micro_batches={name: _found(found) for name, found in section.get("micro_batches", {}).items()},
         )
 
 
-RENAMED = {"rate": "learning_rate", "next": "next_sentence", "next_accuracy": "next_sentence_accuracy"}
+RENAMED = {
+    "rate": "learning_rate",
+    "masked": "masked_loss",
+    "next": "next_loss",
+    "next_sentence": "next_loss",
+    "next_sentence_accuracy": "next_accuracy",
+    "examples": "scored_examples",
+    "seconds": "evaluation_seconds",
+}
 """Keys of earlier versions, and what they are called today."""
 
 
 def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(name, name): value for name, value in table.items()}
+
+
+def _with_what_was_trained(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run stands; what earlier versions did not note of it follows from recipe and data, or is not known."""
+    progress, phases = section["progress"], section["recipe"]["phases"]
+    begun = phases[: progress["phase"] + (progress["phase_step"] > 0)]
+    unnoted = {
+        "examples_seen": None,
+        "pieces_seen": None,
+        "trained_length": max((phase["length"] for phase in begun), default=0),
+        "trained_segments": 1 if section["data"]["settings"].get("pairs") == "none" else 2,
+    }
+    return {**unnoted, **progress}
+
+
+def _found(found: Mapping[str, Any]) -> FoundMicroBatch:
+    """A micro-batch that was found; in earlier versions, every model had both heads."""
+    conditions = found["conditions"]
+    model = {"next_sentence": True, **conditions["model"]}
+    return FoundMicroBatch(found["sequences"], {**conditions, "model": model})

@@ -13,13 +13,13 @@ from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import pretraining_loss
+from pretraining.model.bert import pretraining_loss, sums
 from pretraining.planning.remaining import RemainingWork
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import COUNTS, SUMS, EvaluationRecord, StepRecord
+from pretraining.reporting.records import COUNTS, EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, first_of
@@ -50,7 +50,7 @@ class Trainer:
         """the latest evaluation"""
         self.remaining = RemainingWork(recipe, request.manifest)
         ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
-        self.meter = Meter(engine.device, SUMS, COUNTS, ceiling)
+        self.meter = Meter(engine.device, sums(request.shape), COUNTS, ceiling)
         self.log = RunLog(
             request.out,
             context.console,
@@ -86,6 +86,7 @@ class Trainer:
         """Trains the phases that are left."""
         begin, request = time.monotonic(), self.request
         with self.log, self.profile or nullcontext():
+            self.log.text("recipe", request.recipe.as_toml())
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
@@ -136,7 +137,7 @@ class Trainer:
         if result is None:  # here, where the error no longer holds what the step computed
             with self.context.watch.pause():
                 raise self.micro_batches.explain_shortage(phase.number, phase.settings)
-        state.advance()
+        state.advance(batches.sequences, phase.settings.length)
         self.guard.add(state.step, number, result, batches)
         self.measure(phase, batches, result, learning_rate)
         if self.profile is not None:
@@ -224,6 +225,7 @@ class Trainer:
             self.remaining.flops(state.phase, state.phase_step),
             self.remaining.seconds(state.phase, phase.clock.seconds),
         )
+        state.count_pieces(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord.of(
             totals,
@@ -233,6 +235,8 @@ class Trainer:
             learning_rate=self.meter.learning_rate,
             gradient_norm=None if norm is None else float(norm),
             loss_scale=self.engine.loss_scale,
+            examples_seen=state.examples_seen,
+            pieces_seen=state.pieces_seen,
             total_steps=self.remaining.total_steps,
             phases=len(self.request.recipe.phases),
         )

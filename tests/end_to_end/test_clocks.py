@@ -49,7 +49,7 @@ def test_by_the_clock(place: Place) -> None:
     lines = records(place.folder / "run")
     ends = [max(line["step"] for line in lines if line["phase"] == phase) for phase in (1, 2)]
     before = [0, *(line["step"] for line in lines[:-1])]
-    trained = sum(line["seconds"] * (line["step"] - done) for line, done in zip(lines, before, strict=True))
+    trained = sum(line["seconds_per_step"] * (line["step"] - done) for line, done in zip(lines, before, strict=True))
     assert 5.0 < trained < 9.0
     left = [line["seconds_left"] for line in lines]
     assert left == sorted(left, reverse=True)
@@ -64,8 +64,8 @@ def test_by_the_clock(place: Place) -> None:
 def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
     assert_ended(launch(place.command("run", *SAVES), fault=jumping_clock), 0)
     assert_same(place.folder / "run", straight)
-    for kind in ("step", "evaluation"):
-        assert all(0 < line["seconds"] < 600 for line in records(place.folder / "run", kind))
+    for kind, name in (("step", "seconds_per_step"), ("evaluation", "evaluation_seconds")):
+        assert all(0 < line[name] < 600 for line in records(place.folder / "run", kind))
 
 
 def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
@@ -75,6 +75,6 @@ def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
     assert_ended(launch(place.command("run"), fault=jumping_clock), 0)
     lines = records(place.folder / "run")
     for phase in (1, 2):
-        trained = sum(line["seconds"] for line in lines if line["phase"] == phase)
+        trained = sum(line["seconds_per_step"] for line in lines if line["phase"] == phase)
         assert 1.0 < trained < 60.0  # of 1.8, and what the last step takes more
     assert all(0 <= line["seconds_left"] <= 3.6 for line in lines)

@@ -54,9 +54,11 @@ def scored(device: torch.device) -> int:
     setattr(evaluate_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in range(4)))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
-    engine: Any = SimpleNamespace(device=device, deepspeed=quiet, forward=lambda _: losses)
+    engine: Any = SimpleNamespace(
+        device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
+    )
     dataset: Any = None
-    return evaluate_module.evaluate(engine, dataset, micro_batch=2, limit=None, step=1, phase=0).examples
+    return evaluate_module.evaluate(engine, dataset, micro_batch=2, limit=None, step=1, phase=0).scored_examples
 
 
 class SimpleBatch:

@@ -13,18 +13,21 @@ from typing import Any
 
 import pytest
 from support.processes import ROOT
-from support.training import TIMES, Place, assert_well, records, train
+from support.training import Place, assert_well, records, train
+from transformers import AutoTokenizer
 
 FIXTURE = ROOT / "tests" / "fixtures" / "ff5ddeb"
-NAMES = {"rate": "learning_rate", "next": "next_sentence", "next_accuracy": "next_sentence_accuracy"}
+NAMES = {"rate": "learning_rate", "masked": "masked_loss", "next": "next_loss", "examples": "scored_examples"}
 """keys of that version, and what they are today"""
+CLOCK = {"pieces_per_second", "padded_per_second", "utilisation", "waiting", "memory", "seconds", "seconds_left"}
+"""what the clock said, as that version called it"""
 
 
 def expected_records(kind: str, after: int) -> list[dict[str, Any]]:
     """What the earlier version logged after a step, with today's names and without what the clock says."""
     lines = [json.loads(line) for line in (FIXTURE / "expected.jsonl").read_text().splitlines()]
     return [
-        {NAMES.get(name, name): value for name, value in line.items() if name not in TIMES}
+        {NAMES.get(name, name): value for name, value in line.items() if name not in CLOCK}
         for line in lines
         if line["kind"] == kind and line["step"] > after
     ]
@@ -35,6 +38,9 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_as_it_would_have_then(place:
     shutil.copytree(FIXTURE / "checkpoints", place.folder / "run" / "checkpoints")
     command = dataclasses.replace(place, recipe=FIXTURE / "recipe.toml").command("run")
     assert "continues after step 3\n" in assert_well(train(command, ranks))
+    run = place.folder / "run"
+    assert AutoTokenizer.from_pretrained(run / "export").model_max_length == 64
+    assert {record["examples_seen"] for record in records(run)} == {None}  # what that version did not count
     for kind in ("step", "evaluation"):
         for record, expected in zip(records(place.folder / "run", kind), expected_records(kind, after=3), strict=True):
             for name, value in expected.items():

@@ -80,7 +80,7 @@ def test_bf16_ranks_agree_among_themselves(runs: Place) -> None:
 
 
 def test_the_loss_falls(runs: Place) -> None:
-    curve = [record["masked"] for record in records(runs.folder / "1 straight")]
+    curve = [record["masked_loss"] for record in records(runs.folder / "1 straight")]
     assert curve[-1] < curve[0] - 0.1
 
 
@@ -108,8 +108,8 @@ def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Place
     export(runs.folder / way, tmp_path / "again")
     for folder in (runs.folder / way / "export", tmp_path / "again"):
         masked, following = their_validation_loss(folder, runs.data, 64)
-        assert masked == pytest.approx(last["masked"], abs=1e-3)
-        assert following == pytest.approx(last["next_sentence"], abs=1e-3)
+        assert masked == pytest.approx(last["masked_loss"], abs=1e-3)
+        assert following == pytest.approx(last["next_loss"], abs=1e-3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     assert tokenizer("the river").input_ids[0] == tokenizer.cls_token_id
 
@@ -118,9 +118,9 @@ def test_any_number_of_ranks_scores_the_same(runs: Place) -> None:
     first = records(runs.folder / "1 straight", "evaluation")
     for way in ("2 ZeRO 3", "3 ZeRO 3"):
         for ours, theirs in zip(records(runs.folder / way, "evaluation"), first, strict=True):
-            assert (ours["step"], ours["examples"]) == (theirs["step"], theirs["examples"])
-            assert ours["masked"] == pytest.approx(theirs["masked"], rel=1e-5)
-            assert ours["next_sentence_accuracy"] == pytest.approx(theirs["next_sentence_accuracy"], abs=0.02)
+            assert (ours["step"], ours["scored_examples"]) == (theirs["step"], theirs["scored_examples"])
+            assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
+            assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=0.02)
 
 
 def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:

@@ -125,5 +125,5 @@ def test_copied_positions_are_the_same_under_every_stage(place: Place) -> None:
     for name, how in ways.items():
         assert_well(train(place.command(name, *how)))
         assert_same_end(place.folder / name, place.folder / "copied")
-    ours, theirs = (records(place.folder / name)[5]["masked"] for name in ("copied", "drawn"))
+    ours, theirs = (records(place.folder / name)[5]["masked_loss"] for name in ("copied", "drawn"))
     assert ours != pytest.approx(theirs, rel=1e-6), "the positions are as they were"

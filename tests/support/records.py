@@ -16,25 +16,36 @@ RECORD = StepRecord(
     step=12000,
     phase=1,
     loss=6.5321,
-    masked=5.842,
-    next_sentence=0.6901,
+    masked_loss=5.842,
+    next_loss=0.6901,
     masked_accuracy=0.123,
-    next_sentence_accuracy=0.551,
+    next_accuracy=0.551,
     learning_rate=1e-4,
     gradient_norm=1.234,
     loss_scale=None,
+    examples_seen=3_072_000,
+    pieces_seen=345_678_901,
     speed=Speed(
         pieces_per_second=123456.0,
-        padded_per_second=150000.0,
-        utilisation=0.613,
-        waiting=0.003,
-        memory=3_200_000_000,
-        seconds=2.5,
+        padded_pieces_per_second=150000.0,
+        flops_utilisation=0.613,
+        waiting_for_data=0.003,
+        peak_memory_bytes=3_200_000_000,
+        seconds_per_step=2.5,
         seconds_left=7400.0,
     ),
     total_steps=900_000,
 )
-SCORES = EvaluationRecord(12000, 1, 5.8, 0.69, 0.12, 0.55, 1000, 3.0)
+SCORES = EvaluationRecord(
+    step=12000,
+    phase=1,
+    masked_loss=5.8,
+    masked_accuracy=0.12,
+    next_loss=0.69,
+    next_accuracy=0.55,
+    scored_examples=1000,
+    evaluation_seconds=3.0,
+)
 
 
 def open_log(folder: Path, console: Console | None = None, **options: Any) -> RunLog:

@@ -22,7 +22,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTrainin
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.huggingface.folders import read_folder, write_folder
+from pretraining.huggingface.folders import read_folder, read_length, write_folder
 from pretraining.huggingface.weights import to_transformers
 
 
@@ -221,6 +221,21 @@ def test_the_tokenizer_loads_in_silence(exported: Path, messages: list[str]) -> 
     assert tokenizer("Ab c [MASK]")["input_ids"] == [PIECES.index(p) for p in "[CLS] a ##b c [MASK] [SEP]".split()]
     assert tokenizer.model_max_length == SHAPE.positions
     assert tokenizer.mask_token == "[MASK]"
+
+
+def test_the_tokenizer_lets_through_what_was_trained(tmp_path: Path, vocabulary: Path) -> None:
+    write_folder(tmp_path / "short", SHAPE, our_weights(), vocabulary, "", length=16)
+    assert AutoTokenizer.from_pretrained(tmp_path / "short").model_max_length == 16
+    assert BertConfig.from_pretrained(tmp_path / "short").max_position_embeddings == SHAPE.positions
+    assert read_length(tmp_path / "short", SHAPE) == 16
+
+
+@pytest.mark.parametrize(("said", "wanted"), [("16", 40), (0, 40), (1e30, 40), (40.0, 40), (7, 7), (None, 40)])
+def test_a_length_that_no_tokenizer_means_is_that_of_the_positions(said: Any, wanted: int, exported: Path) -> None:
+    (exported / "tokenizer_config.json").write_text(json.dumps({"model_max_length": said}))
+    assert read_length(exported, SHAPE) == wanted
+    (exported / "tokenizer_config.json").unlink()
+    assert read_length(exported, SHAPE) == SHAPE.positions
 
 
 def test_other_types_of_numbers(tmp_path: Path, vocabulary: Path) -> None:

@@ -84,4 +84,5 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
     model = Bert(small).initialize(1).eval()
     masked, next_sentence = model.heads(model.encode(batch), batch)
     assert masked.shape == (len(batch.chosen), small.vocabulary)
+    assert next_sentence is not None
     assert next_sentence.shape == (3, 2)

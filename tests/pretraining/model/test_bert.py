@@ -9,11 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pretraining_reference import SMALL, gradient, gradients, mean_loss, padded, random_batch, their_model
+from support.pretraining_reference import (
+    SMALL,
+    gradient,
+    gradients,
+    mean_loss,
+    padded,
+    random_batch,
+    their_config,
+    their_model,
+)
+from transformers import BertForMaskedLM
 
 from pretraining.huggingface.weights import from_transformers
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.bert import Bert
+from pretraining.model.batch import PretrainingBatches
+from pretraining.model.bert import Bert, pretraining_loss, sums
 from pretraining.model.shape import SIZES, Shape
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
@@ -108,6 +119,26 @@ def test_the_published_sizes_have_the_published_parameters() -> None:
         shape = Shape.named(name, 30522)
         padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
         assert sum(parameter.numel() for parameter in Bert(shape).parameters()) - padding == shape.num_parameters()
+
+
+@torch.no_grad()
+def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
+    shape = replace(SMALL, next_sentence=False)
+    theirs = BertForMaskedLM(their_config(shape))
+    model, whole = Bert(shape).initialize(3), Bert(SMALL).initialize(3)
+    padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
+    counts = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, theirs)]
+    assert counts[0] - padding == counts[1] == shape.num_parameters() < SMALL.num_parameters()
+    assert shape.flops([128], 20) < SMALL.flops([128], 20)
+    batch = random_batch([9, 30], SMALL.vocabulary)
+    model.load_state_dict(whole.state_dict(), strict=False)
+    losses, both = model.eval()(batch), whole.eval()(batch)
+    assert losses._fields == sums(shape) == ("masked", "masked_correct")
+    assert both._fields == sums(SMALL)
+    assert (float(losses.masked), int(losses.masked_correct)) == (float(both.masked), int(both.masked_correct))
+    batches = PretrainingBatches((batch,), sequences=2, predictions=len(batch.labels))
+    assert float(pretraining_loss(losses, batches)) == pytest.approx(float(both.masked) / len(batch.labels))
+    assert model.heads(model.encode(batch), batch).next_sentence is None
 
 
 def test_flops_are_those_that_the_peers_count() -> None:

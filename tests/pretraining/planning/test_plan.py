@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, An
 def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
-    settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15}
+    settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15, "pairs": "nsp"}
     known = {"format": 1, "sets": sets, "vocabulary": {"size": 1000}, "settings": settings}
     return Manifest({key: {} for key in KEYS} | known)
 
@@ -91,6 +92,14 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
         assert planned.epochs == pytest.approx((planned.sequences or 0) / planned.statistics.examples)
         assert planned.seconds == pytest.approx((planned.pieces or 0) / 1000.0)
     assert made.seconds == pytest.approx(sum(planned.seconds or 0 for planned in made.phases))
+
+
+def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
+    alone = Manifest({**manifest.content, "settings": {"pairs": "none"}})
+    with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
+    assert without.shape == replace(with_pairs.shape, next_sentence=False)
+    assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
+    assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
 
 def test_hours_from_a_matrix_rate() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,19 @@ def test_a_terminal_shows_three_lines_that_fit(width: int, tmp_path: Path) -> No
     assert "saved" in text
     assert max(map(len, shown)) <= width
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is there again
+
+
+def test_without_next_sentences_nothing_tells_of_them(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"next_loss": None, "next_accuracy": None}
+    for terminal in (False, True):
+        output = io.StringIO()
+        console = Console(file=output, force_terminal=terminal, width=140, color_system=None)
+        with open_log(tmp_path, console) as log:
+            log.write(replace(RECORD, loss=5.842, **alone))
+            log.write(replace(SCORES, **alone))
+        assert "loss 5.8420" in output.getvalue()
+        assert "validation 12000: masked 5.8000 12.0%  perplexity 330.30" in output.getvalue()
+        assert "next" not in output.getvalue() + (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_numbers_as_people_read_them() -> None:

@@ -8,14 +8,16 @@ import pytest
 import torch
 from support.processes import spawn
 
+from pretraining.model.bert import Losses, MaskedLosses
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import find_world
 from pretraining.reporting import meter as metrics
 from pretraining.reporting.hardware import peak_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
-from pretraining.reporting.records import COUNTS, SUMS, StepRecord, mean_losses
+from pretraining.reporting.records import COUNTS, StepRecord, mean_losses
 
 CPU = torch.device("cpu")
+SUMS = Losses._fields
 
 
 class Clock:
@@ -47,17 +49,28 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     totals, speed = meter.flush(flops_left=6000.0)
     record = StepRecord.of(totals, speed=speed, step=7, phase=2, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
     assert (record.step, record.phase, record.learning_rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
-    assert record.masked == pytest.approx(30 / 10)
-    assert record.next_sentence == pytest.approx(3 / 6)
+    assert record.masked_loss == pytest.approx(30 / 10)
+    assert record.next_loss == pytest.approx(3 / 6)
     assert record.loss == pytest.approx(3.5)
     assert record.masked_accuracy == pytest.approx(3 / 10)
-    assert record.next_sentence_accuracy == pytest.approx(4 / 6)
-    assert (speed.pieces_per_second, speed.padded_per_second) == (40.0, 60.0)
-    assert speed.utilisation == pytest.approx(3000 / 10 / 1000)
-    assert speed.waiting == pytest.approx(0.1)
-    assert speed.seconds == 10.0
+    assert record.next_accuracy == pytest.approx(4 / 6)
+    assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (40.0, 60.0)
+    assert speed.flops_utilisation == pytest.approx(3000 / 10 / 1000)
+    assert speed.waiting_for_data == pytest.approx(0.1)
+    assert speed.seconds_per_step == 10.0
     assert speed.seconds_left == pytest.approx(20.0)
-    assert speed.memory == pytest.approx(peak_memory(CPU), rel=0.1)
+    assert speed.peak_memory_bytes == pytest.approx(peak_memory(CPU), rel=0.1)
+
+
+def test_a_model_of_masked_pieces_alone_has_no_other_figures() -> None:
+    meter = Meter(CPU, MaskedLosses._fields, COUNTS, watch=Stopwatch(clock=Clock()))
+    both = [torch.tensor(10.0), torch.tensor(1)]
+    meter.add(both, predictions=4, sequences=2, pieces=30, padded=50, flops=2.0)
+    totals, speed = meter.flush()
+    record = StepRecord.of(totals, speed=speed, step=7, phase=1, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
+    assert (record.loss, record.masked_loss, record.masked_accuracy) == (2.5, 2.5, 0.25)
+    assert not [name for name in record.figures() if "next" in name]
+    assert "next" not in record.line()
 
 
 def test_an_interval_starts_from_nothing() -> None:
@@ -69,9 +82,9 @@ def test_an_interval_starts_from_nothing() -> None:
             meter.step(1e-4)
         clock.now += 4.0
         totals, speed = meter.flush()
-        assert mean_losses(totals)["masked"] == step
-        assert speed.seconds == 4.0 / step
-        assert (speed.utilisation, speed.seconds_left) == (None, None)
+        assert mean_losses(totals)["masked_loss"] == step
+        assert speed.seconds_per_step == 4.0 / step
+        assert (speed.flops_utilisation, speed.seconds_left) == (None, None)
 
 
 def test_time_in_pauses_is_not_counted() -> None:
@@ -119,8 +132,8 @@ def test_figures_are_those_of_all_ranks() -> None:
     assert first == second
     totals, speed = first
     losses = mean_losses(totals)
-    assert (losses["masked"], losses["next_sentence"]) == (60 / 20, 2 / 4)
-    assert (speed.pieces_per_second, speed.padded_per_second) == (20.0, 25.6)
-    assert speed.utilisation == pytest.approx(2000 / 10 / 1000)
-    assert speed.waiting == pytest.approx(0.2)
-    assert speed.memory == 7000
+    assert (losses["masked_loss"], losses["next_loss"]) == (60 / 20, 2 / 4)
+    assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (20.0, 25.6)
+    assert speed.flops_utilisation == pytest.approx(2000 / 10 / 1000)
+    assert speed.waiting_for_data == pytest.approx(0.2)
+    assert speed.peak_memory_bytes == 7000

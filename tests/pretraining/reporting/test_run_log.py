@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 from support.processes import spawn
 from support.records import RECORD, SCORES, open_log
+from tensorboard.backend.event_processing import event_accumulator as events
 
 from data_prep.common.errors import UserError
 from pretraining.reporting.run_log import METRICS, TENSORBOARD, cut_metrics
@@ -27,7 +29,7 @@ def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.write(RECORD)
         [line] = read_lines(tmp_path)  # before the end
-        assert (line["kind"], line["step"], line["masked"], line["loss_scale"]) == ("step", 12000, 5.842, None)
+        assert (line["kind"], line["step"], line["masked_loss"], line["loss_scale"]) == ("step", 12000, 5.842, None)
         log.write(SCORES)
         log.write(replace(RECORD, step=12001, loss=float("nan")))
     _, scores, broken = read_lines(tmp_path)
@@ -68,7 +70,6 @@ def test_ranks_other_than_0_write_nothing(tmp_path: Path) -> None:
 
 
 def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with open_log(tmp_path, tensorboard=True) as log:
         for step in (10, 20, 30):
             log.write(replace(RECORD, step=step, loss=1.0))
@@ -78,7 +79,35 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
-    assert {"train/learning_rate", "train/utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
+    assert {"train/learning_rate", "train/flops_utilisation", "validation/perplexity"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_has_no_curve_of_what_is_none(tmp_path: Path) -> None:
+    """Of the phase and the time left, which the lines of JSON have; the recipe is there as a text."""
+    recipe = '[model]\nsize = "tiny"  # *two* layers\n\n[[phases]]\nname = "a_b_c"\n'
+    with open_log(tmp_path, tensorboard=True) as log:
+        log.text("recipe", recipe)
+        log.write(RECORD)
+        log.write(SCORES)
+    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
+    found.Reload()
+    curves = {name.partition("/")[2] for name in found.Tags()["scalars"]}
+    assert {"masked_loss", "next_accuracy", "seconds_per_step", "examples_seen", "pieces_seen"} <= curves
+    assert not curves & {"step", "phase", "seconds_left", "time", "scored_examples", "evaluation_seconds"}
+    [text] = found.Tensors("recipe/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert [line.removeprefix("    ") for line in shown.splitlines()] == recipe.splitlines()
+    assert all(line.startswith("    ") for line in shown.splitlines())  # a block of code in Markdown
+    assert {"phase", "seconds_left"} <= read_lines(tmp_path)[0].keys()
+
+
+def test_each_line_has_the_time_of_day(tmp_path: Path) -> None:
+    before = time.time()
+    with open_log(tmp_path) as log:
+        log.write(RECORD)
+        log.write(SCORES)
+    times = [line["time"] for line in read_lines(tmp_path)]
+    assert before - 0.01 <= float(str(times[0])) <= float(str(times[1])) <= time.time() + 0.01
 
 
 def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

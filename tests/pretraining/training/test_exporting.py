@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from support.shards import make_shards
-from support.transformers_models import our_weights
+from support.transformers_models import PIECES, our_weights, their_model
 from torch import Tensor
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoTokenizer, BertForMaskedLM, pipeline
 from transformers import BertConfig as TheirConfig
 from transformers import BertModel as TheirEncoder
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from pretraining.config.settings import Recipe
 from pretraining.export import main
 from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
@@ -47,12 +50,14 @@ def state(shape: Shape) -> dict[str, Tensor]:
 def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is these weights."""
     summary = DataSummary.of(Manifest.read(data))
-    recipe = {"phases": [{"length": 32, "batch": 64, "steps": 8601}]}
+    optimizer = Recipe().as_dict()["optimizer"]
+    recipe = {"phases": [{"length": 32, "batch": 64, "steps": 8601}], "optimizer": optimizer}
 
     def read_run(run: Path, checkpoint: str | None) -> Source:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
-        return Source(shape, state, data, summary.vocabulary, Provenance(summary, recipe, {}, 8601))
+        provenance = Provenance(summary, recipe, {}, step=8601, phase=1)
+        return Source(shape, state, data, 32, "mit", vocabulary_sha256=summary.vocabulary, provenance=provenance)
 
     monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
@@ -69,7 +74,11 @@ def test_a_run_becomes_a_folder(
     found, weights, missing = read_folder(tmp_path / "out")
     assert (found, missing) == (shape, ())
     assert all(torch.equal(weights[name], state[name]) for name in state)
-    assert "after step 8,601" in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "after step 8,601" in card
+    assert "| positions | 64, of which 32 were trained |" in card
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 32
+    assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 64
 
 
 def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path) -> None:
@@ -113,6 +122,50 @@ def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
     with pytest.raises(UserError, match="which has no checkpoints"):
         export(tmp_path / "out", tmp_path / "again", checkpoint="last")
+
+
+@pytest.mark.parametrize(("given", "wanted"), [([], "mit"), (["--licence", "cc-by-4.0"], "cc-by-4.0")])
+def test_the_licence_is_that_of_the_recipe_unless_another_is_given(
+    given: list[str], wanted: str, run: Path, tmp_path: Path
+) -> None:
+    assert main([str(run), "--out", str(tmp_path / "out"), *given]) == 0
+    assert ModelCard.load(tmp_path / "out/README.md").data.license == wanted
+
+
+def test_a_licence_that_the_hub_would_not_know_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--out", str(tmp_path / "out"), "--licence", "Apache 2.0"]) == 2
+    assert "--licence Apache 2.0: a licence as the hub spells it is needed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pooler", [False, True], ids=["as today", "with the pooler that older versions saved"])
+@pytest.mark.parametrize(("said", "length"), [(24, 24), (10**30, 40), (None, 40)])
+def test_a_masked_language_model_of_transformers_is_exported(
+    pooler: bool, said: int | None, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the length that its own tokenizer lets through, as far as it has positions."""
+    theirs, out = tmp_path / "theirs", tmp_path / "out"
+    Vocabulary(PIECES, cased=False).write(theirs)
+    their_model(BertForMaskedLM).save_pretrained(theirs)
+    if pooler:
+        weights = load_file(theirs / "model.safetensors")
+        weights |= {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+        save_file(weights, theirs / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((theirs / "tokenizer_config.json").read_text())
+    (theirs / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": said}))
+    assert main([str(theirs), "--out", str(out)]) == 0
+    assert ("left out: pooler, half of what predicts next sentences" in capsys.readouterr().out) == pooler
+    kind: Any = BertForMaskedLM
+    model, report = kind.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values())
+    wanted = their_model(BertForMaskedLM).state_dict()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in model.state_dict().items())
+    assert AutoTokenizer.from_pretrained(out).model_max_length == length
+    card = (out / "README.md").read_text()
+    assert ("| positions | 40, of which 24 were used by the tokenizer |" in card) == (length == 24)
+    assert "AutoModelForMaskedLM.from_pretrained" in card
 
 
 def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""Data without pairs: nothing of next sentences is trained, told or exported, from shard.py to transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.faults import stop_at
+from support.marks import slow
+from support.pretraining_reference import padded
+from support.shards import make_shards
+from support.training import (
+    CUT,
+    Place,
+    assert_ended,
+    assert_same,
+    assert_same_curve,
+    assert_well,
+    distance,
+    exported_weights,
+    launch,
+    records,
+    state,
+    train,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from data_prep.shards import Manifest
+from pretraining import export
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
+from pretraining.processes.ending import Code
+
+LOGS = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9", "--logging.tensorboard", "true"]
+LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
+TRACES = re.compile(r"next|sentence|nsp|pooler|seq_relationship", re.IGNORECASE)
+"""what would tell of next-sentence prediction"""
+
+
+@pytest.fixture(scope="module")
+def unpaired(shared: Place) -> Place:
+    """Shards without pairs, and "straight", a run of two ranks on them."""
+    data = make_shards(shared.folder / "unpaired", pairs="none")
+    place = dataclasses.replace(shared, data=data, folder=shared.folder / "unpaired runs")
+    said = assert_well(train(place.command("straight", *LOGS)))
+    (place.folder / "said").write_text(said)
+    return place
+
+
+def test_nothing_tells_of_next_sentences(unpaired: Place) -> None:
+    run = unpaired.folder / "straight"
+    said = (unpaired.folder / "said").read_text()
+    assert "the data has no pairs: the model learns from masked pieces alone" in said
+    for text in (said, (run / "metrics.jsonl").read_text(), (run / "export" / "config.json").read_text()):
+        assert not TRACES.search(text), TRACES.search(text)
+    card = (run / "export" / "README.md").read_text()
+    assert set(TRACES.findall(card)) == {"sentence", "pooler"}
+    assert "full sentences up to the length, no pairs" in card
+    assert "no trained pooler" in card
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert not [name for name in events.Tags()["scalars"] if TRACES.search(name)]
+    assert not [name for name in state(run) if TRACES.search(name)]
+    assert all(record["loss"] == record["masked_loss"] for record in records(run))
+
+
+def test_a_stopped_run_is_the_straight_one(unpaired: Place, place: Place) -> None:
+    given = dataclasses.replace(unpaired, folder=place.folder).command("stopped", *LOGS)
+    for step in (3, 7):
+        assert_ended(launch(given, fault=partial(stop_at, step)), Code.STOPPED, f"after step {step}, and saved")
+    assert_well(train(given))
+    assert_same(place.folder / "stopped", unpaired.folder / "straight")
+
+
+def test_one_rank_has_the_same_curve(unpaired: Place, place: Place) -> None:
+    given = dataclasses.replace(unpaired, folder=place.folder).command("one", *LOGS, "--parallel.zero", "0")
+    assert_well(train(given, ranks=1))
+    assert_same_curve(place.folder / "one", unpaired.folder / "straight", 1e-5)
+
+
+@pytest.mark.parametrize("zero", [slow("1"), slow("2"), "3"])
+def test_lamb_and_every_zero_stage(unpaired: Place, place: Place, zero: str) -> None:
+    given = dataclasses.replace(unpaired, folder=place.folder)
+    assert_well(train(given.command("alone", *LAMB, "--parallel.zero", "0"), ranks=1))
+    assert_well(train(given.command("divided", *LAMB, "--parallel.zero", zero, *CUT * (zero == "3"))))
+    assert_same_curve(place.folder / "divided", place.folder / "alone", 1e-5)
+    assert distance(place.folder / "divided", place.folder / "alone") < 1e-5
+
+
+def test_transformers_loads_a_masked_language_model(unpaired: Place, place: Place) -> None:
+    """With nothing missing or left over, and it scores what the run said; the second segment is the first."""
+    out = place.folder / "exported"
+    assert export.main([str(unpaired.folder / "straight"), "--out", str(out)]) == 0
+    for folder in (out, unpaired.folder / "straight" / "export"):
+        assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+        kind: Any = transformers.BertForMaskedLM
+        model, report = kind.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values()), report
+        assert their_masked_loss(model.eval(), unpaired.data) == pytest.approx(
+            records(unpaired.folder / "straight", "evaluation")[-1]["masked_loss"], abs=1e-3
+        )
+    rows = exported_weights(unpaired.folder / "straight")["bert.embeddings.token_type_embeddings.weight"]
+    assert len(rows) == 2
+    assert torch.equal(rows[0], rows[1])
+    assert "was never trained, and has the embedding of the first" in " ".join((out / "README.md").read_text().split())
+
+
+def their_masked_loss(model: Any, data: Path) -> float:
+    """By transformers, on the examples that the run was scored on."""
+    total, predictions = 0.0, 0
+    dataset = Dataset(data, Manifest.read(data), 64, validation=True)
+    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=64):
+        given = padded(batch)
+        labels, _ = given.pop("labels"), given.pop("next_sentence_label")
+        with torch.no_grad():
+            logits = model(**given).logits
+        total += float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+        predictions += len(batch.labels)
+    return total / predictions
+
+
+def test_heads_that_the_data_cannot_train_are_left_out_and_said(unpaired: Place, place: Place, straight: Path) -> None:
+    """From a run with both heads, and from its exported folder; the embedding of the second segment is kept."""
+    still = ["--phases.0.learning_rate", "1e-30"]
+    before = exported_weights(straight)
+    for name, source in (("run", straight), ("folder", straight / "export")):
+        given = dataclasses.replace(unpaired, folder=place.folder).command(name, "--init", source, *still)
+        said = assert_well(train(given, ranks=1))
+        assert f"left out of {source}: pooler and next_head, which data without pairs cannot train\n" in said
+        after = exported_weights(place.folder / name)
+        assert set(before) - set(after) == {name for name in before if TRACES.search(name)}
+        assert all(torch.equal(after[name], before[name]) for name in after)
+        assert "never trained" not in (place.folder / name / "export" / "README.md").read_text()
+
+
+def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:
+    source = unpaired.folder / "straight"
+    for name, given in (("run", source), ("folder", source / "export")):
+        assert_well(train(place.command(name, "--init", given, "--phases.0.learning_rate", "1e-30"), ranks=1))
+        after, before = exported_weights(place.folder / name), exported_weights(source)
+        assert all(torch.equal(after[weight], before[weight]) for weight in before)
+        assert records(place.folder / name)[-1]["next_loss"] == pytest.approx(0.69, abs=0.05)
