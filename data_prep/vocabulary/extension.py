@@ -7,7 +7,7 @@ piece also takes part in longer words.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -85,3 +85,20 @@ def _pieces_saved(word: str, size: int) -> int:
 def _longest_start(word: str, added: Collection[str]) -> str:
     """The longest of the new pieces that a word begins with, which is the one that cuts it now."""
     return next(word[:size] for size in range(len(word), 0, -1) if word[:size] in added)
+
+
+def pieces_replaced(base: Vocabulary, pieces: Sequence[str]) -> list[list[int]]:
+    """The ids of the old pieces that each of these new ones stands for: those that it was cut into before.
+
+    A piece that was unknown has the ids of its characters, as far as these have pieces; none where no character has.
+    """
+    ids = {piece: number for number, piece in enumerate(base.pieces)}
+    pipeline, unknown, found = base.pipeline(), base.special.unk, []
+    for piece in pieces:
+        text = piece.removeprefix("##")
+        cut = pipeline.encode(text, add_special_tokens=False).ids
+        if unknown in cut:
+            names = (name for character in text for name in (f"##{character}", character) if name in ids)
+            cut = [ids[name] for name in names]
+        found.append(cut)
+    return found

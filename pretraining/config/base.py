@@ -28,10 +28,10 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
         sizes = sizes_of(find_shape(name))
     except UserError as error:
         raw["model"] = {**model, "size": "tiny"}  # so that all else can be checked
-        return {(KEY,): f": {error}"}
+        return {(KEY,): f" {error}"}
     faults = dict(_differences(model, sizes, name))
     for setting, value in sizes.items():
-        if setting not in FREE and ("model", setting) in faults:
+        if ("model", setting) in faults:
             model[setting] = value
         model.setdefault(setting, value)
     return faults

@@ -49,6 +49,18 @@ class DataSummary:
 
 
 @dataclass(frozen=True)
+class BaseSummary:
+    """What is told of the model whose weights a run began with; a run keeps it with its checkpoints."""
+
+    name: str
+    """Its folder, run or name on the hub, as the user gave it."""
+    on_hub: bool
+    """Whether it is a name on the Hugging Face hub."""
+    positions: int
+    """How many positions were trained there, from the first on, as far as that is known."""
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the weights of a model came to be."""
 
@@ -59,19 +71,24 @@ class Provenance:
     """Scores of the validation by their names; none where there was no validation."""
     step: int
     """Optimizer steps after which the weights were taken."""
+    base: BaseSummary | None = None
+    """The model whose weights the run began with; None where they were drawn."""
 
 
 def model_card(shape: Shape, provenance: Provenance | None = None) -> str:
     """Writes the card of a model; how it came to be is left out where that is not known."""
     language = provenance and provenance.data.settings.get("language")
     tags = ["library_name: transformers", "pipeline_tag: fill-mask", "tags:", "- bert", "- fill-mask"]
+    base = provenance.base if provenance else None
+    tags += [f"base_model: {base.name}"] if base and base.on_hub else []
     lines = ["---", *tags, *([f'language: "{language}"'] if language else []), "---", "", "# BERT", ""]
     lines += [
         "A BERT encoder with its masked-language and next-sentence heads"
         f"{', pre-trained with Cloze' if provenance else ''}: layers {shape.layers}, hidden size {shape.hidden:,}, "
         f"attention heads {shape.heads}, feed-forward size {shape.intermediate:,}; a vocabulary of "
         f"{shape.vocabulary:,} pieces, and texts of at most {shape.positions} of them; "
-        f"{shape.num_parameters():,} parameters. Its licence is not specified.",
+        f"{shape.num_parameters():,} parameters. Its licence is not specified."
+        + (f" Training began with the weights of {_value(base.name)}." if base else ""),
         "",
         LOADING,
     ]

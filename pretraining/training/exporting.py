@@ -99,5 +99,5 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
     metrics = {} if run.scores is None else run.scores.figures()
-    provenance = Provenance(run.data, run.recipe, metrics, run.state.step)
+    provenance = Provenance(run.data, run.recipe, metrics, run.state.step, run.base)
     return Source(record.shape, weights, folder.parent.parent / TOKENIZER, run.data.vocabulary, provenance)

@@ -91,10 +91,13 @@ class TrainingPhase:
             f"sequences of length {phase.length}, {self.accumulation} x {self.micro_batch} a rank"
         )
 
-    def copy_positions(self, engine: Engine) -> None:
-        """Gives positions that no phase before has trained the embeddings of trained ones, where the recipe says so."""
+    def copy_positions(self, engine: Engine, base: int) -> None:
+        """Gives positions that no phase before has trained the embeddings of trained ones, where the recipe says so.
+
+        `base` is how many positions the model that the run began with had trained; 0 without one.
+        """
         phase, before = self.settings, self._request.recipe.phases[: self.number]
-        trained = max((earlier.length for earlier in before), default=phase.length)
+        trained = max(base, *(earlier.length for earlier in before), 0) or phase.length
         if phase.new_positions == "copied" and trained < phase.length:
             engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, trained))
 

@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from data_prep.shards import Manifest
-from pretraining.checkpoint.reading import load_checkpoint, newest_whole, parameter_sizes, read_weights, restore_engine
+from data_prep.vocabulary.source import read_vocabulary
+from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights, restore_engine
 from pretraining.checkpoint.record import (
     TOKENIZER,
     CheckpointRecord,
-    find_checkpoint,
     finished_checkpoints,
     read_record,
 )
@@ -25,11 +24,11 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.huggingface.folders import CONFIG, read_folder
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
+from pretraining.training.origin import begin_with
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord, RunState
 from pretraining.training.trainer import Trainer
@@ -43,6 +42,8 @@ class StartingPoint:
     checkpoint: Path | None
     """the checkpoint that the model's weights are from; None for a new run"""
     skips: list[Skip]
+    begins: str | None = None
+    """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
 def find_starting_point(request: Request, context: Context) -> StartingPoint:
@@ -52,11 +53,12 @@ def find_starting_point(request: Request, context: Context) -> StartingPoint:
     set_arithmetic(request.recipe.precision, compute, context.device)
     checkpoint = find_latest(request, context)
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    begins = None
     if checkpoint is not None:
         model.load_state_dict(read_weights(checkpoint, parameter_sizes(request.shape)))
-    elif request.init is not None:
-        start_with(model, request.init, request.manifest)
-    return StartingPoint(model, checkpoint, gather(read_skips(request.out))[0])
+    elif request.origin is not None:
+        begins = begin_with(model, request.origin, read_vocabulary(request.data))
+    return StartingPoint(model, checkpoint, gather(read_skips(request.out))[0], begins)
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -70,6 +72,8 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     if context.world.rank == 0:
         write_run_folder(request)
         describe(request, context, engine, record)
+        if start.begins is not None:
+            context.console.print(start.begins, markup=False, soft_wrap=True)
     run = None if record is None else RunRecord.of(record)
     state = RunState() if run is None else run.state
     micro_batches = MicroBatches(request, context, engine, {} if run is None else run.micro_batches)
@@ -145,23 +149,6 @@ def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in table.items():
         yield from flattened(value, f"{above}.{name}" if above else str(name))
-
-
-def start_with(model: Bert, source: Path, manifest: Manifest) -> None:
-    """Gives a new model the weights of a run, a checkpoint or a transformers folder."""
-    missing: tuple[str, ...] = ()
-    if (source / CONFIG).exists():
-        shape, weights, missing = read_folder(source)
-    else:
-        record, weights = load_checkpoint(find_checkpoint(source))
-        shape = record.shape
-        if RunRecord.of(record).data.vocabulary != manifest.content["vocabulary"]["sha256"]:
-            raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
-    if replace(shape, dropout=model.shape.dropout, attention_dropout=model.shape.attention_dropout) != model.shape:
-        raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
-    left = model.load_state_dict(weights, strict=False)
-    assert set(left.missing_keys) == set(missing)
-    assert not left.unexpected_keys
 
 
 def write_run_folder(request: Request) -> None:
