@@ -35,10 +35,9 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None) ->
     if not sys.stderr.isatty():
         disable_progress_bars()
     with hub_errors(
-        constants.ENDPOINT,
-        name,
+        f"{name} ({constants.ENDPOINT}/{name})",
         "model",
-        lacking=f"{name}: no such folder, and no such model on the hub (is it OWNER/NAME?)",
+        lacking="no such folder, and no such model on the hub (is it OWNER/NAME?)",
         mirror="set HF_ENDPOINT to a mirror, or name a folder",
         revision=revision,
     ):
@@ -46,12 +45,11 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None) ->
 
 
 @contextmanager
-def hub_errors(
-    endpoint: str, name: str, kind: str, *, lacking: str, mirror: str, revision: str | None = None
-) -> Iterator[None]:
+def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: str | None = None) -> Iterator[None]:
     """Turns the errors of huggingface_hub into what they mean for the user.
 
-    `kind` is "model" or "data set"; `lacking` says that there is none of this name; `mirror` how to name a mirror.
+    `where` begins the message; `kind` is "model" or "data set"; `lacking` says that there is none of this name, and
+    `mirror` how to name another server.
     """
     from huggingface_hub import constants, errors
 
@@ -77,5 +75,4 @@ def hub_errors(
         if meaning is None:
             raise
         said = str(error).partition("\n")[0]
-        page = f"{endpoint}/datasets/{name}" if kind == "data set" else f"{endpoint}/{name}"
-        raise UserError(f"{page}: {meaning}\n({said})") from error
+        raise UserError(f"{where}: {meaning}\n({said})") from error

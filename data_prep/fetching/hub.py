@@ -50,8 +50,7 @@ class Hub(Options):
 
         api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
         with hub_errors(
-            api.endpoint,
-            self.name,
+            f"{api.endpoint}/datasets/{self.name}",
             "data set",
             lacking="no such data set (is it OWNER/NAME?)",
             mirror="name a mirror with --mirror",
