@@ -56,7 +56,7 @@ def prepare(data: Path, docs: list[str], workers: int, **more: Any) -> Callable[
     def run() -> None:
         with tempfile.TemporaryDirectory() as out, open_workers(workers, preload=Pipeline.__module__) as pool:
             assert pool is not None
-            settings = Settings(docs=(tuple(docs),), vocab=data / "vocab.txt", **more)
+            settings = Settings(docs=(tuple(docs),), vocab=str(data / "vocab.txt"), **more)
             Pipeline(Path(out), settings, pool, Console(file=io.StringIO())).run()
 
     return run

@@ -16,7 +16,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +50,8 @@ from data_prep.shards import (
     map_batches,
     write_batches,
 )
+from data_prep.vocabulary.extension import extend_vocabulary
+from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
 from data_prep.work import Record, WorkFolder, file_records
@@ -88,7 +90,11 @@ class Pipeline:
 
     def run(self) -> Record:
         """Does what is left to do and returns the manifest."""
-        given = load_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
+        given = find_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
+        if given is not None:
+            self.settings = replace(self.settings, cased=given.cased)
+            case = "with case and accents" if given.cased else "in lower case"
+            self.console.print(f"vocabulary of {self.settings.vocab}: {len(given):,} pieces, {case}", markup=False)
         files = find_files(self.settings.sources, self.settings.format, self.folder)
         plan = describe(self.settings, files, given)
         if (self.folder / MANIFEST).exists():
@@ -123,7 +129,7 @@ class Pipeline:
         if nothing_compiled_yet():
             self.console.print("the first run compiles its loops: the first files of a step take some seconds more")
         documents = self._documents(files)
-        vocabulary = given or self._vocabulary(documents)
+        vocabulary = given if given and not self.settings.extend else self._vocabulary(documents, given)
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
@@ -135,7 +141,8 @@ class Pipeline:
             **plan,
             "format": FORMAT,
             "corpus": corpus_figures(documents, tokens, num_held_out),
-            "vocabulary": {"size": len(vocabulary), "sha256": vocabulary.sha256, "cased": vocabulary.cased},
+            "vocabulary": describe_vocabulary(vocabulary, given),
+            "vocabulary_source": short_name(self.settings.vocab) if self.settings.vocab else None,
             "files": [record.as_json() for record in tables],
             "sets": sets,
             "bytes": sum(record.size for record in tables)
@@ -167,8 +174,8 @@ class Pipeline:
             )
         return records
 
-    def _vocabulary(self, documents: list[Record]) -> Vocabulary:
-        """Trains a vocabulary on files of documents from all over the corpus."""
+    def _vocabulary(self, documents: list[Record], given: Vocabulary | None) -> Vocabulary:
+        """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""
         if not self.work.is_finished("vocabulary"):
             tasks = self._part_tasks(documents)
             tasks = tasks[:: -(-len(tasks) // VOCABULARY_PARTS)]
@@ -177,8 +184,14 @@ class Pipeline:
             with progress.shown():
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
                 counts = add_up(self.folder / file.path for record in records for file in file_records(record))
-                vocabulary = train_vocabulary(counts, self.settings.vocab_size, self.settings.cased)
+                if given is None:
+                    vocabulary = train_vocabulary(counts, self.settings.vocab_size, self.settings.cased)
+                else:
+                    extension = extend_vocabulary(given, counts, self.settings.extend)
+                    vocabulary = extension.vocabulary
                 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            if given is not None:
+                self.console.print(str(extension), markup=False, soft_wrap=True)
             vocabulary.write(self.folder)
             self.work.finish("vocabulary", [])
         return load_vocabulary(self.folder / VOCABULARY, self.settings.cased)
@@ -287,12 +300,19 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
     }
 
 
+def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> Record:
+    """Tells of the vocabulary of the shards what the manifest says; `base_size` where a given one was extended."""
+    extended = {"base_size": len(given)} if given and len(given) < len(vocabulary) else {}
+    return {"size": len(vocabulary), "sha256": vocabulary.sha256, "cased": vocabulary.cased, **extended}
+
+
 def refuse_changes(folder: Path, before: Record, now: Record) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
+    then = {**Settings().recorded(), **before["settings"]}  # an earlier version had fewer settings
     changes = [
-        f"  --{name.replace('_', '-')} was {before['settings'].get(name)}, now {value}"
+        f"  --{name.replace('_', '-')} was {then.get(name)}, now {value}"
         for name, value in now["settings"].items()
-        if before["settings"].get(name) != value
+        if then.get(name) != value
     ]
     if before["sources"] != now["sources"]:
         old, new = ({(s["source"], s["name"], s["size"]) for s in plan["sources"]} for plan in (before, now))

@@ -51,8 +51,11 @@ class Settings:
     """Language of the text, for the ends of sentences: a code such as en, de or zh."""
     errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave the document out and list it."""
-    vocab: Path | None = None
-    """A vocab.txt to use (default: train one from the text)."""
+    vocab: str | None = None
+    """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
+    transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
+    extend: int = 0
+    """With --vocab: add so many words of the text to it, those that it cuts most."""
     vocab_size: int = 30522
     """Number of pieces of a vocabulary that is trained."""
     cased: bool = False
@@ -169,7 +172,7 @@ def _typed(name: str, value: Any) -> Any:
     """Turns a value from TOML into the type of its setting; raises TypeError or ValueError where it is of another."""
     if name == "docs":
         return ((value,) if isinstance(value, str) else tuple(str(source) for source in value),)
-    if name in ("out", "vocab"):
+    if name == "out":
         return Path(value)
     default = 1 if name == "workers" else Settings.__dataclass_fields__[name].default
     if isinstance(default, bool) or isinstance(value, bool):
@@ -181,7 +184,7 @@ def _typed(name: str, value: Any) -> Any:
         return tuple(_number(kind, number) for number in value)
     if isinstance(default, int | float):
         return _number(type(default), value)
-    if default is not None and not isinstance(value, type(default)):
+    if not isinstance(value, str if default is None else type(default)):
         raise TypeError(name)
     return value
 
@@ -234,6 +237,8 @@ def _check_numbers(s: Settings) -> Checks:
     yield 0 <= s.validation < 1, f"--validation {s.validation}: a share from 0, below 1"
     yield s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1"
     yield 0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1"
+    yield 0 <= s.extend <= 10**6, f"--extend {s.extend}: from 0 to 1000000"
+    yield s.vocab or not s.extend, f"--extend {s.extend}: extends a vocabulary that exists; name it: --vocab"
     yield s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual"
 
 

@@ -206,8 +206,9 @@ class Manifest:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from versions of libraries and the fingerprint itself."""
-    parts = {key: value for key, value in content.items() if key not in ("fingerprint", "versions")}
+    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself."""
+    others = ("fingerprint", "versions", "vocabulary_source")
+    parts = {key: value for key, value in content.items() if key not in others}
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 

@@ -30,10 +30,14 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe_and_data
+from pretraining.config.settings import Recipe
+from pretraining.config.toml_text import toml_value
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import time_limit
+from pretraining.training.origin import Origin, OriginFinder
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
 from pretraining.training.run import LOCK, run
@@ -51,8 +55,9 @@ class Train:
     """Folder of the run: checkpoints, metrics, the exported model."""
     run: Path | None = None
     """The earlier name of --out."""
-    init: Path | None = None
-    """Start with the weights of this run, checkpoint or transformers folder."""
+    init: str | None = None
+    """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
+    Hugging Face hub. It is `base_model` in the recipe."""
     stop_after: str | None = None
     """Stop after the phase of this name; the same command without it goes on."""
     resume: Literal["auto", "never"] = "auto"
@@ -108,7 +113,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     """Prints the plan of the run."""
     if world.rank == 0:
         ranks = wanted.ranks or world.size
-        recipe, manifest = load_recipe_and_data(wanted.recipe, overrides, wanted.data, ranks=ranks)
+        recipe, manifest, _ = read_all(wanted, overrides, ranks)
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
 
 
@@ -121,9 +126,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     limit = time_limit(wanted.time_limit)
     found = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        recipe, manifest = load_recipe_and_data(
-            wanted.recipe, overrides, wanted.data, ranks=world.size, device=cast(Literal["cpu", "cuda"], found)
-        )
+        recipe, manifest, origin = read_all(wanted, overrides, world.size, cast(Literal["cpu", "cuda"], found))
     except UserError as error:
         raise UserError("\n".join([*faults, str(error)])) from None
     names = [phase.name for phase in recipe.phases]
@@ -131,9 +134,21 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    return Request(
-        recipe, wanted.data, manifest, out, wanted.init, wanted.resume, wanted.stop_after, limit, wanted.profile
+    return Request(recipe, wanted.data, manifest, out, origin, wanted.resume, wanted.stop_after, limit, wanted.profile)
+
+
+def read_all(
+    wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
+) -> tuple[Recipe, Manifest | None, Origin | None]:
+    """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
+    finder = OriginFinder(wanted.out or wanted.run)
+    given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
+    recipe, manifest = load_recipe_and_data(
+        wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )
+    if finder.origin is not None and manifest is not None and wanted.data is not None:
+        finder.origin.check_data(wanted.data, manifest)
+    return recipe, manifest, finder.origin
 
 
 if __name__ == "__main__":

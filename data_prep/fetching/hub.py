@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from data_prep.common.errors import Checks, UserError
+from data_prep.common.hub import hub_errors
 from data_prep.fetching.client import Client, Options, is_address
 from data_prep.fetching.download import Item
 from data_prep.fetching.plan import Plan
@@ -49,7 +49,13 @@ class Hub(Options):
         from huggingface_hub.errors import RevisionNotFoundError
 
         api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
-        with hub_errors(self, api.endpoint):
+        with hub_errors(
+            f"{api.endpoint}/datasets/{self.name}",
+            "data set",
+            lacking="no such data set (is it OWNER/NAME?)",
+            mirror="name a mirror with --mirror",
+            revision=self.revision,
+        ):
             info, files = list_parquet(api, self.name, self.revision)
             if not files and self.revision is None:
                 with suppress(RevisionNotFoundError):
@@ -92,30 +98,3 @@ def choose_files(files: list[RepoFile], command: Hub) -> list[RepoFile]:
     if not chosen:
         raise UserError(f"--config-name {pattern}: {command.name} has no such part; it has {listed}")
     return chosen
-
-
-@contextmanager
-def hub_errors(command: Hub, endpoint: str) -> Iterator[None]:
-    """Turns the errors of huggingface_hub into what they mean for the user."""
-    from huggingface_hub import errors
-
-    network = errors.HfHubHTTPError.__mro__[1]  # the base of all errors of the HTTP library that it uses
-    meanings: list[tuple[type, str]] = [
-        (errors.GatedRepoError, "accept its conditions there, then log in: hf auth login"),
-        (errors.RepositoryNotFoundError, "no such data set (is it OWNER/NAME?), or a private one: hf auth login"),
-        (errors.RevisionNotFoundError, f"has no branch, tag or commit {command.revision}"),
-        (errors.HFValidationError, "not the name of a data set"),
-        (errors.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids the network: unset it"),
-        (errors.HfHubHTTPError, "refused; try again later, or name a mirror with --mirror"),
-        (OSError, "cannot be reached: check the network, or name a mirror with --mirror"),
-        (network, "cannot be reached: check the network, or name a mirror with --mirror"),
-        (ValueError, "the server does not answer as the hub does: check --mirror"),
-    ]
-    try:
-        yield
-    except Exception as error:
-        meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
-        if meaning is None:
-            raise
-        said = str(error).partition("\n")[0]
-        raise UserError(f"{endpoint}/datasets/{command.name}: {meaning}\n({said})") from error

@@ -21,7 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
 from data_prep.vocabulary.words import LONGEST_WORD
 
-VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+VOCABULARY, TOKENIZER, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET = 1000  # characters that get a piece of their own
 TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
@@ -92,7 +92,7 @@ class Vocabulary:
         contents = {
             VOCABULARY: self._text(),
             TOKENIZER: full.to_str(pretty=False).encode(),
-            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode(),
+            TOKENIZER_CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
         }
         records = []
         for name, content in contents.items():
@@ -114,6 +114,11 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text: {error}") from error
     pieces = text.removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").split("\n")
+    return Vocabulary(check_pieces(tuple(pieces), path), cased)
+
+
+def check_pieces(pieces: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Gives the pieces of a file back; raises UserError where they are not a vocabulary for BERT."""
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
         raise UserError(f"{path}: lacks the special pieces {', '.join(missing)}: not a BERT vocabulary?")
@@ -122,7 +127,7 @@ def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
         if piece in first:
             raise UserError(f"{path}: line {line} repeats {piece!r} of line {first[piece]}; each piece needs one id")
         first[piece] = line
-    return Vocabulary(tuple(pieces), cased)
+    return pieces
 
 
 def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[str]:

@@ -21,12 +21,13 @@ from typing import Any
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, json_bytes, read_json, write_json
+from data_prep.vocabulary.source import CHECKPOINT, IN_A_RUN
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 
 FOLDER = "checkpoints"
-RECORD = "checkpoint.json"
-TOKENIZER = "tokenizer"
+RECORD = CHECKPOINT
+TOKENIZER = IN_A_RUN
 """The folder of a run that holds the vocabulary."""
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""

@@ -92,7 +92,8 @@ def _model_faults(model: Model) -> Iterator[str]:
     if lacking:
         yield (
             f"model.size: is missing: one of {', '.join(SIZES)}; "
-            f"or give the numbers, {' and '.join(f'model.{name}' for name in lacking)}"
+            f"or give the numbers, {' and '.join(f'model.{name}' for name in lacking)}; "
+            "or begin with a model that has them: --init FOLDER"
         )
         return
     shape = model.shape(vocabulary=1)

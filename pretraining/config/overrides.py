@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
+from pretraining.config.base import KEY as BASE_MODEL
+from pretraining.config.base import FindShape, take_over
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import Key, dotted, read_toml, shown
@@ -53,6 +55,7 @@ def load_recipe_and_data(
     *,
     ranks: int | None = None,
     device: Literal["cpu", "cuda"] | None = None,
+    find_shape: FindShape | None = None,
 ) -> tuple[Recipe, Manifest | None]:
     """Reads both and checks them against each other; every fault of them is reported at once."""
     manifest, faults = None, []
@@ -63,9 +66,11 @@ def load_recipe_and_data(
             faults.append(f"--data {error}")
     lengths = manifest.lengths() if manifest else None
     try:
-        recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths)
+        recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths, find_shape=find_shape)
     except UserError as error:
         raise UserError("\n".join([str(error), *faults])) from None
+    if manifest and recipe.model.segments < 2 and manifest.has_pairs:
+        faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest
@@ -78,18 +83,21 @@ def load_recipe(
     ranks: int | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     lengths: Collection[int] | None = None,
+    find_shape: FindShape | None = None,
 ) -> Recipe:
     """Reads a recipe from its file and `--section.key value` flags; every fault of both is reported at once.
 
     The number of ranks, the device found and the lengths of the data are checked against it where they are given.
+    `find_shape` finds the sizes of the base model, where the recipe names one; without it they are not looked for.
     """
     raw = _read_file(path)
     given, faults = parse_overrides(overrides)
     for override in given:
         if fault := _apply(raw, override):
             faults.append(fault)
+    differing = take_over(raw, find_shape) if find_shape is not None else {}
     recipe, unreadable = _validate(raw, [override.key for override in given if override.bare])
-    found = [(key, f"{dotted(key)}{fault}") for key, fault in unreadable.items()]
+    found = [(key, f"{dotted(key)}{fault}") for key, fault in (unreadable | differing).items()]
     if recipe is not None:
         conflicts = find_faults(recipe, ranks=ranks, device=device, lengths=lengths)
         found += [
@@ -98,10 +106,15 @@ def load_recipe(
     flags = [override.key for override in given]
     for key, fault in found:
         from_flag = any(key[: len(flag)] == flag or flag[: len(key)] == key for flag in flags if key)
-        faults.append(f"--{fault}" if from_flag else f"{path}: {fault}")
+        faults.append(f"--{_with_short_flag(fault)}" if from_flag else f"{path}: {fault}")
     if faults or recipe is None:
         raise UserError("\n".join(faults))
     return recipe
+
+
+def _with_short_flag(fault: str) -> str:
+    """A fault of the base model begins with the flag that one names it by."""
+    return f"init{fault.removeprefix(BASE_MODEL)}" if fault.startswith(BASE_MODEL) else fault
 
 
 def _read_file(path: Path) -> dict[str, Any]:

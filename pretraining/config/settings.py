@@ -69,6 +69,10 @@ class Model(Section):
     """Share of the activations dropped after the embeddings and in each layer."""
     attention_dropout: Fraction = 0.1
     """Share of the attention probabilities dropped."""
+    segments: Positive = 2
+    """Kinds of segments that have an embedding: 2 for the pairs of next-sentence prediction."""
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-12
+    """Added to the variance in layer norms."""
 
     def shape(self, vocabulary: int, next_sentence: bool = True) -> Shape:
         """Works out the sizes for a vocabulary of so many pieces; `next_sentence` says whether the data has pairs."""
@@ -84,6 +88,8 @@ class Model(Section):
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             next_sentence=next_sentence,
+            segments=self.segments,
+            epsilon=self.epsilon,
         )
 
 
@@ -262,6 +268,9 @@ class Recipe(Section):
     """Steps of all phases, where these give shares."""
     hours: Annotated[float, Field(gt=0)] | None = None
     """Hours of all phases, where these give shares: phases and learning rate then go by the clock."""
+    base_model: Annotated[str, Field(min_length=1)] | None = None
+    """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
+    checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
     model: Model = Model()
     """The encoder."""
     data: Data = Data()

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import UNFINISHED, read_json, replacing, write_json
-from data_prep.vocabulary.vocabulary import TOKENIZER, VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.vocabulary import source
+from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
 from pretraining.huggingface.weights import (
     LISTED,
     config_of,
@@ -43,7 +44,6 @@ from pretraining.huggingface.weights import (
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD)
 OLD_WEIGHTS = "pytorch_model.bin"
 INDEX = ".index.json"
@@ -56,15 +56,19 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     Only whole heads may be missing. A model with neither pooler nor next-sentence head does not lack them: it is one
     without next-sentence prediction.
     """
+    weights = _read_weights(folder)
+    shape = replace(read_shape(folder), next_sentence=has_next_sentence(weights))
+    state, missing = from_transformers(weights, shape, str(folder))
+    return shape, state, missing
+
+
+def read_shape(folder: Path) -> Shape:
+    """Reads the sizes in a folder of transformers; which heads there are, its weights alone say."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
-    shape = shape_of(_read_table(folder / CONFIG), str(folder / CONFIG))
-    weights = _read_weights(folder)
-    shape = replace(shape, next_sentence=has_next_sentence(weights))
-    state, missing = from_transformers(weights, shape, str(folder))
-    return shape, state, missing
+    return shape_of(_read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -174,9 +178,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     for name in (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}: name the folder of shards, or an exported one, for its vocabulary")
-    return load_vocabulary(
-        folder / VOCABULARY, cased=not read_json(folder / TOKENIZER_CONFIG).get("do_lower_case", True)
-    )
+    return source.read_vocabulary(folder)
 
 
 def read_length(folder: Path, shape: Shape) -> int:

@@ -6,7 +6,6 @@ It tells what a reader of the model wants to know. How the run was made fast, sa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
 HELD_OUT = ", held out"
 """The end of the name of the examples of a length that are held out."""
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """How the hub names a model: owner/name."""
 
 
@@ -61,6 +59,20 @@ class DataSummary:
 
 
 @dataclass(frozen=True)
+class BaseSummary:
+    """What is told of the model whose weights a run began with; a run keeps it with its checkpoints."""
+
+    name: str
+    """Its folder, run or name on the hub, as the user gave it."""
+    on_hub: bool
+    """Whether it is a name on the Hugging Face hub."""
+
+    def __str__(self) -> str:
+        """Its name; of a folder, without what lies above it on this machine."""
+        return self.name if self.on_hub else Path(self.name).resolve().name
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the weights of a model came to be."""
 
@@ -81,8 +93,8 @@ class Provenance:
     """The numbers that the model computed in: bf16, fp16 or fp32."""
     segments: int = 2
     """Segments that were trained; the embeddings of others are those of the first."""
-    base_model: str | None = None
-    """The model that the run began with: owner/name where it is of the hub, otherwise the name of its folder."""
+    base: BaseSummary | None = None
+    """The model whose weights the run began with; None where they were drawn."""
 
 
 def model_card(
@@ -107,14 +119,14 @@ def model_card(
 
 def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
     """What the hub reads of a card."""
-    base = provenance and provenance.base_model
+    base = provenance and provenance.base
     content = ModelCardData(
         library_name="transformers",
         pipeline_tag="fill-mask",
         tags=["bert", "fill-mask"],
         license=licence,
         language=provenance.data.settings.get("language") if provenance else None,
-        base_model=base if base and HUB_NAME.fullmatch(base) else None,
+        base_model=base.name if base and base.on_hub else None,
     )
     return f"---\n{content.to_yaml()}\n---"
 
@@ -124,7 +136,7 @@ def _introduction(shape: Shape, provenance: Provenance | None) -> str:
     text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
     if provenance is None:
         return f"{text}."
-    origin = f" Its training began with the weights of {_text(provenance.base_model)}." if provenance.base_model else ""
+    origin = f" Its training began with the weights of {_text(provenance.base)}." if provenance.base else ""
     return f"{text}, pre-trained with Cloze.{origin}"
 
 

@@ -145,6 +145,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         examples_seen=state.examples_seen,
         dtype=record.made_by.dtype,
         segments=state.trained_segments,
+        base=run.base,
     )
     return Source(
         shape,

@@ -92,11 +92,13 @@ class TrainingPhase:
             f"sequences of length {phase.length}{cut}, {self.accumulation} x {self.micro_batch} a rank"
         )
 
-    def copy_positions(self, engine: Engine) -> None:
-        """Gives positions that no phase before has trained the embeddings of trained ones, where the recipe says so."""
-        phase, before = self.settings, self._request.recipe.phases[: self.number]
-        trained = max((earlier.length for earlier in before), default=phase.length)
-        if phase.new_positions == "copied" and trained < phase.length:
+    def copy_positions(self, engine: Engine, trained: int) -> None:
+        """Gives positions beyond those that were trained the embeddings of these, where the recipe says so.
+
+        `trained` is 0 where nothing was trained yet: then there is nothing to copy.
+        """
+        phase = self.settings
+        if 0 < trained < phase.length and phase.new_positions == "copied":
             engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, trained))
 
 

@@ -15,6 +15,7 @@ from pretraining.model.shape import Shape
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
+from pretraining.training.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Request:
     manifest: Manifest
     out: Path
     """folder of the run"""
-    init: Path | None = None
-    """a run, a checkpoint or a transformers folder whose weights a new run begins with"""
+    origin: Origin | None = None
+    """the model whose weights a new run begins with; None where they are drawn, or the run goes on"""
     resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None
     """name of the phase that is the last for now"""

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from pretraining.checkpoint.reading import load_checkpoint, newest_whole, parameter_sizes, read_weights, restore_engine
+from data_prep.vocabulary.source import read_vocabulary
+from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights, restore_engine
 from pretraining.checkpoint.record import (
     TOKENIZER,
     CheckpointRecord,
-    find_checkpoint,
     finished_checkpoints,
     read_record,
 )
@@ -24,12 +24,11 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.huggingface.folders import CONFIG, read_folder, read_length
-from pretraining.huggingface.weights import HEADS, count_segments, with_first_segment_alone
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
+from pretraining.training.origin import begin_with
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord, RunState
 from pretraining.training.trainer import Trainer
@@ -44,6 +43,8 @@ class StartingPoint:
     checkpoint: Path | None
     """the checkpoint that the model's weights are from; None for a new run"""
     skips: list[Skip]
+    begins: str | None = None
+    """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
 def find_starting_point(request: Request, context: Context) -> StartingPoint:
@@ -54,12 +55,13 @@ def find_starting_point(request: Request, context: Context) -> StartingPoint:
     checkpoint = find_latest(request, context)
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     state = RunState(trained_segments=2 if request.shape.next_sentence else 1)
+    begins = None
     if checkpoint is not None:
         model.load_state_dict(read_weights(checkpoint, parameter_sizes(request.shape)))
         state = RunRecord.of(read_record(checkpoint)).state
-    elif request.init is not None:
-        start_with(model, state, request, context)
-    return StartingPoint(model, state, checkpoint, gather(read_skips(request.out))[0])
+    elif request.origin is not None:
+        begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
+    return StartingPoint(model, state, checkpoint, gather(read_skips(request.out))[0], begins)
 
 
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -73,6 +75,8 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     if context.world.rank == 0:
         write_run_folder(request)
         describe(request, context, engine, record)
+        if start.begins is not None:
+            context.console.print(start.begins, markup=False, soft_wrap=True)
     run = None if record is None else RunRecord.of(record)
     state = start.state
     micro_batches = MicroBatches(request, context, engine, {} if run is None else run.micro_batches)
@@ -148,36 +152,6 @@ def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in table.items():
         yield from flattened(value, f"{above}.{name}" if above else str(name))
-
-
-def start_with(model: Bert, state: RunState, request: Request, context: Context) -> None:
-    """Gives a new model the weights of a run, a checkpoint or a transformers folder; notes what these were trained on.
-
-    Heads that it does not have begin anew; heads that the data cannot train are left out.
-    """
-    source = request.init
-    assert source is not None
-    if (source / CONFIG).exists():
-        shape, weights, _ = read_folder(source)
-        length, segments = read_length(source, shape), count_segments(weights)
-    else:
-        record, weights = load_checkpoint(find_checkpoint(source))
-        run = RunRecord.of(record)
-        shape, length, segments = record.shape, run.state.trained_length, run.state.trained_segments
-        if run.data.vocabulary != request.manifest.content["vocabulary"]["sha256"]:
-            raise UserError(f"--init {source}: was trained with another vocabulary than that of the data")
-        if segments == 1:
-            weights = with_first_segment_alone(weights)
-    may_differ = {name: getattr(model.shape, name) for name in ("dropout", "attention_dropout", "next_sentence")}
-    if replace(shape, **may_differ) != model.shape:
-        raise UserError(f"--init {source}: its model is {shape}; the recipe and the data want {model.shape}")
-    left = model.load_state_dict(weights, strict=False)
-    assert not {name.partition(".")[0] for name in left.missing_keys + left.unexpected_keys} - HEADS.keys()
-    state.trained_length, state.trained_segments = length, max(segments, state.trained_segments)
-    if left.unexpected_keys and context.world.rank == 0:
-        heads = " and ".join(dict.fromkeys(name.partition(".")[0] for name in left.unexpected_keys))
-        said = f"left out of {source}: {heads}, which data without pairs cannot train"
-        context.console.print(said, markup=False, soft_wrap=True)
 
 
 def write_run_folder(request: Request) -> None:

@@ -62,7 +62,7 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
 def require_one_request(request: Request) -> None:
     """Raises an error on every rank unless all were started with the same command on the same data."""
     agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
-    agree([str(request.init), request.stop_after], "--init and --stop-after")
+    agree(request.stop_after, "--stop-after")
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:

@@ -8,7 +8,7 @@ from typing import Any
 
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import CheckpointRecord
-from pretraining.huggingface.model_card import DataSummary
+from pretraining.huggingface.model_card import BaseSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
 
 
@@ -74,6 +74,8 @@ class RunRecord:
     """the latest losses of this phase, against which a leap is measured"""
     micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
     """those that were found, by the names of their phases"""
+    base: BaseSummary | None = None
+    """the model whose weights the run began with; None where they were drawn"""
 
     def as_json(self) -> dict[str, Any]:
         """The section as checkpoint.json has it."""
@@ -84,6 +86,7 @@ class RunRecord:
             "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
             "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},
+            "base": None if self.base is None else asdict(self.base),
         }
 
     @classmethod
@@ -106,6 +109,7 @@ class RunRecord:
             scores=EvaluationRecord(**scores) if scores else None,
             logged_losses=section["logged_losses"],
             micro_batches={name: _found(found) for name, found in section.get("micro_batches", {}).items()},
+            base=BaseSummary(**base) if (base := section.get("base")) else None,
         )
 
 

@@ -48,6 +48,8 @@ class Trainer:
         self.skips = list(skips)
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
+        self.base = request.origin.summary() if request.origin else None
+        """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
         ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
         self.meter = Meter(engine.device, sums(request.shape), COUNTS, ceiling)
@@ -70,7 +72,7 @@ class Trainer:
         run = RunRecord.of(record)
         self.meter.restore(record.rank_states, self.context.world.rank, self.context.world.size)
         self.guard.losses.extend(run.logged_losses)
-        self.scores = run.scores
+        self.scores, self.base = run.scores, run.base
 
     def close(self) -> None:
         """Lets go of all, so that another trainer can take over."""
@@ -106,7 +108,7 @@ class Trainer:
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
         if not self.state.phase_step:
-            phase.copy_positions(self.engine)
+            phase.copy_positions(self.engine, self.state.trained_length)
         self.batch_saved = phase.batch_number(self.state.phase_step)
         self.meter.begin()
         with phase.batches(self.state) as steps:
@@ -275,7 +277,7 @@ class Trainer:
         request, meter = self.request, self.meter.state()
         data = DataSummary.of(request.manifest)
         recipe, losses = request.recipe.as_dict(), list(self.guard.losses)
-        record = RunRecord(self.state, recipe, data, self.scores, losses, self.micro_batches.found)
+        record = RunRecord(self.state, recipe, data, self.scores, losses, self.micro_batches.found, self.base)
         with self.meter.watch.pause():
             self.log.sync()
             self.saver.save(self.engine, self.state.step, record.as_json(), meter)

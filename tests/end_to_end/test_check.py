@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.processes import ROOT
+from support.recipes import completing
 from support.training import Place
 
 from pretraining import train as entry
@@ -19,7 +20,7 @@ RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
 @pytest.mark.usefixtures("kept_signals")
 def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--ranks", str(ranks), "--pieces-per-second", "1e6"]
-    code = entry.main(["--recipe", str(path), "--check", *options])
+    code = entry.main(["--recipe", str(path), "--check", *options, *completing(path)])
     printed = capsys.readouterr()
     if code == 2:  # small batches do not divide among so many
         assert "does not divide by" in printed.err

@@ -50,7 +50,7 @@ MISTAKES = {
     "--out {tmp}/run --phases.0.stepz 4": "--phases.0.stepz: unknown; did you mean phases.0.steps?",
     "--out {tmp}/run --stop-after third": "--stop-after third: no phase of this name; there is short, long",
     "--out {tmp}/run --init {tmp}/nothing": "{tmp}/nothing: no such folder",
-    "--out {tmp}/run --init {data}": "{data}: has no finished checkpoint",
+    "--out {tmp}/run --init {data}": "{data}: no config.json and no finished checkpoint",
     "--out {tmp}/file/run": "--out {tmp}/file/run: cannot be written: Not a directory",
     "--model.layer 3": "--out: is missing",
 }

@@ -129,6 +129,7 @@ def test_the_second_phase_by_itself(runs: Place, place: Place) -> None:
     first = finished_checkpoints(source)[0]
     encoder = place.folder / "without heads"
     transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
+    transformers.AutoTokenizer.from_pretrained(source / "export").save_pretrained(encoder)
     alone = place.folder / "second.toml"
     text = place.recipe.read_text()
     begin, end = text.index("[[phases]]"), text.rindex("[[phases]]")

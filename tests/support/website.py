@@ -61,6 +61,8 @@ class Site:
     tag: str = '"{}"'
     """The form of the ETag; empty for none."""
     says_length: bool = True
+    commit: str = ""
+    """The commit of all files, as the hub says it; empty for none."""
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     over: threading.Event = field(default_factory=threading.Event)
@@ -110,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path in self.site.files:
             self.send_file(request, path)
         else:
-            self.answer(request, 404, **{"X-Error-Code": "RevisionNotFound" if "/revision/" in self.path else ""})
+            lacking = "Repo" if path.startswith("/api/models/") else "Revision" if "/revision/" in path else ""
+            self.answer(request, 404, **{"X-Error-Code": f"{lacking}NotFound" if lacking else ""})
 
     def answer(self, request: Request, status: int, **headers: str) -> None:
         request.status = status
@@ -125,13 +128,15 @@ class Handler(BaseHTTPRequestHandler):
             headers["ETag"] = etag
         first, status = 0, 200
         stale = site.heeds_if_range and request.headers.get("if-range", etag) != etag
+        if site.commit:
+            headers["X-Repo-Commit"] = site.commit
         if request.range and site.knows_ranges and not stale:
             first, status = int(request.range.removeprefix("bytes=").rstrip("-")), 206
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         if site.says_length:
             headers["Content-Length"] = str(len(content) - first)
         self.answer(request, status, **headers)
-        content = content[first:]
+        content = content[first:] if self.command == "GET" else b""
         lost = site.drops > 0 and len(content) > site.cut
         if lost:
             site.drops -= 1

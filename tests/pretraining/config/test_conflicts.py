@@ -173,7 +173,7 @@ def test_a_missing_gpu_is_named(plain: Path) -> None:
         (
             'size = "tiny"',
             "model.size: is missing: one of tiny, mini, small, medium, base, large; "
-            "or give the numbers, model.layers and model.hidden",
+            "or give the numbers, model.layers and model.hidden; or begin with a model that has them: --init FOLDER",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from support.recipes import completing
 
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import load_recipe
@@ -23,6 +24,7 @@ RANKS = {  # what their comments promise
     "bert_base_lamb": (1, 8, 16, 64, 256, 1024),
     "bert_large_lamb": (1, 8, 16, 64, 256, 1024),
     "bert_large_budget": (1, 8),
+    "adapt": (1, 2, 4, 8),
 }
 
 
@@ -33,7 +35,7 @@ def test_the_recipes_are_those_that_are_tested() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_works_on_the_ranks_that_it_promises(path: Path) -> None:
     for ranks in RANKS[path.stem]:
-        recipe = load_recipe(path, ranks=ranks, device="cpu", lengths=[32, 128, 512])
+        recipe = load_recipe(path, completing(path), ranks=ranks, device="cpu", lengths=[32, 128, 512])
         for phase in recipe.phases:
             open_to = divisors(phase.batch // ranks)
             for size in open_to if phase.micro_batch == "auto" else [phase.micro_batch]:
@@ -50,7 +52,7 @@ def test_every_recipe_comments_its_numbers_and_names_itself(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(path, ["--deepspeed.zero_optimization.reduce_bucket_size", "1000"])
+    recipe = load_recipe(path, ["--deepspeed.zero_optimization.reduce_bucket_size", "1000", *completing(path)])
     kept = tmp_path / "kept.toml"
     kept.write_text(recipe.as_toml())
     assert load_recipe(kept) == recipe
@@ -59,8 +61,8 @@ def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Pat
 
 def test_base_and_large_take_what_fits_and_the_small_ones_say_it() -> None:
     for path in RECIPES:
-        sizes = {phase.micro_batch for phase in load_recipe(path).phases}
-        assert (sizes == {"auto"}) == path.stem.startswith(("bert_base", "bert_large")), path
+        sizes = {phase.micro_batch for phase in load_recipe(path, completing(path)).phases}
+        assert (sizes == {"auto"}) == path.stem.startswith(("bert_base", "bert_large", "adapt")), path
 
 
 def test_numbers_of_the_paper() -> None:

@@ -14,7 +14,7 @@ from support.shards import make_shards
 
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
-from pretraining.huggingface.model_card import DataSummary, Provenance, model_card
+from pretraining.huggingface.model_card import BaseSummary, DataSummary, Provenance, model_card
 from pretraining.model.shape import Shape
 
 
@@ -58,7 +58,7 @@ def front(text: str, folder: Path) -> dict[str, Any]:
 
 
 def test_the_hub_reads_what_it_wants_to_know(shape: Shape, provenance: Provenance, tmp_path: Path) -> None:
-    text = card(shape, replace(provenance, base_model="somebody/bert-base"), licence="cc-by-sa-4.0")
+    text = card(shape, replace(provenance, base=BaseSummary("somebody/bert-base", on_hub=True)), licence="cc-by-sa-4.0")
     assert front(text, tmp_path) == {
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
@@ -182,7 +182,7 @@ def test_a_card_of_nothing_known_is_still_a_card(shape: Shape, tmp_path: Path) -
 
 def test_names_from_outside_do_not_break_the_card(shape: Shape, provenance: Provenance, tmp_path: Path) -> None:
     data = replace(provenance.data, sources={"a|b\n# c": 3}, settings={"language": "no"})
-    text = card(shape, replace(provenance, data=data, base_model="folder: [x]\n---\n# y"))
+    text = card(shape, replace(provenance, data=data, base=BaseSummary("folder: [x]\n---\n# y", on_hub=False)))
     assert "| a\\|b # c | 3 |" in text
     found = front(text, tmp_path)
     assert found["language"] == "no"

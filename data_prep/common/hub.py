@@ -1,0 +1,78 @@
+"""The Hugging Face hub: the files of a model by its name, and what the hub's errors mean for a user."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep.common.errors import UserError
+
+NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # bert-base-uncased, google-bert/bert-base-uncased
+
+
+def find_folder(given: str, files: Sequence[str]) -> Path:
+    """Finds what a user names: a path that exists, otherwise the model of this name on the hub.
+
+    Of a model the files of these names or patterns are fetched into the hub's own cache, from HF_ENDPOINT where that is
+    set, and without the network under HF_HUB_OFFLINE. Processes that ask at the same time fetch a file once.
+    """
+    path = Path(given)
+    if path.exists():
+        return path
+    if not NAME.fullmatch(given):
+        raise UserError(f"{given}: no such folder, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
+    return fetch_model(given, files)
+
+
+def fetch_model(name: str, files: Sequence[str], revision: str | None = None) -> Path:
+    """Fetches files of a model on the hub that the cache lacks; returns their folder, which is called as the commit."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    with hub_errors(
+        f"{name} ({constants.ENDPOINT}/{name})",
+        "model",
+        lacking="no such folder, and no such model on the hub (is it OWNER/NAME?)",
+        mirror="set HF_ENDPOINT to a mirror, or name a folder",
+        revision=revision,
+    ):
+        return Path(snapshot_download(name, allow_patterns=list(files), revision=revision))
+
+
+@contextmanager
+def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: str | None = None) -> Iterator[None]:
+    """Turns the errors of huggingface_hub into what they mean for the user.
+
+    `where` begins the message; `kind` is "model" or "data set"; `lacking` says that there is none of this name, and
+    `mirror` how to name another server.
+    """
+    from huggingface_hub import constants, errors
+
+    network = errors.HfHubHTTPError.__mro__[1]  # the base of all errors of the HTTP library that it uses
+    offline = "is not in the cache, and HF_HUB_OFFLINE forbids the network: unset it"
+    unreachable = f"cannot be reached: check the network, or {mirror}"
+    meanings: list[tuple[type, str]] = [
+        (errors.GatedRepoError, "accept its conditions there, then log in: hf auth login"),
+        (errors.RepositoryNotFoundError, f"{lacking}, or a private one: hf auth login"),
+        (errors.RevisionNotFoundError, f"has no branch, tag or commit {revision}"),
+        (errors.HFValidationError, f"not the name of a {kind}"),
+        (errors.OfflineModeIsEnabled, offline),
+        (errors.LocalEntryNotFoundError, offline if constants.HF_HUB_OFFLINE else unreachable),
+        (errors.HfHubHTTPError, f"refused; try again later, or {mirror}"),
+        (OSError, unreachable),
+        (network, unreachable),
+        (ValueError, f"the server does not answer as the hub does; {mirror}"),
+    ]
+    try:
+        yield
+    except Exception as error:
+        meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
+        if meaning is None:
+            raise
+        said = str(error).partition("\n")[0]
+        raise UserError(f"{where}: {meaning}\n({said})") from error

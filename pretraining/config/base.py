@@ -1,0 +1,61 @@
+"""What a recipe takes over from the model that it begins with: sizes, and dropout where it says nothing of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from data_prep.common.errors import UserError
+from pretraining.config.toml_text import Key
+from pretraining.model.shape import SIZES, Shape
+
+FindShape = Callable[[str], Shape]
+"""Finds the sizes of a model by its folder or name, or raises UserError."""
+FREE = ("dropout", "attention_dropout")
+"""Settings of the model that a recipe may have otherwise."""
+KEY = "base_model"
+
+
+def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
+    """Fills the model of a recipe as it was read with the sizes of its base model, where it names one.
+
+    Returns what is wrong, as `load_recipe` words it: the text that follows the key.
+    """
+    name, model = raw.get(KEY), raw.setdefault("model", {})
+    if not isinstance(name, str) or not name or not isinstance(model, dict):
+        return {}  # nothing to take over, or a fault that is found elsewhere
+    try:
+        sizes = sizes_of(find_shape(name))
+    except UserError as error:
+        raw["model"] = {**model, "size": "tiny"}  # so that all else can be checked
+        return {(KEY,): f" {error}"}
+    faults = dict(_differences(model, sizes, name))
+    for setting, value in sizes.items():
+        if ("model", setting) in faults:
+            model[setting] = value
+        model.setdefault(setting, value)
+    return faults
+
+
+def sizes_of(shape: Shape) -> dict[str, Any]:
+    """The settings of a recipe's model that make this shape."""
+    names = ("layers", "hidden", "heads", "intermediate", "positions", "segments", "epsilon", *FREE)
+    return {name: getattr(shape, name) for name in names}
+
+
+def _differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) -> Iterator[tuple[Key, str]]:
+    """The sizes that a recipe gives and its base model has otherwise. More positions may be added, as new ones."""
+    for setting, theirs in sizes.items():
+        given = model.get(setting, theirs)
+        if setting in FREE or not isinstance(given, int | float) or given == theirs:
+            continue
+        if setting != "positions":
+            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out"
+        elif given < theirs:
+            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out, or give more, which begin anew"
+    size = model.get("size")
+    if size in SIZES:
+        layers, hidden = SIZES[size]
+        if (model.get("layers", layers), model.get("hidden", hidden)) != (sizes["layers"], sizes["hidden"]):
+            there = f"{sizes['layers']} layers of {sizes['hidden']}"
+            yield ("model", "size"), f' = "{size}": {layers} layers of {hidden}, but {base} has {there}; leave it out'

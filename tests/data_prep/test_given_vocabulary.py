@@ -1,0 +1,101 @@
+"""shard.py with the vocabulary of a model that exists, as it is and with words of the text."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import write_wiki
+from support.base_models import write_bert
+from support.hub import publish_model
+from support.sharding import command, run, tree
+from support.website import Site
+from transformers import AutoTokenizer
+
+from data_prep.shards import Manifest
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+
+pytest_plugins = ["support.website_fixtures"]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def letters(cased: bool) -> Vocabulary:
+    """A vocabulary that cuts every word into letters."""
+    alphabet = LETTERS + CAPITALS * cased
+    return Vocabulary((*SPECIAL, ".", *alphabet, *(f"##{letter}" for letter in alphabet)), cased)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_a_folder_gives_its_pieces_and_its_casing(
+    wiki: Path, tmp_path: Path, cased: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bert = write_bert(tmp_path / "bert", letters(cased))
+    assert run(wiki, tmp_path / "out", "--vocab", str(bert)) == 0
+    case = "with case and accents" if cased else "in lower case"
+    assert f"vocabulary of {bert}: {58 + 52 * cased} pieces, {case}" in capfd.readouterr().out
+    assert read_vocabulary(tmp_path / "out") == letters(cased)
+    content = Manifest.read(tmp_path / "out").content
+    assert content["settings"]["cased"] == cased
+    assert content["given_vocabulary"] == content["vocabulary"]["sha256"] == letters(cased).sha256
+    assert (content["vocabulary_source"], content["corpus"]["unknown"]) == ("bert", 0)
+
+
+def test_shards_give_their_vocabulary_to_others(wiki: Path, tmp_path: Path) -> None:
+    assert run(wiki, tmp_path / "first", "--cased") == 0
+    more = write_wiki(tmp_path / "more", documents=40, seed=2)
+    assert run(more, tmp_path / "second", "--vocab", str(tmp_path / "first")) == 0
+    first, second = (Manifest.read(tmp_path / name).content for name in ("first", "second"))
+    assert first["vocabulary"] == second["vocabulary"]
+    assert second["settings"]["cased"]
+
+
+def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bert = write_bert(tmp_path / "bert", letters(cased=False))
+    for words, message in [
+        (["--vocab", str(bert), "--cased"], "is for text in lower case; leave out --cased"),
+        (["--extend", "5"], "--extend 5: extends a vocabulary that exists; name it: --vocab"),
+        (["--vocab", str(bert), "--extend", "-1"], "--extend -1: from 0"),
+        (["--vocab", str(tmp_path / "nowhere")], "nowhere: no such folder, and not the name of a model"),
+    ]:
+        assert run(wiki, tmp_path / "out", *words) == 2
+        assert message in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bert = write_bert(tmp_path / "bert", letters(cased=True))
+    words = ["--vocab", str(bert), "--extend", "12"]
+    for workers in ("1", "2"):
+        assert run(wiki, tmp_path / workers, *words, "--workers", workers) == 0
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+    assert "12 words added to 110 pieces: " in capfd.readouterr().out
+    content = Manifest.read(tmp_path / "1").content
+    assert {name: content["vocabulary"][name] for name in ("size", "base_size")} == {"size": 122, "base_size": 110}
+    assert content["given_vocabulary"] == letters(cased=True).sha256
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (bert, tmp_path / "1"))
+    old, new = before.get_vocab(), after.get_vocab()
+    assert {piece: new[piece] for piece in old} == old
+    added = read_vocabulary(tmp_path / "1").pieces[110:]
+    assert [after(word, add_special_tokens=False).input_ids for word in added] == [[110 + n] for n in range(12)]
+    assert run(wiki, tmp_path / "1", *words, "--extend", "13") == 2
+    assert "--extend was 12, now 13" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_a_name_on_the_hub(wiki: Path, tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", site.url)
+    publish_model(site, "owner/bert", write_bert(tmp_path / "bert", letters(cased=True)))
+    out = tmp_path / "out"
+    done = subprocess.run(command(wiki, out, "--vocab", "owner/bert"), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Manifest.read(out).content["vocabulary_source"] == "owner/bert"
+    assert read_vocabulary(out).cased
+    assert not [request for request in site.requests if "safetensors" in request.path]
+    done = subprocess.run(command(wiki, out, "--vocab", "owner/nothing"), capture_output=True, text=True)
+    assert done.returncode == 2
+    where = f"--vocab owner/nothing ({site.url}/owner/nothing)"
+    assert f"{where}: no such folder, and no such model on the hub" in done.stderr

@@ -1,0 +1,116 @@
+"""Vocabularies of folders: their pieces and their casing, however the folder says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, short_name
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+
+LOWER = (*SPECIAL, "[unused1]", "a", "##b", "river")
+MIXED = (*LOWER, "River")
+
+
+def written(folder: Path, pieces: tuple[str, ...], cased: bool) -> Path:
+    Vocabulary(pieces, cased).write(folder)
+    return folder
+
+
+def change(path: Path, *keys: str, value: Any = None) -> None:
+    """Sets a value of a JSON file; without a value the key goes."""
+    content = table = json.loads(path.read_text())
+    for key in keys[:-1]:
+        table = table[key]
+    if value is None:
+        del table[keys[-1]]
+    else:
+        table[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        (),
+        ("vocab.txt",),
+        ("tokenizer.json",),
+        ("tokenizer_config.json",),
+        ("vocab.txt", "tokenizer_config.json"),
+        ("tokenizer.json", "tokenizer_config.json"),
+    ],
+)
+def test_a_folder_says_its_pieces_and_its_casing(tmp_path: Path, cased: bool, lacks: tuple[str, ...]) -> None:
+    folder = written(tmp_path / "bert", MIXED if cased else LOWER, cased)
+    for name in lacks:
+        (folder / name).unlink()
+    assert read_vocabulary(folder) == Vocabulary(MIXED if cased else LOWER, cased)
+
+
+def test_the_config_comes_before_the_normaliser(tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    change(folder / "tokenizer_config.json", "do_lower_case", value=False)
+    assert read_vocabulary(folder).cased
+    change(folder / "tokenizer_config.json", "do_lower_case")
+    assert not read_vocabulary(folder).cased
+
+
+def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
+    for number, (name, keys, value, message) in enumerate(
+        [
+            ("tokenizer_config.json", ["strip_accents"], False, "strip_accents = false"),
+            ("tokenizer_config.json", ["tokenize_chinese_chars"], False, "tokenize_chinese_chars = false"),
+            ("tokenizer.json", ["normalizer", "strip_accents"], False, "strip_accents = false"),
+            ("tokenizer.json", ["normalizer", "type"], "Sequence", "normalises text by Sequence"),
+        ]
+    ):
+        folder = written(tmp_path / str(number), LOWER, cased=False)
+        change(folder / name, *keys, value=value)
+        with pytest.raises(UserError, match=message):
+            read_vocabulary(folder)
+    kept = written(tmp_path / "cased", MIXED, cased=True)
+    change(kept / "tokenizer_config.json", "strip_accents", value=False)
+    assert read_vocabulary(kept).cased  # who keeps case keeps accents
+
+
+def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    (folder / "vocab.txt").unlink()
+    change(folder / "tokenizer.json", "model", "type", value="BPE")
+    with pytest.raises(UserError, match="cuts words by BPE; only WordPiece"):
+        read_vocabulary(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where"):
+        read_vocabulary(folder)
+    with pytest.raises(UserError, match="no such folder"):
+        read_vocabulary(tmp_path / "nowhere")
+
+
+def test_a_run_and_its_checkpoints_have_the_vocabulary_of_the_run(tmp_path: Path) -> None:
+    written(tmp_path / "run" / "tokenizer", MIXED, cased=True)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text("{}")
+    for folder in (tmp_path / "run", checkpoint):
+        assert read_vocabulary(folder) == Vocabulary(MIXED, cased=True)
+
+
+def test_only_a_plain_file_leaves_the_casing_to_the_user(tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    for cased in (False, True):
+        assert find_vocabulary(str(folder / "vocab.txt"), cased).cased == cased
+    with pytest.raises(UserError, match=r"--cased: the vocabulary of --vocab .* is for text in lower case"):
+        find_vocabulary(str(folder), cased=True)
+    assert find_vocabulary(str(written(tmp_path / "mixed", MIXED, cased=True)), cased=False).cased
+    with pytest.raises(UserError, match=r"missing.txt: no such file"):
+        find_vocabulary(str(tmp_path / "missing.txt"), cased=False)
+
+
+def test_a_manifest_has_no_paths_of_this_machine(tmp_path: Path) -> None:
+    assert short_name(str(tmp_path)) == tmp_path.name
+    assert short_name("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"

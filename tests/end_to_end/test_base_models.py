@@ -1,0 +1,202 @@
+"""Going on from a BERT: with the real commands, from folders, runs and the hub; what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import write_wiki
+from support.base_models import swapped, write_bert
+from support.hub import downloads, publish_model
+from support.sharding import run as shard
+from support.training import COMMAND, SAVES, Place, assert_ended, assert_well, launch, records, train
+from support.website import Site
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.config.overrides import load_recipe
+from pretraining.huggingface.folders import read_folder
+
+pytest_plugins = ["support.website_fixtures"]
+
+
+@pytest.fixture
+def adapting(place: Place) -> Place:
+    """A recipe that says nothing of the model."""
+    text = place.recipe.read_text()
+    recipe = place.folder / "adapt.toml"
+    recipe.write_text(text[text.index("[precision]") :])
+    return dataclasses.replace(place, recipe=recipe)
+
+
+@pytest.fixture
+def bert(place: Place) -> Path:
+    """A BERT with the vocabulary of the data, fewer positions than BERT has, and wide layers of its own."""
+    return write_bert(place.folder / "bert", place.data)
+
+
+def assert_refused(place: Place, *words: object, message: str) -> None:
+    """Before anything is trained."""
+    assert message in assert_ended(launch(place.command("run", *words), 1), 2)
+    assert not (place.folder / "run" / "recipe.toml").exists()
+
+
+def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
+    said = assert_well(train(adapting.command("run", "--init", bert), 2))
+    assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in said
+    recipe = load_recipe(adapting.folder / "run" / "recipe.toml")
+    assert recipe.base_model == str(bert)
+    assert (recipe.model.layers, recipe.model.intermediate, recipe.model.positions) == (2, 48, 64)
+    card = (adapting.folder / "run" / "export" / "README.md").read_text()
+    assert f"Training began with the weights of {bert}." in card
+    assert "base_model:" not in card
+    before, after = (read_folder(folder)[1] for folder in (bert, adapting.folder / "run" / "export"))
+    assert all(float((before[name] - after[name]).abs().max()) < 0.05 for name in before)  # 8 small steps away
+
+
+def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Place, bert: Path) -> None:
+    text = adapting.recipe.read_text()
+    adapting.recipe.write_text(f'base_model = "{bert}"\n{text}')
+    assert_well(train(adapting.command("run", "--stop-after", "short"), 1))
+    bert.rename(bert.with_name("moved"))
+    said = assert_well(train(adapting.command("run"), 1))
+    assert "begins with" not in said
+    assert "continues after step 5" in said
+    assert [record["step"] for record in records(adapting.folder / "run")] == list(range(1, 9))
+    assert f"weights of {bert}." in (adapting.folder / "run" / "export" / "README.md").read_text()
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: Place) -> None:
+    """Also from a run and its checkpoints, whose weights are as scrambled by it."""
+    ours = read_vocabulary(place.data)
+    other = write_bert(place.folder / "other", swapped(ours, 100, 200))
+    pieces = f"piece 100 is {ours.pieces[200]!r} in {other} and {ours.pieces[100]!r} in the data"
+    cure = f"make the data with shard.py --vocab {other}"
+    assert_refused(adapting, "--init", other, message=f"--data {place.data}: {pieces}; {cure}")
+    wiki = write_wiki(place.folder / "wiki", documents=60)
+    assert shard(wiki, place.folder / "data", "--vocab", str(other)) == 0
+    given = dataclasses.replace(adapting, data=place.folder / "data")
+    assert_well(train(given.command("before", "--init", other, *SAVES), 1))
+    run = place.folder / "before"
+    for source in (run, run / "checkpoints" / "step-00000005", run / "export"):
+        assert_refused(adapting, "--init", source, message=f"piece 100 is {ours.pieces[200]!r} in {source}")
+
+
+def test_another_casing_is_refused(adapting: Place, place: Place) -> None:
+    cased = write_bert(place.folder / "cased", Vocabulary(read_vocabulary(place.data).pieces, cased=True))
+    message = f"the vocabulary of {cased} keeps case and accents, that of the data puts text into lower case"
+    assert_refused(adapting, "--init", cased, message=message)
+
+
+def test_sizes_are_refused_by_name(place: Place) -> None:
+    wide = write_bert(place.folder / "wide", place.data, hidden=64)
+    assert_refused(place, "--init", wide, message=f"{place.recipe}: model.hidden = 32: {wide} has 64; leave it out")
+
+
+def test_the_plan_has_the_sizes(adapting: Place, bert: Path) -> None:
+    assert "2 layers of 32" in assert_well(train(adapting.command("run", "--init", bert, "--check"), 1))
+    refused = assert_ended(launch(adapting.command("run", "--check"), 1), 2)
+    assert "or begin with a model that has them: --init FOLDER" in refused
+
+
+@pytest.mark.parametrize("new", ["drawn", "copied"])
+def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) -> None:
+    """Those that the model had stay; of a model with 40 the second phase, of length 64, needs 24 more."""
+    short = write_bert(adapting.folder / "short", adapting.data, positions=40)
+    words = ["--model.positions", "64", "--phases.1.new_positions", new, "--phases.0.learning_rate", "1e-30"]
+    said = assert_well(train(adapting.command("run", "--init", short, *words), 1))
+    assert "; anew: positions 40 to 63\n" in said
+    before, after = (
+        read_folder(folder)[1]["embeddings.position.weight"] for folder in (short, adapting.folder / "run" / "export")
+    )
+    assert torch.equal(after[:40], before)
+    assert torch.equal(after[40:], before[1:25]) == (new == "copied")
+    fewer = adapting.command("fewer", "--init", adapting.folder / "run", "--model.positions", "40")
+    assert "--model.positions = 40: " in assert_ended(launch(fewer, 1), 2)
+
+
+def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
+    """Old ids stay, new pieces learn; a run goes on from a run that was extended."""
+    wiki = write_wiki(adapting.folder / "wiki", documents=60, seed=7)
+    text = "".join(path.read_text() for path in sorted(wiki.iterdir())).replace("river", "floodplain")
+    (adapting.folder / "text.txt").write_text(text)
+    data = adapting.folder / "longer"
+    assert shard(adapting.folder / "text.txt", data, "--format", "text", "--vocab", str(bert), "--extend", "3") == 0
+    assert "floodplain" in read_vocabulary(data).pieces[229:]
+    given = dataclasses.replace(adapting, data=data)
+    said = assert_well(train(given.command("run", "--init", bert), 2))
+    assert "229 pieces; anew: 3 pieces, each the mean of those that it replaces\n" in said
+    export = adapting.folder / "run" / "export"
+    old, new = (AutoTokenizer.from_pretrained(folder) for folder in (bert, export))
+    assert new.convert_ids_to_tokens(list(range(229))) == old.convert_ids_to_tokens(list(range(229)))
+    assert len(new("floodplain", add_special_tokens=False).input_ids) == 1
+    model = AutoModelForMaskedLM.from_pretrained(export)
+    assert model.get_input_embeddings().weight.shape == (232, 32)
+    assert_well(train(given.command("again", "--init", export.parent, "--phases.0.learning_rate", "1e-30"), 1))
+    first, again = (load_checkpoint(adapting.folder / name)[1]["embeddings.word.weight"] for name in ("run", "again"))
+    assert torch.equal(first, again)
+
+
+def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """Trains in a process that has not loaded the hub's library yet, which reads its settings only once."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    words = [sys.executable, *launcher, str(COMMAND), *place.command(name, "--init", init)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetched once for both ranks, kept in the cache, and named in the card; without the network from the cache."""
+    publish_model(site, "owner/bert", bert)
+    monkeypatch.setenv("HF_ENDPOINT", site.url)
+    done = command(adapting, "run", "owner/bert", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "begins with owner/bert: 2 layers of 32" in done.stdout
+    assert downloads(site, "model.safetensors") == downloads(site, "config.json") == 1
+    assert not downloads(site, "README.md")
+    card = (adapting.folder / "run" / "export" / "README.md").read_text()
+    assert "\nbase_model: owner/bert\n" in card.split("---")[1]
+    asked = len(site.requests)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert command(adapting, "offline", "owner/bert").returncode == 0
+    assert len(site.requests) == asked
+    done = command(adapting, "other", "owner/other")
+    assert done.returncode == 2
+    assert "is not in the cache, and HF_HUB_OFFLINE forbids the network" in done.stderr
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_names_that_are_none(adapting: Place, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown to the hub; no name at all; and a hub that does not answer."""
+    monkeypatch.setenv("HF_ENDPOINT", site.url)
+    done = command(adapting, "run", "owner/bert")
+    where = f"--init owner/bert ({site.url}/owner/bert)"
+    assert f"error: {where}: no such folder, and no such model on the hub" in done.stderr
+    done = command(adapting, "run", "my/own/bert")
+    assert "--init my/own/bert: no such folder, and not the name of a model on the Hugging Face hub" in done.stderr
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "cannot be reached: check the network, or set HF_ENDPOINT" in command(adapting, "run", "owner/bert").stderr
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_older_weights_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that PyTorch wrote, without a next-sentence head. A folder of the same name comes before the hub's."""
+    old = adapting.folder / "old"
+    bert.rename(old)
+    torch.save(AutoModelForMaskedLM.from_pretrained(old).state_dict(), old / "pytorch_model.bin")
+    (old / "model.safetensors").unlink()
+    publish_model(site, "owner/old", old)
+    monkeypatch.setenv("HF_ENDPOINT", site.url)
+    done = command(adapting, "run", "owner/old")
+    assert "anew: pooler, next-sentence head\n" in done.stdout, done.stderr
+    asked = len(site.requests)
+    Path("owner").mkdir()
+    old.rename("owner/old")
+    assert command(adapting, "run by folder", "owner/old").returncode == 0
+    assert len(site.requests) == asked

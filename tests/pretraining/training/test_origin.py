@@ -1,0 +1,115 @@
+"""A model that a run begins with: its weights in a new model, with new pieces and positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.base_models import swapped, write_bert
+from support.transformers_models import PIECES
+from transformers import AutoModelForPreTraining, AutoTokenizer, BertModel
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.config.base import sizes_of
+from pretraining.huggingface.folders import write_folder
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.training.origin import begin_with, extended, find_origin
+from pretraining.training.state import RunState
+
+BASE = Vocabulary(PIECES, cased=False)
+MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
+
+
+def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
+    """A new model with the weights of a folder, and what was said of it."""
+    origin = find_origin(str(folder))
+    shape = Shape(**{**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions})
+    model = Bert(shape).initialize(1)
+    return model, begin_with(model, RunState(), origin, vocabulary)
+
+
+def test_text_without_new_words_has_the_logits_that_it_had(tmp_path: Path) -> None:
+    """Exported and loaded in transformers: embeddings and biases of new pieces are the means of those they replace."""
+    bert = write_bert(tmp_path / "bert", BASE)
+    model, said = begun(bert, MORE, positions=80)
+    assert said == (
+        f"begins with {bert}: 2 layers of 32, {len(PIECES)} pieces; "
+        "anew: positions 64 to 79, 3 pieces, each the mean of those that it replaces"
+    )
+    MORE.write(tmp_path / "more")
+    write_folder(tmp_path / "out", model.shape, model.state_dict(), tmp_path / "more", "a card\n")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    old, new = (AutoModelForPreTraining.from_pretrained(folder).eval() for folder in (bert, tmp_path / "out"))
+    given = tokenizer("the word1 is a ##b", return_tensors="pt")
+    assert given["input_ids"][0].tolist() == AutoTokenizer.from_pretrained(bert)("the word1 is a ##b")["input_ids"]
+    with torch.no_grad():
+        before, after = (each(**given) for each in (old, new))
+    assert torch.allclose(after.prediction_logits[..., : len(PIECES)], before.prediction_logits, atol=1e-5)
+    assert torch.allclose(after.seq_relationship_logits, before.seq_relationship_logits, atol=1e-5)
+    was, now = (each.get_input_embeddings().weight.detach() for each in (old, new))
+    assert torch.equal(now[: len(PIECES)], was)
+    letters = [PIECES.index(piece) for piece in ("r", "##i", "##v", "##e", "##r")]
+    assert torch.allclose(now[len(PIECES)], was[letters].mean(0))
+    assert torch.allclose(now[len(PIECES) + 1], was.mean(0), atol=1e-6)  # no piece has its character
+    assert torch.allclose(now[len(PIECES) + 2], was[PIECES.index("e")])
+    bias = new.cls.predictions.bias.detach()
+    assert torch.allclose(bias[len(PIECES)], old.cls.predictions.bias[letters].mean())
+
+
+def test_rows_without_a_piece_and_the_padding_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "vocabulary").mkdir()
+    bert = write_bert(tmp_path / "bert", BASE)
+    few = Vocabulary(PIECES[:-7], cased=False)
+    few.write(bert)
+    model, said = begun(bert, Vocabulary((*few.pieces, "river"), cased=False))
+    assert said.endswith("; left out: 7 rows of its embeddings that belong to no piece")
+    assert f"{len(PIECES) - 7} pieces; anew: 1 pieces" in said
+    rows = model.embeddings.word.weight.detach()
+    assert not rows[len(few) + 1 :].any()
+    assert not model.masked_head.bias[len(few) + 1 :].any()
+
+
+def test_an_encoder_without_heads(tmp_path: Path) -> None:
+    bert = write_bert(tmp_path / "bert", BASE)
+    BertModel.from_pretrained(bert).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"):
+        find_origin(str(tmp_path / "encoder"))
+    BASE.write(tmp_path / "encoder")
+    model, said = begun(tmp_path / "encoder", MORE)
+    assert "anew: masked head, next-sentence head, 3 pieces" in said
+    assert not model.masked_head.bias.any()
+
+
+def test_more_pieces_than_rows_are_refused(tmp_path: Path) -> None:
+    bert = write_bert(tmp_path / "bert", BASE)
+    MORE.write(bert)
+    with pytest.raises(UserError, match="102 pieces, but the model has only 99"):
+        find_origin(str(bert))
+
+
+def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
+    origin = find_origin(str(write_bert(tmp_path / "bert", BASE)))
+    assert origin._difference(BASE, BASE) is None
+    assert origin._difference(MORE, BASE) is None
+    said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
+    assert origin._difference(swapped(BASE, 20, 30), BASE) == said
+    assert "the data only the first 99 of them" in str(origin._difference(BASE, MORE))
+    assert "puts text into lower case, that of the data keeps" in str(
+        origin._difference(Vocabulary(PIECES, cased=True), BASE)
+    )
+
+
+def test_positions_trained_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    bert = write_bert(tmp_path / "bert", BASE)
+    assert find_origin(str(bert)).trained == 64
+    config = bert / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
+    assert find_origin(str(bert)).trained == 48
+
+
+def test_means() -> None:
+    rows = torch.tensor([[1.0], [3.0], [8.0], [99.0]])
+    assert extended(rows, 3, [[0, 1], [], [2]], 8).flatten().tolist() == [1, 3, 8, 2, 4, 8, 0, 0]

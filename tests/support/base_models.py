@@ -1,0 +1,30 @@
+"""Small BERTs of transformers that runs begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.transformers_models import our_weights
+
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.huggingface.folders import write_folder
+from pretraining.model.shape import Shape
+
+
+def write_bert(folder: Path, vocabulary: Path | Vocabulary, positions: int = 64, hidden: int = 32) -> Path:
+    """A folder of transformers with two layers, and the vocabulary of another folder or one of its own."""
+    if isinstance(vocabulary, Vocabulary):
+        source = folder.with_name(f"{folder.name}-vocabulary")
+        vocabulary.write(source)
+        vocabulary = source
+    shape = Shape(2, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
+    write_folder(folder, shape, our_weights(shape=shape), vocabulary, "a model of tests\n")
+    return folder
+
+
+def swapped(vocabulary: Vocabulary, first: int, second: int) -> Vocabulary:
+    """The same pieces, two of them in each other's place."""
+    pieces = list(vocabulary.pieces)
+    pieces[first], pieces[second] = pieces[second], pieces[first]
+    return Vocabulary(tuple(pieces), vocabulary.cased)
