@@ -124,6 +124,7 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: below 1"),
         ("--parallel.zero 4", "--parallel.zero = 4: at most 3"),
+        ("--card.licence Apache-2.0", '--card.licence = "Apache-2.0": a licence as the hub spells it is needed'),
         ("--parallel.zero", "--parallel.zero: a value is missing: --parallel.zero VALUE"),
         ("--parallel.zero --seed 3", "--parallel.zero: a value is missing: --parallel.zero VALUE"),
         ("--compute.compile maybe", '--compute.compile = "maybe": true or false is needed'),
