@@ -40,6 +40,7 @@ class StartingPoint:
 
     model: Bert
     state: RunState
+    """where it stands, and what the model's weights were trained on before"""
     checkpoint: Path | None
     """the checkpoint that the model's weights are from; None for a new run"""
     skips: list[Skip]

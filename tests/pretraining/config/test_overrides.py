@@ -14,7 +14,7 @@ from support.recipes import PLAIN, faults, write_plain
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import load_recipe, parse_value
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import LICENCE_HINT, Recipe
 from pretraining.config.toml_text import read_toml, toml_text, toml_value
 from pretraining.config.wording import known_keys
 
@@ -124,6 +124,7 @@ def test_values_of_the_command_line(text: str, value: Any) -> None:
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: below 1"),
         ("--parallel.zero 4", "--parallel.zero = 4: at most 3"),
+        ("--card.licence Apache-2.0", f'--card.licence = "Apache-2.0": {LICENCE_HINT}'),
         ("--parallel.zero", "--parallel.zero: a value is missing: --parallel.zero VALUE"),
         ("--parallel.zero --seed 3", "--parallel.zero: a value is missing: --parallel.zero VALUE"),
         ("--compute.compile maybe", '--compute.compile = "maybe": true or false is needed'),
