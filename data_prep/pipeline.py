@@ -308,10 +308,11 @@ def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> Rec
 
 def refuse_changes(folder: Path, before: Record, now: Record) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
-    then = {**Settings().recorded(), **before["settings"]}  # an earlier version had fewer settings
+    usual = {"extend": 0, **Settings().recorded()}  # what is not set, or was no setting yet
+    then, here = ({**usual, **plan["settings"]} for plan in (before, now))
     changes = [
         f"  --{name.replace('_', '-')} was {then.get(name)}, now {value}"
-        for name, value in now["settings"].items()
+        for name, value in here.items()
         if then.get(name) != value
     ]
     if before["sources"] != now["sources"]:

@@ -104,6 +104,8 @@ class Settings:
     def recorded(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_IN_THE_BYTES}
+        if not self.extend:
+            del values["extend"]  # so that data made before there was this setting has the same fingerprint
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes

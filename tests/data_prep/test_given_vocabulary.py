@@ -83,6 +83,8 @@ def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, cap
     assert [after(word, add_special_tokens=False).input_ids for word in added] == [[110 + n] for n in range(12)]
     assert run(wiki, tmp_path / "1", *words, "--extend", "13") == 2
     assert "--extend was 12, now 13" in capfd.readouterr().err
+    assert run(wiki, tmp_path / "1", "--vocab", str(bert)) == 2
+    assert "--extend was 12, now 0" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("surroundings")

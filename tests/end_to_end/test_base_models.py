@@ -121,6 +121,15 @@ def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) 
     assert "--model.positions = 40: " in assert_ended(launch(fewer, 1), 2)
 
 
+def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path) -> None:
+    """Though no phase of this run has trained those that the second one needs."""
+    words = ["--phases.1.new_positions", "copied", "--phases.0.learning_rate", "1e-30"]
+    assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    name = "embeddings.position.weight"
+    before, after = (read_folder(folder)[1][name] for folder in (bert, adapting.folder / "run" / "export"))
+    assert torch.equal(before, after)
+
+
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
     """Old ids stay, new pieces learn; a run goes on from a run that was extended."""
     wiki = write_wiki(adapting.folder / "wiki", documents=60, seed=7)
