@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Literal, cast
 
 from pretraining.processes.environment import prepare_process
+from pretraining.processes.outliving import outlive_mpirun
 
 prepare_process()
+if __name__ == "__main__":
+    outlive_mpirun()  # before PyTorch starts threads, and loads what a process that only waits need not have
 
 import torch
 import tyro
@@ -30,6 +33,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.launchers import World, find_world, missing_tasks
@@ -77,13 +81,13 @@ def main(arguments: list[str]) -> int:
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            warn(wanted, world, Console(stderr=True, highlight=False, soft_wrap=True))
+            warn(wanted, world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out or wanted.run, ending)
             run(partial(read_request, wanted, overrides, world), ending, console)
     return ending.code

@@ -39,7 +39,7 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
         failure = error
     connect(world, device)
     with contextlib.ExitStack() as stack:
-        control = stack.enter_context(Control(request.time_limit if request else None))
+        control = stack.enter_context(Control(world, request.time_limit if request else None))
         with shared_errors():
             if failure is not None:
                 raise failure
