@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
         else:
             warn(wanted, world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out or wanted.run, ending)
-            run(partial(read_request, wanted, overrides, world), ending, console)
+            run(partial(read_request, arguments, wanted, overrides, world), ending, console)
     return ending.code
 
 
@@ -116,8 +116,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
 
 
-def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
-    """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
+def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
+    """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
     out = wanted.out or wanted.run
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
     if wanted.out is not None and wanted.run is not None:
@@ -136,7 +136,16 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
     return Request(
-        recipe, wanted.data, manifest, out, wanted.init, wanted.resume, wanted.stop_after, limit, wanted.profile
+        recipe,
+        wanted.data,
+        manifest,
+        out,
+        wanted.init,
+        wanted.resume,
+        wanted.stop_after,
+        limit,
+        wanted.profile,
+        command=("python", os.path.relpath(__file__), *words),
     )
 
 

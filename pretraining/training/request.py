@@ -36,6 +36,8 @@ class Request:
     """seconds from the start of the process"""
     profile: int = 0
     """steps of which a profile is written"""
+    command: tuple[str, ...] = ()
+    """the words that were typed, for messages that name another command"""
 
     @property
     def shape(self) -> Shape:

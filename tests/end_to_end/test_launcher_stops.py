@@ -49,7 +49,8 @@ class Launched:
             os.execve(program, words, environment)
         os.set_blocking(self._terminal, False)
         self.run = Path(arguments[arguments.index("--out") + 1])
-        self.seen, self._code = "", None
+        self.seen = ""
+        self._code: int | None = None
 
     def press_ctrl_c(self) -> None:
         os.write(self._terminal, b"\x03")
