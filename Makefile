@@ -24,7 +24,7 @@ demo: .venv/installed
 	$(BIN)/python data_prep/verify.py build/demo
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 \
-	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --out build/demo-run
+	  pretraining/train.py --recipe demo --data build/demo --out build/demo-run
 
 test: .venv/installed-dev lint
 	$(TESTS)

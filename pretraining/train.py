@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pre-trains an encoder on shards.
 
-    python pretraining/train.py --recipe pretraining/recipes/bert_mini.toml --data data/wiki --out runs/mini
+    python pretraining/train.py --recipe bert_mini --data data/wiki --out runs/mini
     torchrun --nproc-per-node 2 pretraining/train.py --recipe … --data … --out …
     deepspeed --num_gpus 2 pretraining/train.py --recipe … --data … --out …
 
@@ -48,7 +48,7 @@ class Train:
     """Pre-trains an encoder; every value of the recipe can be given as --section.key VALUE."""
 
     recipe: Path
-    """TOML file that says how to train."""
+    """TOML file that says how to train, or the name of one in pretraining/recipes: demo, bert_mini, …"""
     data: Path | None = None
     """Folder of shards, made by shard.py."""
     out: Path | None = None
