@@ -21,7 +21,7 @@ MACHINE = 1 << 31
 """Limits from here on are those of a machine's whole numbers, and no news to a reader."""
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
 LIMITS = {
-    "minimum": "at least {}",
+    "minimum": "of at least {}",
     "exclusiveMinimum": "above {}",
     "maximum": "at most {}",
     "exclusiveMaximum": "below {}",
@@ -40,9 +40,10 @@ understood. Numbers with their sources are in [pretraining/recipes](../pretraini
 DEEPSPEED = f"""\
 ## [deepspeed]
 
-Settings of DeepSpeed's own, for what the recipe has no name for, as its documentation has them: tables and values below
-{", ".join(f"`{name}`" for name in sorted(OPEN))}. What follows from the recipe, such as batches, precision and the ZeRO
-stage, is refused here with the name that it has there.
+Settings of DeepSpeed's own, as its documentation has them, for what the recipe has no name for. What follows from the
+recipe, such as batches, precision and the ZeRO stage, is refused here with the name that it has there. Open are:
+
+{", ".join(f"`{name}`" for name in sorted(OPEN))}
 """
 
 
@@ -74,9 +75,14 @@ def table(settings: type[Section], names: list[str]) -> str:
 def row(name: str, settings: type[Section], schema: dict[str, Any]) -> str:
     field = settings.model_fields[name]
     meaning = " ".join((field.description or "").split())
-    default = "needed" if field.is_required() else "" if field.default is None else f"`{toml_value(field.default)}`"
+    default = "needed" if field.is_required() else "not set" if field.default is None else code(field.default)
     cells = [f"`{name}`", meaning, ", or ".join(takes(schema)), default]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def code(value: Any) -> str:
+    """A value as a recipe has it."""
+    return f"`{toml_value(value)}`"
 
 
 def takes(schema: dict[str, Any]) -> Iterator[str]:
@@ -85,12 +91,12 @@ def takes(schema: dict[str, Any]) -> Iterator[str]:
         for kind in schema["anyOf"]:
             yield from takes(kind)
     elif "enum" in schema:
-        yield "one of " + ", ".join(f"`{toml_value(value)}`" for value in schema["enum"])
+        yield "one of " + ", ".join(map(code, schema["enum"]))
     elif "const" in schema:
-        yield f"`{toml_value(schema['const'])}`"
+        yield code(schema["const"])
     elif schema["type"] == "array":
-        inner = [next(takes(item)).removeprefix("a ") for item in schema["prefixItems"]]
-        yield f"a list of {len(inner)}: {inner[0]}"
+        items = schema["prefixItems"]
+        yield f"a list of {len(items)}, each {next(takes(items[0]))}"
     elif schema["type"] != "null":
         found = [
             words.format(f"{schema[key]:g}") for key, words in LIMITS.items() if schema.get(key, MACHINE) < MACHINE

@@ -127,11 +127,11 @@ def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(pl
         errors = assert_ended(launch(place.command(run, *words.split()), ranks=1), 2, f"  {change}\n")
         assert errors.startswith(f"error: --out {run}: is trained to its end\n")
         assert everything(run) == before
-    words = shlex.split(errors.splitlines()[-1])
-    assert words[0] == "python"
-    assert words[1].endswith("pretraining/train.py")
-    assert words[-4:] == ["--init", str(run), "--out", f"{run}-2"]
-    assert "phase short (1 of 2): 5 steps" in assert_well(train(words[2:], 1))
+    command = shlex.split(errors.splitlines()[-1])
+    assert command[0] == "python"
+    assert command[1].endswith("pretraining/train.py")
+    assert command[-4:] == ["--init", str(run), "--out", f"{run}-2"]
+    assert "phase short (1 of 2): 5 steps" in assert_well(train(command[2:], 1))
     assert len(records(Path(f"{run}-2"))) == 8
 
 

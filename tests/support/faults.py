@@ -61,7 +61,8 @@ def stop_at(step: int) -> None:
 
 def signal_within_step(step: int) -> None:
     """A fault: in this step of the run, the last rank hears a signal after its first micro-batch."""
-    forward, train_step, under_way = Engine.forward, Trainer.train_step, []
+    forward, train_step = Engine.forward, Trainer.train_step
+    under_way: list[bool] = []
 
     def noted(self: Trainer, *arguments: Any) -> None:
         last = self.context.world.rank == self.context.world.size - 1
