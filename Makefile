@@ -16,7 +16,7 @@ HAS ?= torch numpy pyarrow
 OUT ?= build/gpu$(if $(DRY),-dry)
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out $(OUT)
 
-.PHONY: demo test test-slow test-all lint lock benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo test test-slow test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -45,6 +45,9 @@ lock: .venv/installed-dev
 	$(INSTALL) uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-header --no-annotate --quiet | \
 	  grep -vE '^(nvidia|cuda|triton)' | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | uniq > requirements.lock
+
+recipes-page: .venv/installed-dev
+	$(BIN)/python -m pretraining.config.reference
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pretraining.config.reference import PAGE, reference, row, takes
-from pretraining.config.settings import Model, Optimizer, Phase
+from pretraining.config.settings import Model, Optimizer, Parallel, Phase
 from pretraining.config.wording import known_keys
 
 
@@ -24,14 +24,16 @@ def test_limits_are_those_of_the_settings() -> None:
     def taken(settings: type, name: str) -> str:
         return ", or ".join(takes(settings.model_json_schema()["properties"][name]))  # type: ignore[attr-defined]
 
-    assert taken(Phase, "micro_batch") == 'a whole number at least 1, or `"auto"`'
+    assert taken(Phase, "micro_batch") == 'a whole number of at least 1, or `"auto"`'
+    assert taken(Phase, "steps") == "a whole number of at least 1"
+    assert taken(Parallel, "zero") == "a whole number of at least 0 and at most 3"
     assert taken(Phase, "share") == "a number above 0 and at most 1"
-    assert taken(Model, "dropout") == "a number at least 0 and below 1"
-    assert taken(Optimizer, "betas") == "a list of 2: number at least 0 and below 1"
+    assert taken(Model, "dropout") == "a number of at least 0 and below 1"
+    assert taken(Optimizer, "betas") == "a list of 2, each a number of at least 0 and below 1"
     assert taken(Optimizer, "name") == 'one of `"adamw"`, `"lamb"`'
 
 
 def test_a_row_has_the_default_or_says_that_there_is_none() -> None:
     schema = Phase.model_json_schema()["properties"]
-    assert row("warmup", Phase, schema["warmup"]).endswith("| a number at least 0 and below 1 | `0.0` |")
+    assert row("warmup", Phase, schema["warmup"]).endswith("| a number of at least 0 and below 1 | `0.0` |")
     assert row("length", Phase, schema["length"]).endswith("| needed |")
