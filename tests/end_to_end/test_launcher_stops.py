@@ -141,6 +141,15 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
         finish(place, going.run, demo)
 
 
+@pytest.mark.slow
+def test_mpirun_passes_sigusr1_on_and_the_exit_code_back(launched: Any, place: Place) -> None:
+    going = launched(MPIRUN, place.command("run", *DEMO))
+    going.reach(2)
+    os.kill(going.pid, signal.SIGUSR1)
+    assert going.wait() == 75
+    assert f"stopped by a signal after step {len(records(going.run))}, and saved" in going.seen
+
+
 PLAIN = sys.executable
 ENDLESS = ["--phases.0.steps", "5000"]
 
