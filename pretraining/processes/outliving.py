@@ -52,6 +52,7 @@ def _pass_on(number: int, child: int) -> None:
 def _end_like(code: int) -> None:
     """Ends this process with the exit code of another, or by the signal that ended it."""
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)

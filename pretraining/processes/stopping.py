@@ -126,9 +126,9 @@ class Control:
         limit = Decision.LIMIT if late else Decision.GO_ON
         return self._vote(max(self._asked, limit, Decision.WRONG if wrong else Decision.GO_ON))
 
-    def decide_within_step(self) -> Decision:
-        """Whether all ranks give up the step that they are in: they do where any of them has heard a signal."""
-        return self._vote(self._asked)
+    def asked_anywhere(self) -> bool:
+        """Whether any rank has heard a signal, so that all break off what they do and save; all call it together."""
+        return self._vote(self._asked) != Decision.GO_ON
 
     def _vote(self, wish: Decision) -> Decision:
         """The most urgent wish of all ranks, which call it together."""

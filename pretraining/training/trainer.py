@@ -134,7 +134,7 @@ class Trainer:
                 seeds,
                 pretraining_loss,
                 mark=self.context.watch.mark,
-                gives_up=lambda: self.context.control.decide_within_step() != Decision.GO_ON,
+                gives_up=self.context.control.asked_anywhere,
             )
         except GivenUpError:
             self.stop_within_step(phase)
@@ -287,9 +287,17 @@ class Trainer:
                     limit=self.request.recipe.evaluation.examples or None,
                     step=self.state.step,
                     phase=phase.number + 1,
-                    mark=self.context.watch.mark,
+                    mark=lambda: self.save_if_asked(phase),
                 )
             self.log.write(self.scores)
+
+    def save_if_asked(self, phase: TrainingPhase) -> None:
+        """Saves in the middle of an evaluation, once, where a signal has come: it may not wait for the end of it."""
+        self.context.watch.mark()
+        unsaved = phase.batch_number(self.state.phase_step) != self.batch_saved
+        if unsaved and self.context.control.asked_anywhere():
+            self.save(phase)
+            self.saver.finish()
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import signal_within_step, slow_save, slow_start
+from support.faults import signal_within_evaluation, signal_within_step, slow_save, slow_start
 from support.marks import slow
 from support.processes import wait_for
 from support.training import (
@@ -23,6 +23,7 @@ from support.training import (
     launch,
     stopped_at,
     train,
+    train_straight,
 )
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
@@ -139,3 +140,16 @@ def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
     going.signal(signal.SIGINT)
     going.wait(15)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
+
+
+def test_a_signal_does_not_wait_for_an_evaluation(place: Place) -> None:
+    """The save comes first, in the middle of it; what it has scored is in the log once."""
+    evaluating = ["--checkpoints.keep", "9", "--evaluation.every", "3", "--phases.0.steps", "7"]
+    straight = train_straight(place, "straight evaluated", *evaluating)
+    command = place.command("run", *evaluating)
+    going = launch(command, fault=partial(signal_within_evaluation, 3))
+    errors = assert_ended(going, Code.STOPPED)
+    assert going.done()[0].output.count("step-00000003") >= 1, "saved before the evaluation was over"
+    assert errors.startswith("stopped by a signal after step ")
+    assert_well(train(command))
+    assert_same(place.folder / "run", straight)

@@ -80,6 +80,20 @@ def signal_within_step(step: int) -> None:
     replace(Engine, "forward", forward_and_signal)
 
 
+def signal_within_evaluation(step: int) -> None:
+    """A fault: in the evaluation after this step, the last rank hears a signal before its first batch."""
+    evaluate = Trainer.save_if_asked
+    heard: list[int] = []
+
+    def noted(self: Trainer, phase: TrainingPhase) -> None:
+        if self.state.step == step and self.context.world.rank == self.context.world.size - 1 and not heard:
+            heard.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(self, phase)
+
+    replace(Trainer, "save_if_asked", noted)
+
+
 def slow_save(seconds: float) -> None:
     """A fault: every file of a checkpoint takes longer."""
     compare = writing._compare
