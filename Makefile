@@ -16,7 +16,7 @@ HAS ?= torch numpy pyarrow
 OUT ?= build/gpu$(if $(DRY),-dry)
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out $(OUT)
 
-.PHONY: demo test test-slow test-all lint lock benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo test test-slow test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -24,7 +24,7 @@ demo: .venv/installed
 	$(BIN)/python data_prep/verify.py build/demo
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 \
-	  pretraining/train.py --recipe pretraining/recipes/demo.toml --data build/demo --out build/demo-run
+	  pretraining/train.py --recipe demo --data build/demo --out build/demo-run
 
 test: .venv/installed-dev lint
 	$(TESTS)
@@ -45,6 +45,9 @@ lock: .venv/installed-dev
 	$(INSTALL) uv
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.10 --no-header --no-annotate --quiet | \
 	  grep -vE '^(nvidia|cuda|triton)' | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | uniq > requirements.lock
+
+recipes-page: .venv/installed-dev
+	$(BIN)/python -m pretraining.config.reference
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 
 import tyro
-from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console
 from data_prep.fetching.addresses import Url
 from data_prep.fetching.client import Client
 from data_prep.fetching.download import Download
@@ -37,8 +37,8 @@ def parse_command(arguments: list[str]) -> Command:
 
 def main(arguments: list[str]) -> int:
     """Fetches what the command plans; returns the exit code: 0 done, 2 what the user can cure, 130 interrupted."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = open_console(markup=False, soft_wrap=True)
+    errors = open_console(stderr=True, markup=False, soft_wrap=True)
     try:
         command = parse_command(arguments)
         client = Client(console, command)

@@ -14,10 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
+from data_prep.common.terminal import open_console
 from data_prep.common.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
 from data_prep.inspection.figures import figures_table
 from data_prep.pipeline import Pipeline
@@ -29,8 +28,7 @@ def main(arguments: list[str]) -> int:
     """Runs the pipeline; returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
     silence_other_ranks()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, and say how to go on
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    errors = Console(stderr=True, highlight=False)
+    console, errors = open_console(), open_console(stderr=True)
     try:
         settings = parse_settings(arguments)
         with open_workers(settings.workers or num_cores(), preload=Pipeline.__module__) as workers:

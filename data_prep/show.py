@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console
 from data_prep.inspection.lookup import Place, find_example
 from data_prep.inspection.marking import heading, marked
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     """Prints the example that the arguments name; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
-    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Show, args=arguments, prog="show.py", config=(tyro.conf.FlagCreatePairsOff,))
     place = Place(wanted.data, wanted.length, wanted.index, wanted.duplicate, wanted.validation)
     try:

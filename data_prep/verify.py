@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.terminal import open_console
 from data_prep.inspection.integrity import finished_faults, unfinished_faults
 from data_prep.shards import Manifest, is_unfinished
 
@@ -34,7 +34,7 @@ class Verify:
 
 def main(arguments: list[str]) -> int:
     """Checks the folder that the arguments name and prints what is wrong with it; returns the exit code."""
-    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     folder = tyro.cli(Verify, args=arguments, prog="verify.py").data
     try:
         if is_unfinished(folder):

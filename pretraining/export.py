@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console
 from pretraining.training.exporting import export
 
 
@@ -42,7 +42,7 @@ class Export:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
     try:
         dtype = getattr(torch, wanted.dtype)

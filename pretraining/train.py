@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pre-trains an encoder on shards.
 
-    python pretraining/train.py --recipe pretraining/recipes/bert_mini.toml --data data/wiki --out runs/mini
+    python pretraining/train.py --recipe bert_mini --data data/wiki --out runs/mini
     torchrun --nproc-per-node 2 pretraining/train.py --recipe … --data … --out …
     deepspeed --num_gpus 2 pretraining/train.py --recipe … --data … --out …
 
@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Literal, cast
 
 from pretraining.processes.environment import prepare_process
+from pretraining.processes.outliving import outlive_mpirun
 
 prepare_process()
+if __name__ == "__main__":
+    outlive_mpirun()  # before PyTorch starts threads, and loads what a process that only waits need not have
 
 import torch
 import tyro
@@ -30,6 +33,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
@@ -48,7 +52,7 @@ class Train:
     """Pre-trains an encoder; every value of the recipe can be given as --section.key VALUE."""
 
     recipe: Path
-    """TOML file that says how to train."""
+    """TOML file that says how to train, or the name of one in pretraining/recipes: demo, bert_mini, …"""
     data: Path | None = None
     """Folder of shards, made by shard.py."""
     out: Path | None = None
@@ -82,15 +86,15 @@ def main(arguments: list[str]) -> int:
     wanted, overrides = tyro.cli(
         Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            warn(wanted, world, Console(stderr=True, highlight=False, soft_wrap=True))
+            warn(wanted, world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out or wanted.run, ending)
-            run(partial(read_request, wanted, overrides, world), ending, console)
+            run(partial(read_request, arguments, wanted, overrides, world), ending, console)
     return ending.code
 
 
@@ -117,8 +121,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
 
 
-def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
-    """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
+def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
+    """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
     out = wanted.out or wanted.run
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
     if wanted.out is not None and wanted.run is not None:
@@ -134,7 +138,18 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    return Request(recipe, wanted.data, manifest, out, origin, wanted.resume, wanted.stop_after, limit, wanted.profile)
+    return Request(
+        recipe,
+        wanted.data,
+        manifest,
+        out,
+        origin,
+        wanted.resume,
+        wanted.stop_after,
+        limit,
+        wanted.profile,
+        command=("python", os.path.relpath(__file__), *words),
+    )
 
 
 def read_all(

@@ -1,6 +1,6 @@
 """Reads recipes: TOML files whose values can be given anew on the command line, by their dotted names.
 
-    python pretraining/train.py --recipe pretraining/recipes/bert_mini.toml --phases.0.steps 100 --parallel.zero 2
+    python pretraining/train.py --recipe bert_mini --phases.0.steps 100 --parallel.zero 2
 
 What a recipe may say is in `settings.py`, and what cannot be together in `conflicts.py`.
 """
@@ -26,6 +26,8 @@ from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import Key, dotted, read_toml, shown
 from pretraining.config.wording import explain
 
+RECIPES = Path(__file__).parent.parent / "recipes"
+"""The folder of the recipes that come with the package."""
 RIVALS = {
     "steps": ("share", "hours"),
     "share": ("steps",),
@@ -90,7 +92,7 @@ def load_recipe(
     The number of ranks, the device found and the lengths of the data are checked against it where they are given.
     `find_shape` finds the sizes of the base model, where the recipe names one; without it they are not looked for.
     """
-    raw = _read_file(path)
+    raw = _read_file(find_recipe(path))
     given, faults = parse_overrides(overrides)
     for override in given:
         if fault := _apply(raw, override):
@@ -115,6 +117,18 @@ def load_recipe(
 def _with_short_flag(fault: str) -> str:
     """A fault of the base model begins with the flag that one names it by."""
     return f"init{fault.removeprefix(BASE_MODEL)}" if fault.startswith(BASE_MODEL) else fault
+
+
+def find_recipe(path: Path) -> Path:
+    """The file of a recipe: one of this path, or one of ours that is given by its bare name, such as `demo`."""
+    ours = {own.stem: own for own in sorted(RECIPES.glob("*.toml"))}
+    if path.is_file() or len(path.parts) != 1 or path.suffix not in ("", ".toml"):
+        return path
+    if path.stem in ours:
+        return ours[path.stem]
+    near = difflib.get_close_matches(path.stem, ours, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"--recipe {path}: no such file, and no recipe of this name{hint}\nthere is {', '.join(ours)}")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

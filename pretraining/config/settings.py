@@ -36,9 +36,9 @@ LICENCE = r"[a-z0-9][a-z0-9.+-]*"
 LICENCE_HINT = "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**31)]
-Positive = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**31)]
-PositiveOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_positive_or_auto)]
+Count = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
+Positive = Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(_whole)]
+PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_positive_or_auto)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -130,7 +130,7 @@ class Precision(Section):
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto`: bf16 where the hardware has it, otherwise fp16 on a GPU and fp32 on a CPU."""
-    loss_scale_power: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=32)] = 16
+    loss_scale_power: Annotated[int, Field(ge=0, le=32), BeforeValidator(_whole)] = 16
     """fp16: the loss is first scaled by 2 to this power."""
     loss_scale_window: Positive = 1000
     """fp16: steps without overflow after which the scale doubles."""
@@ -143,7 +143,7 @@ class Precision(Section):
 class Parallel(Section):
     """How the ranks share the work. Their number comes from the launcher."""
 
-    zero: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=3)] = 1
+    zero: Annotated[int, Field(ge=0, le=3), BeforeValidator(_whole)] = 1
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
     offload: Offload = "none"
     """What lives in the host's memory instead of the GPU's; `all` is optimizer and weights."""

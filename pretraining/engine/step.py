@@ -29,6 +29,10 @@ class Seeds:
         return cls(int(hash_key(seed, step)[0]), int(hash_key(seed, step, rank)[0]) >> 1)
 
 
+class GivenUpError(Exception):
+    """All ranks have given up a step before its last micro-batch: the weights are as they were before it."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step gave on this rank, left on the device: nothing here waits for a GPU."""
@@ -48,17 +52,21 @@ def train_step(
     seeds: Seeds,
     loss_of: Callable[[Any, Any], Tensor],
     mark: Callable[[], None] = lambda: None,
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> StepResult:
     """Moves the weights once, by the gradients of this rank's micro-batches and of all other ranks'.
 
     `loss_of` makes of the model's output the micro-batch's part of the loss; the sum of these over micro-batches and
-    ranks is minimised. `mark` is called before this rank may wait for others.
+    ranks is minimised. `mark` is called before this rank may wait for others. Between micro-batches `gives_up` is
+    asked, which must say the same on all ranks; where it says yes, GivenUpError is raised.
     """
     engine.model.dropout_seed = seeds.dropout
     torch.manual_seed(seeds.generator)
     losses, outputs = [], []
     for number, batch in enumerate(batches.micro):
         mark()
+        if number and gives_up():
+            raise GivenUpError
         output = engine.forward(batch.to(engine.device))
         loss = loss_of(output, batches)
         engine.backward(loss, last=number == len(batches.micro) - 1)

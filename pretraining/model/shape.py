@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 SIZES = {  # layers, hidden
     "tiny": (2, 128),
@@ -15,6 +15,14 @@ SIZES = {  # layers, hidden
 }
 VOCABULARY_MULTIPLE = 64
 """Rows of the word embeddings are padded to it: matrix products over odd sizes are slow. Never visible outside."""
+DROPOUT = ("dropout", "attention_dropout")
+"""Numbers of a shape that its weights do not depend on."""
+NOT_IN_RECIPES = {
+    "vocabulary": "pieces of the vocabulary",
+    "segments": "segments of the model",
+    "epsilon": "epsilon of the layer norms",
+}
+"""What messages call the numbers of a shape that no recipe says; the others have their names there, `model.hidden`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,15 @@ class Shape:
         """One of the published sizes."""
         layers, hidden = SIZES[size]
         return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)
+
+    def differences(self, other: Shape) -> list[tuple[str, float, float]]:
+        """Lists what keeps weights of this shape from a model of the other: the name that recipes have for a number,
+        its value here and its value there."""
+        names = [field.name for field in fields(self) if field.name not in DROPOUT]
+        values = [
+            (NOT_IN_RECIPES.get(name, f"model.{name}"), getattr(self, name), getattr(other, name)) for name in names
+        ]
+        return [(name, here, there) for name, here, there in values if here != there]
 
     @property
     def padded_vocabulary(self) -> int:

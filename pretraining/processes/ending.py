@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import IntEnum
@@ -29,13 +28,15 @@ from typing import Literal, NamedTuple, NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.terminal import is_terminal
 from pretraining.processes.group import LostError, UnreachedError
 from pretraining.processes.launchers import World
-from pretraining.processes.stopping import SIGNALS, StoppedError
+from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
 ENDED = "ended.json"
 STACKS = "stacks"
-INTERRUPTION = "interrupted; the same command continues from the last checkpoint"
+INTERRUPTED = "interrupted"
+INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint"
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 
 
@@ -47,7 +48,9 @@ class Code(IntEnum):
     CURE = 2  # something must be mended first: the message says what
     STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
     RANK_LOST = 76  # a rank died or hangs: start the same command again
-    INTERRUPTED = 130  # somebody pressed Ctrl-C
+    INTERRUPTED = (
+        130  # somebody pressed Ctrl-C: once, and the run has saved; twice or before it trained, and it has not
+    )
 
 
 class Outcome(NamedTuple):
@@ -79,13 +82,13 @@ class Ending:
                 (run / ENDED).unlink(missing_ok=True)
 
     def __enter__(self) -> Ending:
-        _handle_signals(_interrupt)
+        handle_signals(_interrupt)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[True]:
-        _handle_signals(signal.SIG_IGN)
+        handle_signals(signal.SIG_IGN)
         if isinstance(error, SystemExit):  # rich ends the program so where the reading end of a pipe was closed
             self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
             return True
@@ -117,7 +120,7 @@ def exit_now(code: int) -> NoReturn:
     """Ends the process with this code whatever threads, sockets and destructors would still like to do."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a closed pipe, a closed file
-            if stream.isatty():
+            if is_terminal(stream):
                 stream.write("\x1b[?25h")  # a live display hides the cursor
             stream.flush()
     os._exit(code)
@@ -128,13 +131,20 @@ def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
     if error is None:
         return Outcome(Code.DONE, "done", rank)
     if isinstance(error, StoppedError):
-        return Outcome(Code.STOPPED, str(error), rank)
+        return Outcome(Code.INTERRUPTED if error.interrupted else Code.STOPPED, str(error), rank)
     if isinstance(error, UserError):
         return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
-    if isinstance(error, KeyboardInterrupt):  # a signal's number comes from `_interrupt`
-        stopped = error.args[:1] in [(number,) for number in SIGNALS]
-        return Outcome(Code.STOPPED if stopped else Code.INTERRUPTED, INTERRUPTION, rank)
+    if isinstance(error, KeyboardInterrupt):
+        return interruption(error, rank)
     return Outcome(Code.MISTAKE, traceback.format_exception_only(error)[-1].strip(), rank)
+
+
+def interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
+    """What a signal means that ended the work of this rank at once; its number comes from `_interrupt`."""
+    if isinstance(error, EndAtOnce):
+        return Outcome(Code.INTERRUPTED, f"{INTERRUPTED}; {error}", rank)
+    stopped = error.args[:1] in [(number,) for number in SIGNALS]
+    return Outcome(Code.STOPPED if stopped else Code.INTERRUPTED, INTERRUPTION, rank)
 
 
 def _say(outcome: Outcome, world: World, run: Path | None) -> None:
@@ -142,15 +152,16 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
     if outcome.code in (Code.DONE, Code.MISTAKE):
         return
     text = outcome.reason
-    if text == INTERRUPTION:
+    if text.startswith(INTERRUPTED):
         text = f"\n{text}"  # below the ^C that the terminal shows
-    elif outcome.code != Code.STOPPED:
+    elif outcome.code not in (Code.STOPPED, Code.INTERRUPTED):
         text = f"error: {text}" if outcome.rank == world.rank else f"error: rank {outcome.rank}: {text}"
         if outcome.code == Code.RANK_LOST and run is not None:
             text += f"\nthe stacks of the ranks that still run are in {run / STACKS}"
-        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        if is_terminal(sys.stderr) and not os.environ.get("NO_COLOR"):
             text = f"\x1b[31m{text}\x1b[0m"
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a launcher that is gone reads no more
+        print(text, file=sys.stderr, flush=True)
 
 
 def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
@@ -169,10 +180,5 @@ def _write(outcome: Outcome, world: World, run: Path, speaks: bool) -> None:
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     """Ends the work in good order, once: launchers send their signals again and again."""
-    _handle_signals(signal.SIG_IGN)
+    handle_signals(signal.SIG_IGN)
     raise KeyboardInterrupt(number)
-
-
-def _handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    for number in (signal.SIGINT, *SIGNALS):
-        signal.signal(number, handler)

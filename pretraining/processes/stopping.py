@@ -10,10 +10,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from pretraining.processes.group import SharedError
+from pretraining.processes.launchers import World
 
 STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # those that ask a run to save and stop
 PATIENCE = timedelta(hours=2)  # longer than any wait that `Watch` allows
+ECHO_SECONDS = 0.5  # a signal so soon after a Ctrl-C is the same key press, passed on by a launcher
+STOPPING = "\nstopping after this step, and saving; press Ctrl-C again to end at once"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -34,25 +38,42 @@ class Decision(IntEnum):
     GO_ON = 0
     LIMIT = 1
     SIGNAL = 2
-    WRONG = 3
+    INTERRUPT = 3
+    WRONG = 4
+
+    @property
+    def cause(self) -> str:
+        """What stops a run, as its last message says."""
+        return {Decision.LIMIT: "the time limit", Decision.INTERRUPT: "Ctrl-C"}.get(self, "a signal")
 
 
 class StoppedError(SharedError):
     """Ends a run that has saved and stops before it is done."""
 
+    def __init__(self, message: str, decision: Decision):
+        super().__init__(message)
+        self.interrupted = decision == Decision.INTERRUPT
+        """whether a person has stopped it, by Ctrl-C"""
+
+
+class EndAtOnce(KeyboardInterrupt):  # no error, like what it derives from
+    """Somebody has pressed Ctrl-C again, and does not wait for the save."""
+
 
 class Control:
-    """Lets signals and the time limit stop a run in good order: within the block, a signal is only noted until all
-    ranks call `decide` together."""
+    """Lets signals and the time limit stop a run in good order: within the block, SIGTERM and SIGUSR1 are only noted
+    until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
 
-    def __init__(self, limit: float | None = None):
+    def __init__(self, world: World, limit: float | None = None):
         """Sets the time limit, in seconds from the start of the process."""
         self._deadline = None if limit is None else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
         self._group = (
             dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(timeout=PATIENCE, backend="gloo")
         )
-        self._signalled = False
+        # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
+        self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
+        self._asked, self._interrupted_at = Decision.GO_ON, 0.0
         self._before: dict[int, Any] = {}
         self._last: float | None = None
         self._longest = 0.0
@@ -67,8 +88,34 @@ class Control:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, *_: object) -> None:
-        self._signalled = True
+    @contextmanager
+    def interruptible(self, say: Callable[[str], None], what_is_lost: Callable[[], str]) -> Iterator[None]:
+        """Surrounds the training itself: the first Ctrl-C is noted and answered, and a second one ends the process at
+        once, with the reason `what_is_lost()`. Elsewhere the first one does."""
+        self._say, self._what_is_lost = say, what_is_lost
+        before = signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @property
+    def asked(self) -> bool:
+        """Whether this process has heard a signal that asks the run to stop."""
+        return self._asked != Decision.GO_ON
+
+    def _hear(self, number: int, _: object) -> None:
+        """Notes a signal. One key press may arrive several times, from the terminal and from the launcher."""
+        if self._asked == Decision.INTERRUPT:
+            if number in self._again and time.monotonic() > self._interrupted_at + ECHO_SECONDS:
+                handle_signals(signal.SIG_IGN)
+                raise EndAtOnce(self._what_is_lost())
+        elif number == signal.SIGINT:
+            self._asked, self._interrupted_at = Decision.INTERRUPT, time.monotonic()
+            with suppress(Exception):  # whatever was being printed when the signal came
+                self._say(STOPPING)
+        else:
+            self._asked = Decision.SIGNAL
 
     def decide(self, wrong: bool, saving: float) -> Decision:
         """What all ranks do after this step. `wrong` says that this rank has found a fault, and `saving` how long a
@@ -76,11 +123,25 @@ class Control:
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - (self._last or now)), now
         late = self._deadline is not None and now > self._deadline - max(self._least, 2 * (saving + self._longest))
-        wishes = {Decision.LIMIT: late, Decision.SIGNAL: self._signalled, Decision.WRONG: wrong}
-        vote = torch.tensor([max((wish for wish, wished in wishes.items() if wished), default=Decision.GO_ON)])
+        limit = Decision.LIMIT if late else Decision.GO_ON
+        return self._vote(max(self._asked, limit, Decision.WRONG if wrong else Decision.GO_ON))
+
+    def asked_anywhere(self) -> bool:
+        """Whether any rank has heard a signal, so that all break off what they do and save; all call it together."""
+        return self._vote(self._asked) != Decision.GO_ON
+
+    def _vote(self, wish: Decision) -> Decision:
+        """The most urgent wish of all ranks, which call it together."""
+        vote = torch.tensor([wish])
         if dist.get_world_size() > 1:
             dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group)
         return Decision(int(vote))
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """Gives all signals that may end a run the same handler."""
+    for number in (signal.SIGINT, *SIGNALS):
+        signal.signal(number, handler)
 
 
 def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:

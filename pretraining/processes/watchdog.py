@@ -27,7 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
-from pretraining.processes.ending import INTERRUPTION, Code, Outcome, conclude, exit_now
+from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption
 from pretraining.processes.group import LostError, SharedError, open_stores, uses_agent_store
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.launchers import World
@@ -102,7 +102,7 @@ class Watch:
         elif isinstance(error, RuntimeError) and _is_of_all_ranks(error):
             self._await_verdict(error)
         elif isinstance(error, KeyboardInterrupt):
-            self._tell(Outcome(Code.INTERRUPTED, INTERRUPTION, self._world.rank))
+            self._tell(interruption(error, self._world.rank))
         elif not isinstance(error, SharedError):
             message = str(error) if isinstance(error, UserError) else traceback.format_exc()
             self._tell(Outcome(Code.CURE, message, self._world.rank))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +56,20 @@ class RunLog:
     """Writes the records of a run. On ranks other than 0 it writes nothing: make it there with `active=False`."""
 
     def __init__(
-        self, folder: Path, console: Console, *, tensorboard: bool = True, first_step: int = 0, active: bool = True
+        self,
+        folder: Path,
+        console: Console,
+        *,
+        tensorboard: bool = True,
+        first_step: int = 0,
+        active: bool = True,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
-        written before a stop, and is cut away."""
+        written before a stop, and is cut away. While the run is `stopping` nobody need read the console any more: a
+        launcher that asks for the stop may be gone before all is saved."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
-        self._first, self._active = first_step, active
+        self._first, self._active, self._stopping = first_step, active, stopping
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
         self._events: EventFile | None = None
@@ -135,7 +143,7 @@ class RunLog:
     def say(self, text: str) -> None:
         """Prints a line that is for the reader alone and in no file."""
         if self._active:
-            with _as_user_error("the console"):
+            with _as_user_error("the console", unless=self._stopping):
                 self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
                 self._console.file.flush()
 
@@ -147,11 +155,13 @@ class RunLog:
 
 
 @contextmanager
-def _as_user_error(what: object) -> Iterator[None]:
+def _as_user_error(what: object, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Tells a full disk or a closed pipe as what it is. (rich ends the program where a pipe is closed.)"""
     try:
         yield
     except (OSError, SystemExit) as error:
+        if unless():
+            return
         reason = (error.strerror if isinstance(error, OSError) else None) or "the reading end was closed"
         raise UserError(f"{what}: cannot be written: {reason}\nthe run can be continued from its checkpoint") from error
 

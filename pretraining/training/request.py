@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from rich.console import Console
 
+from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
@@ -36,6 +37,8 @@ class Request:
     """seconds from the start of the process"""
     profile: int = 0
     """steps of which a profile is written"""
+    command: tuple[str, ...] = ()
+    """the words that were typed, for messages that name another command"""
 
     @property
     def shape(self) -> Shape:
@@ -61,4 +64,4 @@ class Context:
 
     def warn(self, message: str) -> None:
         """Prints a warning where errors go."""
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"warning: {message}", markup=False)
+        open_console(stderr=True, soft_wrap=True).print(f"warning: {message}", markup=False)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
@@ -20,12 +17,12 @@ from pretraining.checkpoint.record import (
     finished_checkpoints,
     read_record,
 )
-from pretraining.config.settings import Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
+from pretraining.training.changes import is_finished, require_continuation, was_finished, what_has_changed
 from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
@@ -97,62 +94,24 @@ def find_latest(request: Request, context: Context) -> Path | None:
     if checkpoint is None:
         return None
     record = read_record(checkpoint)
-    before, here = RunRecord.of(record).data.fingerprint, request.manifest.fingerprint
-    if before != here and not request.recipe.data.allow_other:
+    run = RunRecord.of(record)
+    before, here = run.data.fingerprint, request.manifest.fingerprint
+    if before != here and not request.recipe.data.allow_other and not is_finished(run):
         raise UserError(
             f"--data {request.data}: {out} was trained on other data (fingerprint {before[:12]}, here {here[:12]}); "
             "give that folder, or allow it: --data.allow_other true"
         )
-    for what, then, now in what_must_stay(record, request):
-        raise UserError(f"--out {out}: was trained with {what} {then}, and this is {now}; name a new folder")
+    require_continuation(record, request)
     return checkpoint
 
 
-def what_must_stay(record: CheckpointRecord, request: Request) -> Iterator[tuple[str, Any, Any]]:
-    """Lists what a checkpoint cannot be continued with: the name, what it was, and what it is now."""
-    run = RunRecord.of(record)
-    try:
-        recipe, before = request.recipe, Recipe.model_validate(run.recipe)
-    except ValidationError as error:
-        raise UserError(f"--out {request.out}: was trained by another version of this program: {error}") from error
-    phase = run.state.phase
-    then_shape, shape = (replace(shape, dropout=0.0, attention_dropout=0.0) for shape in (record.shape, request.shape))
-    settings: list[tuple[str, Any, Any]] = [
-        ("the model", then_shape, shape),
-        ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
-        ("the phases", [phase.name for phase in before.phases], [phase.name for phase in recipe.phases]),
-    ]
-    if run.state.phase_step and phase < len(recipe.phases):  # in the middle of a phase, the order of the data stays
-        settings.append(("seed", before.seed, recipe.seed))
-        for name in ("length", "batch"):
-            then, now = (getattr(either.phases[phase], name) for either in (before, recipe))
-            settings.append((f"phases.{phase}.{name}", then, now))
-    return ((what, then, now) for what, then, now in settings if then != now)
-
-
-def what_has_changed(record: CheckpointRecord, request: Request, context: Context, engine: Engine) -> list[str]:
-    """Lists what is otherwise than in the checkpoint, and may be."""
-    made_by = record.made_by
-    changes = {
-        "ranks": (made_by.ranks, context.world.size),
-        "parallel.zero": (made_by.zero, engine.zero),
-        "precision.dtype": (made_by.dtype, name_dtype(engine.dtype)),
-    }
-    then, now = (dict(flattened(recipe)) for recipe in (RunRecord.of(record).recipe, request.recipe.as_dict()))
-    for name in sorted(then.keys() | now.keys()):
-        changes.setdefault(name, (then.get(name, "not set"), now.get(name, "not set")))
-    return [f"{name} {before} -> {here}" for name, (before, here) in changes.items() if before != here]
-
-
-def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables and lists of tables, by their dotted names."""
-    if isinstance(table, list) and table and isinstance(table[0], dict):
-        table = dict(enumerate(table))
-    if not isinstance(table, dict):
-        yield above, table
-        return
-    for name, value in table.items():
-        yield from flattened(value, f"{above}.{name}" if above else str(name))
+def is_trained(request: Request, context: Context) -> bool:
+    """Whether a run has been trained to its end, so that nothing in its folder is to be written; an error where the
+    recipe asks it for more."""
+    if request.resume == "never" or not was_finished(request.out):
+        return False
+    whole = find_latest(request, context)
+    return whole is not None and is_finished(RunRecord.of(read_record(whole)))
 
 
 def write_run_folder(request: Request) -> None:

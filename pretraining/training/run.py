@@ -13,6 +13,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from pretraining.huggingface.folders import CONFIG
 from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
@@ -20,7 +21,7 @@ from pretraining.processes.watchdog import Watch
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.request import Context, Request
-from pretraining.training.resume import StartingPoint, find_starting_point, make_trainer
+from pretraining.training.resume import StartingPoint, find_starting_point, is_trained, make_trainer
 from pretraining.training.trainer import Trainer
 
 EXPORT = "export"
@@ -39,7 +40,7 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
         failure = error
     connect(world, device)
     with contextlib.ExitStack() as stack:
-        control = stack.enter_context(Control(request.time_limit if request else None))
+        control = stack.enter_context(Control(world, request.time_limit if request else None))
         with shared_errors():
             if failure is not None:
                 raise failure
@@ -50,12 +51,12 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
-            start = find_starting_point(request, context)
+            start = None if is_trained(request, context) else find_starting_point(request, context)
         with watch:
-            trainer = train_through(request, context, start)
-            if world.rank == 0 and trainer.is_done:
+            is_done = start is None or train_through(request, context, start).is_done
+            if world.rank == 0 and is_done:
                 with watch.pause():
-                    finish(request.out, console)
+                    finish(request.out, console, trained_now=start is not None)
     disconnect()  # not after an error, when it may wait for ever for ranks that are gone
 
 
@@ -104,9 +105,12 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     trainer.saver.finish()
 
 
-def finish(out: Path, console: Console) -> None:
-    """Exports the trained model, and says what it is good for."""
+def finish(out: Path, console: Console, trained_now: bool) -> None:
+    """Exports the trained model, unless an earlier start has, and says what it is good for."""
     folder = out / EXPORT
-    console.print(str(export(out, folder)), markup=False, soft_wrap=True)
+    if not trained_now:
+        console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
+    if trained_now or not (folder / CONFIG).exists():
+        console.print(str(export(out, folder)), markup=False, soft_wrap=True)
     call = f'transformers.AutoModelForMaskedLM.from_pretrained("{folder}")'
     console.print(f"load it: {call}", markup=False, soft_wrap=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import NoReturn
 
 from data_prep.common.progress import duration
-from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, step_of
 from pretraining.checkpoint.writing import Saver
 from pretraining.engine.engine import CollapseError, Engine
-from pretraining.engine.step import Seeds, StepResult, train_step
+from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import pretraining_loss, sums
@@ -59,6 +60,7 @@ class Trainer:
             tensorboard=recipe.logging.tensorboard,
             first_step=state.step + 1 if state.step else 0,
             active=world.rank == 0,
+            stopping=lambda: context.control.asked,
         )
         self.saver = Saver(request.out, recipe.checkpoints, self.log.say)
         self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
@@ -92,9 +94,10 @@ class Trainer:
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
-                while self.state.phase < request.num_phases:
-                    self.train_phase()
-                self.saver.finish()
+                with self.context.control.interruptible(self.log.say, self.what_is_lost):
+                    while self.state.phase < request.num_phases:
+                        self.train_phase()
+                    self.saver.finish()
             finally:
                 self.say_what_saving_took(time.monotonic() - begin)
             if not self.is_done:
@@ -128,8 +131,16 @@ class Trainer:
         result = None
         try:
             result = train_step(
-                self.engine, batches, learning_rate, seeds, pretraining_loss, mark=self.context.watch.mark
+                self.engine,
+                batches,
+                learning_rate,
+                seeds,
+                pretraining_loss,
+                mark=self.context.watch.mark,
+                gives_up=self.context.control.asked_anywhere,
             )
+        except GivenUpError:
+            self.stop_within_step(phase)
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.diverged(reason, self.batch_saved, number + 1) from None
@@ -186,17 +197,30 @@ class Trainer:
         if stops:
             self.stop_here(decision)
 
+    def stop_within_step(self, phase: TrainingPhase) -> NoReturn:
+        """Saves where the last step has ended; the one that was given up is done again by whoever goes on."""
+        decision = self.decide(checks=True)
+        if phase.batch_number(self.state.phase_step) != self.batch_saved:
+            phase.clock.agree()
+            self.save(phase)
+        self.stop_here(decision)
+
     def finish_phase(self, phase: TrainingPhase) -> None:
         """Scores and saves the end of a phase, where the next begins."""
-        self.decide(checks=True)
+        decision = self.decide(checks=True)
         if self.meter.steps:
             self.log_step(phase)
+        if decision != Decision.GO_ON:
+            self.save(phase)
+            self.saver.finish()  # whoever stops us may not wait for an evaluation
         now = (self.state.step, phase.number + 1)
         if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
             self.evaluate(phase)
         self.state.begin_phase(phase.number + 1)
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint()
+        if decision != Decision.GO_ON and self.state.phase < self.request.num_phases:
+            self.stop_here(decision)
 
     def decide(self, checks: bool) -> Decision:
         """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
@@ -207,13 +231,20 @@ class Trainer:
             raise self.diverged(first.text, first.batch, first.batch + 1)
         return decision
 
-    def stop_here(self, decision: Decision) -> None:
+    def stop_here(self, decision: Decision) -> NoReturn:
         """Ends the run before its end; all is saved."""
         self.saver.finish()
-        what = "a signal" if decision == Decision.SIGNAL else "the time limit"
-        raise StoppedError(
-            f"stopped by {what} after step {self.state.step:,}, and saved; the same command continues from there"
-        )
+        if not self.state.step:
+            raise StoppedError(f"stopped by {decision.cause} in the first step; the same command begins anew", decision)
+        after = f"after step {self.state.step:,}, and saved"
+        raise StoppedError(f"stopped by {decision.cause} {after}; the same command continues from there", decision)
+
+    def what_is_lost(self) -> str:
+        """What is not in the last checkpoint, for whoever ends the run at once."""
+        saved = max((step_of(path) for path in finished_checkpoints(self.request.out)), default=0)
+        lost = max(0, self.state.step - saved)
+        steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
+        return f"{steps}; the same command " + (f"continues after step {saved:,}" if saved else "begins anew")
 
     def diverged(self, reason: str, begin: int, end: int) -> DivergedError:
         """Says what went wrong in these batches of the phase; those before the last checkpoint are done."""
@@ -262,9 +293,17 @@ class Trainer:
                     limit=self.request.recipe.evaluation.examples or None,
                     step=self.state.step,
                     phase=phase.number + 1,
-                    mark=self.context.watch.mark,
+                    mark=lambda: self.save_if_asked(phase),
                 )
             self.log.write(self.scores)
+
+    def save_if_asked(self, phase: TrainingPhase) -> None:
+        """Saves in the middle of an evaluation, once, where a signal has come: it may not wait for the end of it."""
+        self.context.watch.mark()
+        unsaved = phase.batch_number(self.state.phase_step) != self.batch_saved
+        if unsaved and self.context.control.asked_anywhere():
+            self.save(phase)
+            self.saver.finish()
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""

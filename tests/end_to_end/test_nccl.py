@@ -15,6 +15,7 @@ from support.training import connect_ranks
 from pretraining.engine.partition import find_flat_tensors
 from pretraining.model.bert import Bert, Losses
 from pretraining.processes.group import disconnect
+from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control, Decision
 from pretraining.reporting import meter as meter_module
 from pretraining.reporting.meter import Meter
@@ -29,7 +30,7 @@ def tell_all() -> dict[str, Any]:
     with PretendedGpu():
         device = torch.device("cuda")
         found = {
-            "decision": Control().decide(wrong=dist.get_rank() == 1, saving=0.0),
+            "decision": Control(World()).decide(wrong=dist.get_rank() == 1, saving=0.0),
             "totals": measured(device),
             "scored": scored(device),
             "held": len(find_flat_tensors(divided(model), model)),

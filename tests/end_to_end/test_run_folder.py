@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from support.training import (
     ENDLESS,
+    SAVES,
     SEED,
     Place,
     assert_ended,
@@ -20,6 +22,7 @@ from support.training import (
     records,
     stopped_at,
     train,
+    train_straight,
 )
 
 from pretraining.checkpoint.record import finished_checkpoints
@@ -68,41 +71,114 @@ def test_what_may_change_is_told(place: Place, straight: Path) -> None:
 
 
 MUST_STAY = {
-    "--model.layers 3": "the model Shape(layers=2",
-    "--optimizer.name lamb": "optimizer.name adamw, and this is lamb;",
-    "--phases.1.name other": "the phases ['short', 'long'], and this is ['short', 'other'];",
-    "--phases.0.batch 48": "phases.0.batch 24, and this is 48;",
-    "--phases.0.length 64": "phases.0.length 32, and this is 64;",
-    "--seed 2": f"seed {SEED}, and this is 2;",
+    "--model.layers 3": "model.layers was 2, now 3",
+    "--model.hidden 64": "model.hidden was 32, now 64\n  model.intermediate was 128, now 256",
+    "--optimizer.name lamb": "optimizer.name was adamw, now lamb",
+    "--phases.1.name other": "the phases was short, long, now short, other",
+    "--phases.0.batch 48": "phases.0.batch was 24, now 48",
+    "--phases.0.length 64": "phases.0.length was 32, now 64",
+    "--seed 2": f"seed was {SEED}, now 2",
 }
 
 
-def test_what_must_stay_is_refused(place: Place, straight: Path) -> None:
+def test_what_must_stay_is_refused_by_name(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 3)
     there = {path: contents(path) for path in finished_checkpoints(run)}
     for words, message in MUST_STAY.items():
         refused = launch(place.command(run, *words.split()), ranks=1)
-        assert_ended(refused, 2, "error: ", f"error: --out {run}: was trained with {message}")
+        told = f"error: --out {run}: cannot go on with this recipe\n  {message}"
+        assert_ended(refused, 2, "error: ", told, "\ngive what was, or name a new folder\n")
     assert {path: contents(path) for path in finished_checkpoints(run)} == there
 
 
-def test_what_a_run_that_is_done_cannot_be_continued_with(place: Place, straight: Path) -> None:
+def everything(run: Path) -> dict[Path, bytes]:
+    """All files of a run but for those that tell of its last start."""
+    changing = ("lock", "ended.json")
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in changing}
+
+
+def test_a_finished_run_that_is_started_again_writes_nothing(place: Place, straight: Path) -> None:
     run = shutil.copytree(straight, place.folder / "run")
-    messages = {
-        "--resume never": "has checkpoints; name a new folder, or leave out --resume never",
-        "--model.layers 3": "was trained with the model Shape(layers=2",
-        "--phases.1.name other": "was trained with the phases ['short', 'long'], and this is ['short', 'other']",
-        "--optimizer.name lamb": "was trained with optimizer.name adamw, and this is lamb; name a new folder",
-    }
-    for words, message in messages.items():
-        assert_ended(launch(place.command(run, *words.split()), ranks=1), 2, "error:", message)
+    before = everything(run)
+    hows = ["--logging.every", "2", "--parallel.zero", "2", "--phases.0.micro_batch", "2", "--stop-after", "short"]
+    for words in ([], hows[:-2], hows):
+        output = assert_well(train(place.command(run, *SAVES, *words)))
+        assert f"{run}: all that was asked for is trained already\n" in output
+        assert "exported" not in output
+        assert everything(run) == before
+    shutil.rmtree(run / "export")
+    assert "export: exported 37,383 parameters" in assert_well(train(place.command(run, *SAVES)))
+    assert everything(run) == before
+
+
+MORE = {
+    "--phases.1.steps 9": "phases.1.steps was 3, now 9",
+    "--phases.0.steps 9": "phases.0.steps was 5, now 9",
+    "--phases.0.learning_rate 1e-4": "phases.0.learning_rate was 0.002, now 0.0001",
+    "--seed 2": f"seed was {SEED}, now 2",
+    "--optimizer.name lamb": "optimizer.name was adamw, now lamb",
+}
+
+
+def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(place: Place, straight: Path) -> None:
+    run = shutil.copytree(straight, place.folder / "run")
+    before = everything(run)
+    for words, change in MORE.items():
+        errors = assert_ended(launch(place.command(run, *words.split()), ranks=1), 2, f"  {change}\n")
+        assert errors.startswith(f"error: --out {run}: is trained to its end\n")
+        assert everything(run) == before
+    command = shlex.split(errors.splitlines()[-1])
+    assert command[0] == "python"
+    assert command[1].endswith("pretraining/train.py")
+    assert command[-4:] == ["--init", str(run), "--out", f"{run}-2"]
+    assert "phase short (1 of 2): 5 steps" in assert_well(train(command[2:], 1))
+    assert len(records(Path(f"{run}-2"))) == 8
+
+
+def test_a_finished_run_with_a_phase_more_or_other_data_or_another_model(
+    place: Place, straight: Path, other_data: Path
+) -> None:
+    run = shutil.copytree(straight, place.folder / "run")
+    longer = place.folder / "longer.toml"
+    phase = '[[phases]]\nname = "third"\nlength = 64\nbatch = 12\nmicro_batch = 2\nsteps = 3\n'
+    longer.write_text(place.recipe.read_text() + phase)
+    another = dataclasses.replace(place, recipe=longer).command(run)
+    other = dataclasses.replace(place, data=other_data).command(run, "--data.allow-other", "true")
+    for command, told in ((another, "phases.2.steps was not set, now 3"), (other, "the fingerprint of the data was ")):
+        errors = assert_ended(launch(command, ranks=1), 2, f"--out {run}: is trained to its end\n", f"  {told}")
+        assert errors.endswith(f"--init {run} --out {run}-2\n")
+    assert_ended(launch(place.command(run, "--resume", "never"), ranks=1), 2, "has checkpoints; name a new folder")
+    errors = assert_ended(launch(place.command(run, "--model.layers", "3"), ranks=1), 2, "model.layers was 2, now 3")
+    assert errors.endswith("\nname a new folder\n"), "its weights do not fit"
+
+
+def test_steps_that_are_added_are_trained(place: Place, straight: Path) -> None:
+    """In the phase that a run is in, or in one that is to come: by the schedule of a run that always had them."""
+    more = ["--phases.0.steps", "7", "--phases.1.steps", "4"]
+    straight_on = train_straight(place, "straight on", *SAVES, *more)
+    run = stopped_at(straight, place.folder / "run", 3)
+    output = assert_well(train(place.command("run", *SAVES, *more)))
+    for change in ("phases.0.steps 5 -> 7", "phases.1.steps 3 -> 4"):
+        assert f"changed since then: {change}\n" in output
+    ours, theirs = records(run), records(straight_on)
+    assert [record["step"] for record in ours] == list(range(1, 12))
+    assert [record["learning_rate"] for record in ours[3:]] == [record["learning_rate"] for record in theirs[3:]]
+
+
+def test_steps_of_a_phase_that_is_done_are_refused(place: Place, straight: Path) -> None:
+    run = stopped_at(straight, place.folder / "run", 6)
+    refused = launch(place.command("run", *SAVES, "--phases.0.steps", "9"), ranks=1)
+    assert_ended(refused, 2, "  phases.0.steps (which is done) was 5, now 9\n")
+    output = assert_well(train(place.command("run", *SAVES, "--phases.1.steps", "5")))
+    assert "changed since then: phases.1.steps 3 -> 5\n" in output
+    assert [record["step"] for record in records(run)] == list(range(1, 11))
 
 
 def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
     stopped_at(straight, place.folder / "run", 5)
     changed = place.command("run", "--seed", 2, "--phases.1.batch", 24, "--phases.0.batch", 48)
     output = assert_well(train(changed))
-    for change in (f"seed {SEED} -> 2", "phases.1.batch 12 -> 24", "phases.0.batch 24 -> 48"):
+    for change in (f"seed {SEED} -> 2", "phases.1.batch 12 -> 24", "phases.0.batch 24 -> 48 (that phase is done)"):
         assert f"changed since then: {change}\n" in output
 
 

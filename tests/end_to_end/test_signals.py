@@ -1,4 +1,4 @@
-"""Signals: SIGTERM and SIGUSR1 save and stop, Ctrl-C ends at once."""
+"""Signals: SIGTERM, SIGUSR1 and a first Ctrl-C save and stop; a second Ctrl-C ends at once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import slow_save, slow_start
+from support.faults import signal_within_evaluation, signal_within_step, slow_save, slow_start
 from support.marks import slow
 from support.processes import wait_for
 from support.training import (
+    ENDLESS,
     LONG,
     SAVES,
     Place,
@@ -22,10 +23,12 @@ from support.training import (
     launch,
     stopped_at,
     train,
+    train_straight,
 )
 
 from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 from pretraining.processes.ending import INTERRUPTION, Code
+from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
@@ -59,7 +62,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, long: Path) -
 
 @pytest.mark.parametrize("come", [1, 2])
 def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, come: int) -> None:
-    """While rank 0 waits for the others to come, at once; while they make the model, after a first step."""
+    """While rank 0 waits for the others to come, at once; while they make the model, before the first step is done."""
     run = stopped_at(straight, place.folder / "run", 6)
     before = {path: contents(path) for path in finished_checkpoints(run)}
     (run / "lock").unlink()
@@ -68,7 +71,7 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
         wait_for((run / "lock").exists)
     time.sleep(0.5)
     going.signal(signal.SIGTERM)
-    message = INTERRUPTION if come == 1 else "stopped by a signal after step 7, and saved; the same command continues"
+    message = INTERRUPTION if come == 1 else "stopped by a signal after step 6, and saved; the same command continues"
     assert assert_ended(going, Code.STOPPED).strip().startswith(message)
     assert {path: contents(path) for path in before} == before
     assert_ended(launch(place.command("run", *SAVES)), 0)
@@ -76,9 +79,77 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
 
 
 @pytest.mark.parametrize("ranks", [2, slow(1)])
-def test_an_interrupted_run_ends_at_once_and_quietly(place: Place, ranks: int) -> None:
-    going = launch(place.command("run", "--phases.0.steps", "5000"), ranks)
+def test_ctrl_c_saves(place: Place, long: Path, ranks: int) -> None:
+    """What a launcher makes of one key press counts once: SIGINT to each process, and SIGTERM after it."""
+    going = launch(place.command("run", *LONG), ranks)
     going.reach(4)
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        going.signal(number)
+    told = f"stopped by Ctrl-C after step {going.step}, and saved; the same command continues from there\n"
+    assert assert_ended(going, Code.INTERRUPTED) == told
+    assert going.done()[0].output.count(STOPPING) == 1
+    assert_well(train(place.command("run", *LONG), ranks))
+    if ranks == 2:
+        assert_same(place.folder / "run", long)
+
+
+def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: Path) -> None:
+    """A step of many micro-batches is given up, and done again by the next start with the same bits."""
+    command = place.command("run", *SAVES)
+    going = launch(command, fault=partial(signal_within_step, 4))
+    assert_ended(going, Code.STOPPED, "stopped by a signal after step 3, and saved")
+    assert_well(train(command))
+    assert_same(place.folder / "run", straight)
+
+
+def test_a_signal_in_the_first_step_leaves_nothing_to_go_on_from(place: Place, straight: Path) -> None:
+    command = place.command("run", *SAVES)
+    going = launch(command, fault=partial(signal_within_step, 1))
+    assert_ended(going, Code.STOPPED, "stopped by a signal in the first step; the same command begins anew")
+    assert not finished_checkpoints(place.folder / "run")
+    assert_well(train(command))
+    assert_same(place.folder / "run", straight)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_lost(place: Place) -> None:
+    going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 0.2))
+    going.reach(5)
+    wait_for(lambda: bool(finished_checkpoints(place.folder / "run")))
+    going.signal(signal.SIGINT)
+    wait_for(lambda: STOPPING in going.done()[0].output)
+    assert_ended(going, Code.INTERRUPTED, "stopped by Ctrl-C after step ")
+    going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 60))
+    saved = int(finished_checkpoints(place.folder / "run")[-1].name.removeprefix("step-"))
+    going.reach(saved + 1)
+    going.signal(signal.SIGINT)
+    time.sleep(ECHO_SECONDS + 0.2)
+    assert going.goes_on(), "it saves"
     going.signal(signal.SIGINT)
     going.wait(15)
-    assert assert_ended(going, 130).strip() == INTERRUPTION
+    lost = going.step - saved
+    told = (
+        f"interrupted; {lost} step{'s are' if lost > 1 else ' is'} lost; the same command continues after step {saved}"
+    )
+    assert assert_ended(going, Code.INTERRUPTED).strip() == told
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
+    going = launch(place.command("run"), fault=slow_start)
+    wait_for((place.folder / "run" / "lock").exists)
+    time.sleep(0.5)
+    going.signal(signal.SIGINT)
+    going.wait(15)
+    assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
+
+
+def test_a_signal_does_not_wait_for_an_evaluation(place: Place) -> None:
+    """The save comes first, in the middle of it; what it has scored is in the log once."""
+    evaluating = ["--checkpoints.keep", "9", "--evaluation.every", "3", "--phases.0.steps", "7"]
+    straight = train_straight(place, "straight evaluated", *evaluating)
+    command = place.command("run", *evaluating)
+    going = launch(command, fault=partial(signal_within_evaluation, 3))
+    errors = assert_ended(going, Code.STOPPED)
+    assert going.done()[0].output.count("step-00000003") >= 1, "saved before the evaluation was over"
+    assert errors.startswith("stopped by a signal after step ")
+    assert_well(train(command))
+    assert_same(place.folder / "run", straight)

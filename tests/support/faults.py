@@ -59,6 +59,41 @@ def stop_at(step: int) -> None:
     replace(Trainer, "train_step", step_and_signal)
 
 
+def signal_within_step(step: int) -> None:
+    """A fault: in this step of the run, the last rank hears a signal after its first micro-batch."""
+    forward, train_step = Engine.forward, Trainer.train_step
+    under_way: list[bool] = []
+
+    def noted(self: Trainer, *arguments: Any) -> None:
+        last = self.context.world.rank == self.context.world.size - 1
+        under_way[:] = [self.state.step + 1 == step and last]
+        train_step(self, *arguments)
+
+    def forward_and_signal(engine: Engine, batch: Any) -> Any:
+        output = forward(engine, batch)
+        if under_way == [True]:
+            under_way.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return output
+
+    replace(Trainer, "train_step", noted)
+    replace(Engine, "forward", forward_and_signal)
+
+
+def signal_within_evaluation(step: int) -> None:
+    """A fault: in the evaluation after this step, the last rank hears a signal before its first batch."""
+    evaluate = Trainer.save_if_asked
+    heard: list[int] = []
+
+    def noted(self: Trainer, phase: TrainingPhase) -> None:
+        if self.state.step == step and self.context.world.rank == self.context.world.size - 1 and not heard:
+            heard.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(self, phase)
+
+    replace(Trainer, "save_if_asked", noted)
+
+
 def slow_save(seconds: float) -> None:
     """A fault: every file of a checkpoint takes longer."""
     compare = writing._compare

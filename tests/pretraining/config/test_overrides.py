@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.processes import ROOT
 from support.recipes import PLAIN, faults, write_plain
 
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
-from pretraining.config.overrides import load_recipe, parse_value
+from pretraining.config.overrides import RECIPES, load_recipe, parse_value
 from pretraining.config.settings import LICENCE_HINT, Recipe
 from pretraining.config.toml_text import read_toml, toml_text, toml_value
 from pretraining.config.wording import known_keys
@@ -203,3 +204,31 @@ def test_no_scrap_of_a_recipe_gets_past_or_breaks_the_reader(
             assert re.match(rf"(--|{re.escape(str(path))}: )[\w.]+(:| = )", line), line
     else:
         assert not find_faults(recipe, ranks=2)
+
+
+def test_our_recipes_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any working directory; a file of that path comes first, and a folder does not count."""
+    monkeypatch.chdir(tmp_path)
+    ours = load_recipe(RECIPES / "demo.toml")
+    (tmp_path / "demo").mkdir()
+    for name in ("demo", "demo.toml"):
+        assert load_recipe(Path(name), ["--seed", "12345"]) == ours
+    write_plain(tmp_path).rename(tmp_path / "demo.toml")
+    assert load_recipe(Path("demo")) == ours
+    assert load_recipe(Path("demo.toml")) != ours
+    assert load_recipe(tmp_path / "demo.toml") != ours
+
+
+def test_an_unknown_name_lists_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
+    assert faults(Path("dem")) == [
+        "--recipe dem: no such file, and no recipe of this name; did you mean demo?",
+        f"there is {names}",
+    ]
+    assert faults(Path("mine/dem.toml")) == ["--recipe mine/dem.toml: no such file"]
+
+
+def test_recipes_come_with_the_package() -> None:
+    settings = read_toml((ROOT / "pyproject.toml").read_text())
+    assert "recipes/*.toml" in settings["tool"]["setuptools"]["package-data"]["pretraining"]

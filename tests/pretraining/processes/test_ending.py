@@ -22,7 +22,7 @@ from pretraining.processes import ending as ending_module
 from pretraining.processes.ending import ENDED, INTERRUPTION, STACKS, Code, Ending
 from pretraining.processes.group import LostError, SharedError, UnreachedError
 from pretraining.processes.launchers import World
-from pretraining.processes.stopping import StoppedError
+from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
 
 pytestmark = pytest.mark.usefixtures("kept_signals")
@@ -47,7 +47,8 @@ ENDS = [
     (None, Code.DONE, "done", ""),
     (UserError("no room"), Code.CURE, "no room", "error: no room\n"),
     (SharedError("no shards"), Code.CURE, "no shards", "error: no shards\n"),
-    (StoppedError("saved"), Code.STOPPED, "saved", "saved\n"),
+    (StoppedError("saved", Decision.LIMIT), Code.STOPPED, "saved", "saved\n"),
+    (StoppedError("saved", Decision.INTERRUPT), Code.INTERRUPTED, "saved", "saved\n"),
     (signal.SIGTERM, Code.STOPPED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
     (signal.SIGINT, Code.INTERRUPTED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
 ]

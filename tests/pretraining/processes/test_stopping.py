@@ -1,14 +1,17 @@
-"""How a time limit is written, and where it comes from."""
+"""How a time limit is written, and what signals ask for."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
 
 from data_prep.common.errors import UserError
 from pretraining.processes import stopping
-from pretraining.processes.stopping import time_limit
+from pretraining.processes.launchers import World
+from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, time_limit
 
 LIMITS = {
     "90m": 5400,
@@ -43,3 +46,53 @@ def test_the_end_of_the_slurm_job() -> None:
     limit = time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
     assert limit is not None
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
+
+
+def raise_signals(launcher: str, *numbers: signal.Signals, apart: float) -> tuple[Decision, list[str]]:
+    """What a run alone decides after signals that come so many seconds apart, and what it has said."""
+    said: list[str] = []
+    with Control(World(launcher=launcher)) as control, control.interruptible(said.append, lambda: "3 steps are lost"):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(apart)
+        return control.decide(wrong=False, saving=0.0), said
+
+
+PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+"""what one key press may come as"""
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.parametrize("launcher", ["plain", "torchrun", "deepspeed", "mpirun"])
+def test_one_key_press_counts_once_however_often_it_arrives(launcher: str) -> None:
+    assert raise_signals(launcher, *PASSED_ON, apart=0.01) == (Decision.INTERRUPT, [STOPPING])
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
+    assert raise_signals("plain", apart=0.0) == (Decision.GO_ON, [])
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        assert raise_signals("plain", number, number, apart=0.1) == (Decision.SIGNAL, [])
+    assert raise_signals("plain", signal.SIGTERM, signal.SIGINT, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
+    assert raise_signals("deepspeed", signal.SIGINT, signal.SIGTERM, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.parametrize(("launcher", "second"), [("plain", signal.SIGINT), ("torchrun", signal.SIGTERM)])
+def test_a_second_key_press_ends_at_once(
+    launcher: str, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
+    with pytest.raises(EndAtOnce, match="3 steps are lost"):
+        raise_signals(launcher, signal.SIGINT, second, apart=0.1)
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Control(World()) as control:
+        with control.interruptible(print, str):
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,35 @@
+"""Consoles of the entries, and whether a person looks at them.
+
+Under mpirun a rank's output is a pseudo-terminal although mpirun passes it on as lines, often into a file. Colours,
+bars and panels that change in place would end there as control characters, so nothing under an MPI launcher counts as
+a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+
+WIDTH = 140
+"""Columns of tables where no terminal says how many it has."""
+
+
+def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the mpirun of Open MPI, MPICH or a relative of theirs started this process."""
+    return "OMPI_COMM_WORLD_SIZE" in environment or "MPI_LOCALNRANKS" in environment
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at this stream, so that what is written may have colours and change in place."""
+    return stream.isatty() and not started_by_mpi()
+
+
+def open_console(*, stderr: bool = False, **options: Any) -> Console:
+    """A console on one of the process's streams, which is plain where no person looks at it."""
+    plain: dict[str, Any] = {"force_terminal": False, "color_system": None} if started_by_mpi() else {}
+    width = None if is_terminal(sys.stderr if stderr else sys.stdout) else WIDTH
+    return Console(stderr=stderr, highlight=False, width=width, **plain, **options)

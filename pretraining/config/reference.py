@@ -1,0 +1,108 @@
+"""Writes docs/recipes.md: every key of a recipe with its meaning, what it takes and its default.
+
+    python -m pretraining.config.reference
+
+All of it is read off the settings, so that a key is described where it is defined, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pretraining.config.conflicts import OPEN
+from pretraining.config.settings import Phase, Recipe, Section
+from pretraining.config.toml_text import toml_value
+from pretraining.config.wording import SECTIONS
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
+MACHINE = 1 << 31
+"""Limits from here on are those of a machine's whole numbers, and no news to a reader."""
+KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
+LIMITS = {
+    "minimum": "of at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+}
+"""What JSON Schema calls the limits of a number, and how a reader is told."""
+OPENING = """\
+<!-- Written by `python -m pretraining.config.reference` from pretraining/config/settings.py: change that, not this. -->
+
+# What a recipe can say
+
+A recipe is a TOML file. Every value can be given anew on the command line, by its dotted name: `--seed 7`,
+`--model.size mini`, `--phases.0.steps 100` (phases count from 0). What is not given has the default; what cannot be is
+refused before anything begins, all faults at once. `recipe.toml` in a run's folder has all values as they were
+understood. Numbers with their sources are in [pretraining/recipes](../pretraining/recipes).
+"""
+DEEPSPEED = f"""\
+## [deepspeed]
+
+Settings of DeepSpeed's own, as its documentation has them, for what the recipe has no name for. What follows from the
+recipe, such as batches, precision and the ZeRO stage, is refused here with the name that it has there. Open are:
+
+{", ".join(f"`{name}`" for name in sorted(OPEN))}
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    values = [name for name in Recipe.model_fields if name not in {*SECTIONS, "phases", "deepspeed"}]
+    parts = [OPENING, "## At the top\n\n" + table(Recipe, values)]
+    for name in Recipe.model_fields:
+        if name in SECTIONS:
+            parts.append(section(f"[{name}]", SECTIONS[name]))
+        elif name == "phases":
+            parts.append(section("[[phases]]", Phase))
+    return "\n".join([*parts, DEEPSPEED])
+
+
+def section(title: str, settings: type[Section]) -> str:
+    """A heading, what the table is for, and its keys."""
+    about = "\n\n".join(" ".join(part.split()) for part in (settings.__doc__ or "").split("\n\n"))
+    return f"## {title}\n\n{about}\n\n{table(settings, list(settings.model_fields))}"
+
+
+def table(settings: type[Section], names: list[str]) -> str:
+    """Some keys of a section, a row each."""
+    properties = settings.model_json_schema()["properties"]
+    rows = [row(name, settings, properties[name]) for name in names]
+    return "\n".join(["| key | meaning | takes | default |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def row(name: str, settings: type[Section], schema: dict[str, Any]) -> str:
+    field = settings.model_fields[name]
+    meaning = " ".join((field.description or "").split())
+    default = "needed" if field.is_required() else "not set" if field.default is None else code(field.default)
+    cells = [f"`{name}`", meaning, ", or ".join(takes(schema)), default]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def code(value: Any) -> str:
+    """A value as a recipe has it."""
+    return f"`{toml_value(value)}`"
+
+
+def takes(schema: dict[str, Any]) -> Iterator[str]:
+    """The values that a setting may have, one text for each kind of them."""
+    if "anyOf" in schema:
+        for kind in schema["anyOf"]:
+            yield from takes(kind)
+    elif "enum" in schema:
+        yield "one of " + ", ".join(map(code, schema["enum"]))
+    elif "const" in schema:
+        yield code(schema["const"])
+    elif schema["type"] == "array":
+        items = schema["prefixItems"]
+        yield f"a list of {len(items)}, each {next(takes(items[0]))}"
+    elif schema["type"] != "null":
+        found = [
+            words.format(f"{schema[key]:g}") for key, words in LIMITS.items() if schema.get(key, MACHINE) < MACHINE
+        ]
+        yield " ".join([KINDS[schema["type"]], " and ".join(found)]).rstrip()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")

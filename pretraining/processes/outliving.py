@@ -1,0 +1,58 @@
+"""Lets the ranks of mpirun outlive it, which gives them no time to save.
+
+A quarter of a second after it has passed SIGTERM on, Open MPI 5 kills the processes that it started, with whatever else
+is in their process groups, and none of its options changes that. A rank therefore works in a child with a group of its
+own, which saves and ends although mpirun is gone; the process that mpirun knows only waits for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+
+from data_prep.common.terminal import started_by_mpi
+
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGCONT),
+)
+"""what mpirun sends to ranks, besides SIGKILL"""
+PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+
+
+def outlive_mpirun() -> None:
+    """Under mpirun, goes on in a child that mpirun does not kill; call it before any thread is started.
+
+    The process itself never comes back: it passes signals on to the child, and ends as the child ends. Where it is
+    killed, the child hears SIGTERM, on Linux.
+    """
+    if not started_by_mpi() or "RANK" in os.environ:  # torchrun under mpirun gives its ranks more time
+        return
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it was killed before the child could ask to be told
+            os._exit(128 + signal.SIGTERM)
+        return
+    for number in PASSED_ON:
+        signal.signal(number, lambda heard, _: _pass_on(heard, child))
+    _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _pass_on(number: int, child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def _end_like(code: int) -> None:
+    """Ends this process with the exit code of another, or by the signal that ended it."""
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

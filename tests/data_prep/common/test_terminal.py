@@ -1,0 +1,54 @@
+"""Who looks at what is written: a person at a terminal, or mpirun, whose ranks have a pseudo-terminal too."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import ROOT, run_launcher
+
+from data_prep.common.terminal import started_by_mpi
+
+PROGRAM = "from data_prep.common.terminal import open_console; open_console().print('[red]plain[/red]')"
+
+
+def printed_in_a_terminal(environment: dict[str, str]) -> bytes:
+    """What a console prints where its output is a pseudo-terminal."""
+    pid, terminal = pty.fork()
+    if not pid:
+        kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+        os.execve(sys.executable, [sys.executable, "-c", PROGRAM], {**kept, "TERM": "xterm", **environment})
+    seen = b""
+    try:
+        while part := os.read(terminal, 4096):
+            seen += part
+    except OSError:  # as Linux says that the other side is closed
+        pass
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    return seen
+
+
+def test_a_terminal_has_colours_and_a_rank_of_mpirun_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert b"\x1b[31mplain" in printed_in_a_terminal({})
+    for variable in ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
+        assert printed_in_a_terminal({variable: "1"}) == b"plain\r\n"
+
+
+def test_which_launchers_pass_lines_on() -> None:
+    assert not started_by_mpi({"RANK": "0", "SLURM_PROCID": "0"})
+    assert started_by_mpi({"OMPI_COMM_WORLD_SIZE": "2"})
+
+
+def test_shards_made_under_mpirun_are_told_in_plain_lines(wiki: Path, tmp_path: Path) -> None:
+    words = ["--docs", str(wiki), "--out", str(tmp_path / "data"), "--vocab-size", "300", "--lengths", "32"]
+    entry = str(ROOT / "data_prep" / "shard.py")
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, entry, *words]
+    done = run_launcher(command, {"TERM": "xterm"}, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is ready, in" in done.stdout
+    assert "\x1b" not in done.stdout

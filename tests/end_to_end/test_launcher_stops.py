@@ -1,0 +1,206 @@
+"""Runs under real launchers that are told to stop, from another shell or by Ctrl-C at a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.marks import slow
+from support.processes import LAUNCHERS, ROOT, free_port, wait_for
+from support.training import COMMAND, Place, assert_same, records, train_straight
+
+from data_prep.common.files import read_json
+from pretraining.checkpoint.record import FOLDER, finished_checkpoints
+from pretraining.processes.ending import ENDED
+from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
+
+DEMO = ["--model.hidden", "128", "--phases.0.steps", "14", "--phases.0.batch", "96", "--checkpoints.keep", "9"]
+"""a model of the demo's size, without any checkpoint before a stop"""
+MPIRUN = f"mpirun --allow-run-as-root --oversubscribe -n 2 {sys.executable}"
+TORCHRUN = "torchrun --nproc-per-node 2 --master-port {port}"
+DEEPSPEED = "deepspeed --num_gpus 2 --master_port {port}"
+
+
+class Launched:
+    """A launcher and its ranks on a terminal of their own, as a person starts them."""
+
+    def __init__(self, launcher: str, arguments: Sequence[str], entry: Path):
+        words = [*launcher.format(port=free_port()).split(), str(entry), *arguments]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        program = shutil.which(words[0], path=path)
+        if program is None:
+            pytest.skip(f"no {words[0]} here")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+        modules = f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
+        environment = {**inherited, "PATH": path, "PYTHONPATH": modules, "TERM": "xterm"}
+        environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        self.pid, self._terminal = pty.fork()
+        if not self.pid:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.execve(program, words, environment)
+        os.set_blocking(self._terminal, False)
+        self.run = Path(arguments[arguments.index("--out") + 1])
+        self.seen = ""
+        self._code: int | None = None
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._terminal, b"\x03")
+
+    def goes_on(self) -> bool:
+        """Whether the launcher has not ended; takes what it has printed."""
+        with suppress(OSError):  # nothing there, or the other side is closed
+            while part := os.read(self._terminal, 1 << 16):
+                self.seen += part.decode(errors="replace")
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code is None
+
+    def wait(self) -> int:
+        """The launcher's exit code, once it has ended and no rank of the run is left."""
+        wait_for(lambda: not self.goes_on() and not self.ranks(), 90)
+        assert self._code is not None
+        return self._code
+
+    def ranks(self) -> list[int]:
+        """The processes that name the run's folder, which are the launcher, its ranks and what keeps them."""
+        return [pid for pid, words in command_lines() if str(self.run) in words]
+
+    def reach(self, step: int) -> None:
+        """Waits for a step of the log."""
+        metrics = self.run / "metrics.jsonl"
+        wait_for(lambda: not self.goes_on() or (metrics.exists() and len(records(self.run)) >= step), 90)
+        assert self.goes_on(), self.seen
+
+    def close(self) -> None:
+        for pid in self.ranks():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.goes_on()
+        os.close(self._terminal)
+
+
+def command_lines() -> Iterator[tuple[int, str]]:
+    """All processes, with the words that they were started with."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+@pytest.fixture
+def launched(request: pytest.FixtureRequest) -> Any:
+    """Starts launchers, and leaves none of their processes."""
+
+    def launch(launcher: str, arguments: Sequence[str], entry: Path = COMMAND) -> Launched:
+        run = Launched(launcher, arguments, entry)
+        request.addfinalizer(run.close)
+        return run
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def demo(shared: Place) -> Path:
+    """The run of demo's size that nothing happens to."""
+    return train_straight(shared, "demo", *DEMO)
+
+
+def finish(place: Place, run: Path, wanted: Path) -> None:
+    """Starts the same command again, plainly on two ranks, and compares its end with the straight run's."""
+    from support.training import assert_well, train
+
+    assert "continues after step" in assert_well(train(place.command(run, *DEMO)))
+    assert_same(run, wanted)
+
+
+@pytest.mark.parametrize("number", [1, slow(2), slow(3), slow(4), slow(5)])
+def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, demo: Path, number: int) -> None:
+    """It kills its processes half a second later, whether they have saved or not."""
+    going = launched(MPIRUN, place.command("run", *DEMO))
+    going.reach(number)
+    os.kill(going.pid, signal.SIGTERM)
+    assert going.wait() != 0
+    ended = read_json(going.run / ENDED)
+    done = len(records(going.run))
+    assert (ended["code"], ended["reason"]) == (
+        75,
+        f"stopped by a signal after step {done}, and saved; the same command continues from there",
+    )
+    assert finished_checkpoints(going.run)[-1].name == f"step-{done:08}"
+    assert "\x1b" not in going.seen, "no panel, no colours"
+    if number == 1:
+        finish(place, going.run, demo)
+
+
+@pytest.mark.slow
+def test_mpirun_passes_sigusr1_on_and_the_exit_code_back(launched: Any, place: Place) -> None:
+    going = launched(MPIRUN, place.command("run", *DEMO))
+    going.reach(2)
+    os.kill(going.pid, signal.SIGUSR1)
+    assert going.wait() == 75
+    assert f"stopped by a signal after step {len(records(going.run))}, and saved" in going.seen
+
+
+PLAIN = sys.executable
+ENDLESS = ["--phases.0.steps", "5000"]
+
+
+@pytest.mark.parametrize(
+    "launcher", [PLAIN, TORCHRUN, slow(DEEPSPEED), slow(MPIRUN)], ids=lambda text: Path(text.split()[0]).name
+)
+def test_one_ctrl_c_saves(launched: Any, place: Place, launcher: str) -> None:
+    """At the terminal it reaches the launcher, and the ranks too where they are in its process group."""
+    going = launched(launcher, place.command("run", *ENDLESS))
+    going.reach(3)
+    going.press_ctrl_c()
+    code, done = going.wait(), len(records(going.run))
+    ended = read_json(going.run / ENDED)
+    cause, ends_with = ("a signal", 75) if launcher == MPIRUN else ("Ctrl-C", 130)  # mpirun makes SIGTERM of it
+    said = f"stopped by {cause} after step {done}, and saved; the same command continues from there"
+    assert (ended["code"], ended["reason"]) == (ends_with, said)
+    assert finished_checkpoints(going.run)[-1].name == f"step-{done:08}"
+    if launcher in (PLAIN, TORCHRUN):  # the others are gone before their ranks
+        assert code == (130 if launcher == PLAIN else 1)
+        assert said in going.seen
+        assert going.seen.count(STOPPING.strip()) == 1
+
+
+SLOW_SAVE = """
+import sys
+import time
+from functools import partial
+from support.faults import slow_save
+from support.training import be_train_py
+be_train_py(sys.argv[1:], partial(slow_save, 60))
+"""
+
+
+@pytest.mark.parametrize("launcher", [PLAIN, TORCHRUN], ids=lambda text: Path(text.split()[0]).name)
+def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str) -> None:
+    """The first one saves, which takes minutes here."""
+    entry = place.folder / "slow_save.py"
+    entry.write_text(SLOW_SAVE)
+    going = launched(launcher, place.command("run", *ENDLESS), entry)
+    going.reach(3)
+    going.press_ctrl_c()
+    wait_for(lambda: going.goes_on() and any((going.run / FOLDER).glob("*.tmp")))
+    time.sleep(ECHO_SECONDS + 0.2)
+    assert going.goes_on(), "it saves"
+    going.press_ctrl_c()
+    going.wait()
+    ended, done = read_json(going.run / ENDED), len(records(going.run))
+    assert (ended["code"], ended["reason"]) == (
+        130,
+        f"interrupted; {done} steps are lost; the same command begins anew",
+    )
+    assert ended["reason"] in going.seen
+    assert not finished_checkpoints(going.run)
