@@ -26,17 +26,21 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.common.compiled import nothing_compiled_yet
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing, write_json
+from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.making import ExamplesTask, Parts, all_sets, make_examples, shard_sets
+from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.shuffle import ShardTask, write_shard
 from data_prep.examples.validation import HELD_OUT, choose_held_out
+from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import ExtractTask, extract
-from data_prep.readers.sources import SourceFile, find_files, make_bundles
+from data_prep.readers.reader import Problems
+from data_prep.readers.sources import SourceFile, check_names, find_files, make_bundles
+from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -52,7 +56,7 @@ from data_prep.shards import (
 )
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
-from data_prep.work import Record, WorkFolder, file_records
+from data_prep.work import Record, WorkFolder, file_records, refuse_changes, refuse_foreign
 
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
@@ -89,7 +93,7 @@ class Pipeline:
     def run(self) -> Record:
         """Does what is left to do and returns the manifest."""
         given = load_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
-        files = find_files(self.settings.sources, self.settings.format, self.folder)
+        files, left_out = self._find_files()
         plan = describe(self.settings, files, given)
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
@@ -98,12 +102,22 @@ class Pipeline:
             if not protected:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
-            return self._run_steps(plan, files, given)
+            return self._run_steps(plan, files, given, left_out)
+
+    def _find_files(self) -> tuple[list[SourceFile], list[str]]:
+        """Finds what is to be read, and what is left out of it; says so."""
+        s, problems = self.settings, Problems(self.settings.errors)
+        files = find_files(s.sources, s.formats, self.folder, problems)
+        check_names("--text-field", s.text_fields, [file.source for file in files])
+        for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
+            self.console.print(line, markup=False, soft_wrap=True)
+        return files, problems.skipped
 
     def _finished(self, plan: Record) -> Record:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
         manifest = Manifest.read(self.folder).content
         refuse_changes(self.folder, manifest, plan)
+        self._say_vocabulary(manifest["vocabulary"]["size"])
         self.console.print(f"{self.folder} is complete already; nothing to do", markup=False)
         self.work.remove()
         return manifest
@@ -118,12 +132,14 @@ class Pipeline:
             self.console.print(f"continuing in {self.folder}", markup=False)
         self.work.write_plan(plan)
 
-    def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None) -> Record:
+    def _run_steps(
+        self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: list[str]
+    ) -> Record:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
-        if nothing_compiled_yet():
-            self.console.print("the first run compiles its loops: the first files of a step take some seconds more")
         documents = self._documents(files)
+        rehearse(self.settings, len(given) if given else self.settings.vocab_size, self.console)
         vocabulary = given or self._vocabulary(documents)
+        self._say_vocabulary(len(vocabulary))
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
@@ -134,7 +150,7 @@ class Pipeline:
         manifest = {
             **plan,
             "format": FORMAT,
-            "corpus": corpus_figures(documents, tokens, num_held_out),
+            "corpus": corpus_figures(documents, tokens, num_held_out, left_out),
             "vocabulary": {"size": len(vocabulary), "sha256": vocabulary.sha256, "cased": vocabulary.cased},
             "files": [record.as_json() for record in tables],
             "sets": sets,
@@ -152,7 +168,10 @@ class Pipeline:
     def _documents(self, files: list[SourceFile]) -> list[Record]:
         """Reads all files into documents; refuses a source that has none, which is likely read as the wrong format."""
         s = self.settings
-        tasks = [ExtractTask(self.folder, bundle, s.language, s.text_field, s.errors) for bundle in make_bundles(files)]
+        tasks = [
+            ExtractTask(self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors)
+            for bundle in make_bundles(files)
+        ]
         records = self._step("documents", extract, tasks, "B", num_documents)
         found: Counter[str] = Counter()
         for record in records:
@@ -161,9 +180,11 @@ class Pipeline:
         if barren:
             formats = {file.format for file in files if file.source in barren}
             self.work.remove()
+            faults = [fault for record in records if record["source"] in barren for fault in record["skipped"]]
             raise UserError(
                 f"no document in {', '.join(barren)}, read as {', '.join(sorted(formats))}\n"
-                "say what the files are with --format, or leave the source out"
+                + "".join(f"  left out: {fault}\n" for fault in faults[:3])
+                + f"say what the files are with --format {barren[0]}=FORMAT, or leave the source out"
             )
         return records
 
@@ -182,6 +203,11 @@ class Pipeline:
             vocabulary.write(self.folder)
             self.work.finish("vocabulary", [])
         return load_vocabulary(self.folder / VOCABULARY, self.settings.cased)
+
+    def _say_vocabulary(self, size: int) -> None:
+        """Says how large the vocabulary is, in every run, where it was made earlier too."""
+        line = vocabulary_line(self.settings.vocab_size, size, self.settings.vocab)
+        self.console.print(line, markup=False, soft_wrap=True)
 
     def _tokens(self, documents: list[Record], vocabulary: Vocabulary) -> list[Record]:
         """Cuts the sentences of all documents into pieces."""
@@ -287,32 +313,6 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
     }
 
 
-def refuse_changes(folder: Path, before: Record, now: Record) -> None:
-    """Raises UserError if a folder was begun with other settings or sources."""
-    changes = [
-        f"  --{name.replace('_', '-')} was {before['settings'].get(name)}, now {value}"
-        for name, value in now["settings"].items()
-        if before["settings"].get(name) != value
-    ]
-    if before["sources"] != now["sources"]:
-        old, new = ({(s["source"], s["name"], s["size"]) for s in plan["sources"]} for plan in (before, now))
-        example = next(iter(sorted(old ^ new)), None)
-        changes.append(f"  --docs: {len(old ^ new)} files differ" + (f", such as {example[1]}" if example else ""))
-    if before["given_vocabulary"] != now["given_vocabulary"]:
-        changes.append("  --vocab: another vocabulary")
-    if changes:
-        raise UserError(
-            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
-            "give the same settings to continue, another --out, or remove the folder"
-        )
-
-
-def refuse_foreign(work: WorkFolder) -> None:
-    """Raises UserError if the output folder has files of somebody else: runs write into empty folders and their own."""
-    if work.out.is_dir() and any(work.out.iterdir()) and not work.path.is_dir():
-        raise UserError(f"{work.out}: holds other files already; give --out a new folder")
-
-
 def num_documents(record: Record) -> int:
     """Counts the documents that a task of the first step has read."""
     return sum(file["rows"] for file in record["files"])
@@ -335,7 +335,7 @@ def add_counts(counts: list[Record]) -> Record:
     return {name: np.array([count[name] for count in counts]).sum(axis=0).tolist() for name in counts[0]}
 
 
-def corpus_figures(documents: list[Record], tokens: list[Record], validation: int) -> Record:
+def corpus_figures(documents: list[Record], tokens: list[Record], validation: int, left_out: list[str]) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
@@ -345,6 +345,6 @@ def corpus_figures(documents: list[Record], tokens: list[Record], validation: in
         **{name: sum(record[name] for record in tokens) for name in names},
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
-        "skipped": [fault for record in documents for fault in record["skipped"]],
+        "skipped": left_out + [fault for record in documents for fault in record["skipped"]],
         "replaced": sum(record["replaced"] for record in documents),
     }

@@ -35,12 +35,14 @@ def fill(folder: Path, **files: str | bytes) -> Path:
 
 
 def names(*arguments: object, format: str | None = None) -> list[str]:
-    return [file.name for file in find_files([str(argument) for argument in arguments], format)]
+    return [
+        file.name for file in find_files([str(argument) for argument in arguments], {"": format} if format else None)
+    ]
 
 
 def message(*arguments: object, format: str | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        find_files([str(argument) for argument in arguments], format)
+        find_files([str(argument) for argument in arguments], {"": format} if format else None)
     return str(caught.value)
 
 
@@ -155,7 +157,7 @@ def test_files_of_each_format(tmp_path: Path) -> None:
         "x.jsonl.gz": "jsonl",
         "x.parquet": "parquet",
     }
-    assert {file.format for file in find_files([str(tmp_path / "?.txt")], "text")} == {"text"}
+    assert {file.format for file in find_files([str(tmp_path / "?.txt")], {"": "text"})} == {"text"}
 
 
 def test_the_demo() -> None:
