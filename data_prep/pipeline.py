@@ -40,7 +40,7 @@ from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import ExtractTask, extract
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import SourceFile, check_names, find_files, make_bundles
-from data_prep.readers.summary import left_out_lines, source_lines
+from data_prep.readers.summary import FIELDED, left_out_lines, source_lines
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -140,6 +140,7 @@ class Pipeline:
         rehearse(self.settings, len(given) if given else self.settings.vocab_size, self.console)
         vocabulary = given or self._vocabulary(documents)
         self._say_vocabulary(len(vocabulary))
+        rehearse(self.settings, len(vocabulary), self.console)  # fewer pieces may be stored in a smaller type
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
@@ -173,20 +174,25 @@ class Pipeline:
             for bundle in make_bundles(files)
         ]
         records = self._step("documents", extract, tasks, "B", num_documents)
-        found: Counter[str] = Counter()
-        for record in records:
-            found[record["source"]] += num_documents(record)
-        barren = [source for source, count in found.items() if not count]
-        if barren:
-            formats = {file.format for file in files if file.source in barren}
-            self.work.remove()
-            faults = [fault for record in records if record["source"] in barren for fault in record["skipped"]]
-            raise UserError(
-                f"no document in {', '.join(barren)}, read as {', '.join(sorted(formats))}\n"
-                + "".join(f"  left out: {fault}\n" for fault in faults[:3])
-                + f"say what the files are with --format {barren[0]}=FORMAT, or leave the source out"
-            )
+        self._refuse_barren(records)
+        for line in left_out_lines([fault for record in records for fault in record["skipped"]]):
+            self.console.print(line, markup=False, soft_wrap=True)
         return records
+
+    def _refuse_barren(self, records: list[Record]) -> None:
+        """Raises UserError where all files of a source that have one format have no document in them."""
+        found: Counter[tuple[str, str]] = Counter()
+        for record in records:
+            found[record["source"], record["format"]] += num_documents(record)
+        barren = next((kind for kind, count in found.items() if not count), None)
+        if barren is not None:
+            source, format = barren
+            self.work.remove()
+            own = (record for record in records if (record["source"], record["format"]) == barren)
+            faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
+            field = f", or --text-field {source}=FIELD for the field with the text" if format in FIELDED else ""
+            cure = f"say what the files are with --format {source}=FORMAT{field}; or leave them out"
+            raise UserError("\n".join([f"no document in {source}, read as {format}", *faults, cure]))
 
     def _vocabulary(self, documents: list[Record]) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus."""

@@ -53,9 +53,14 @@ def held_out(manifest: dict[str, Any]) -> str:
     corpus, asked = manifest["corpus"], manifest["settings"]["validation"]
     if not corpus["validation_documents"]:
         return "nothing for validation" + (" (--validation 0)" if not asked else "")
-    examples = ", ".join(f"{count:,} of {length}" for length, count in _validation_examples(manifest).items())
-    share = f"{100 * _validation_share(manifest):.2g}% of the text (--validation {asked:g} asks for {100 * asked:.2g}%)"
-    return f"for validation: {share}, examples: {examples}"
+    examples = ", ".join(f"{count:,} of length {length}" for length, count in _validation_examples(manifest).items())
+    share = f"{percent(_validation_share(manifest))} of the text ({percent(asked)} asked for)"
+    return f"for validation, {share}; examples: {examples}"
+
+
+def percent(share: float) -> str:
+    """Spells a share in percent, with two digits at least."""
+    return f"{100 * share:.2g}%" if share < 0.095 else f"{100 * share:.0f}%"
 
 
 def warnings(manifest: dict[str, Any]) -> Iterator[str]:
@@ -72,7 +77,7 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
     few = {length: count for length, count in _validation_examples(manifest).items() if count < FEWEST_EXAMPLES}
     if few:
         counts = ", ".join(f"{count:,} of length {length}" for length, count in few.items())
-        enough = share * 1.2 * FEWEST_EXAMPLES / max(1, min(few.values()))
+        enough = share * 1.5 * FEWEST_EXAMPLES / max(1, min(few.values()))
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {counts}; {cure}"
     if share > LARGEST_SHARE:
@@ -85,7 +90,7 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
         else:
             cause = f"{number:,} of {total:,} documents {'is' if number == 1 else 'are'} as large as that"
             cure = "cut long documents into several, or take more text"
-        yield f"validation takes {100 * share:.2g}% of the text from training: {cause}; {cure}"
+        yield f"validation takes {percent(share)} of the text from training: {cause}; {cure}"
 
 
 def _validation_examples(manifest: dict[str, Any]) -> dict[int, int]:

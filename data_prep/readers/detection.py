@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
+from data_prep.readers.books import SUFFIXES
 from data_prep.readers.cutting import read_head
 from data_prep.readers.foreign import Foreign, not_text, unknown_text
 from data_prep.readers.reader import COMPRESSED
@@ -27,7 +28,10 @@ class Found(NamedTuple):
 
 
 def find_format(path: Path, said: str | None) -> Found | Foreign:
-    """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read."""
+    """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read.
+
+    A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
+    """
     try:
         head = read_head(path)
     except UserError as error:
@@ -35,9 +39,10 @@ def find_format(path: Path, said: str | None) -> Found | Foreign:
             raise
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
     name = path.name.lower().removesuffix(path.suffix.lower() if path.suffix in COMPRESSED else "")
-    if said is not None:
-        return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
     reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
+    is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
+    if said is not None and not (said in TEXTS and is_record):
+        return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
     if (reader is None or reader.name in TEXTS) and (foreign := not_text(head)):
         return foreign
     if reader is None:

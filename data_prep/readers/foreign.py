@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -15,12 +16,16 @@ class Foreign(NamedTuple):
     is_text: bool = False
     """Whether it can be read as plain text, if its owner wants that."""
 
+    def cure_for(self, file: Path) -> str:
+        """Spells the cure for one such file, as its owner may type it."""
+        return self.cure.replace("FILE", str(file))
+
 
 SIGNATURES = {
     b"\xff\xd8\xff": Foreign("a JPEG image"),
     b"\x89PNG": Foreign("a PNG image"),
     b"GIF8": Foreign("a GIF image"),
-    b"%PDF-": Foreign("a PDF", "pdftotext FILE.pdf makes a text of it"),
+    b"%PDF-": Foreign("a PDF", "pdftotext FILE NEW.txt makes a text of it"),
     b"{\\rtf": Foreign("a document in RTF", "save it as plain text in UTF-8"),
     b"\xd0\xcf\x11\xe0": Foreign("an Office document", "save it as plain text in UTF-8"),
     b"PK\x03\x04": Foreign("a zip archive or a document in one (docx, odt, epub)", "unpack it, or save it as text"),
@@ -28,23 +33,23 @@ SIGNATURES = {
     b"BZh": Foreign("compressed by bzip2", "give it a name that ends in .bz2"),
     b"\x28\xb5\x2f\xfd": Foreign("compressed by Zstandard", "give it a name that ends in .zst"),
     b"\xfd7zXZ": Foreign("compressed by xz", "unpack it with xz -d"),
-    b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW makes UTF-8 of it"),
-    b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW makes UTF-8 of it"),
+    b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
 }
 """What a file is, by its first bytes."""
 UTF_16 = {
-    0: Foreign("text in UTF-16", "iconv -f utf-16be -t utf-8 FILE > NEW makes UTF-8 of it"),
-    1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > NEW makes UTF-8 of it"),
+    0: Foreign("text in UTF-16", "iconv -f utf-16be -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
 BINARY = Foreign("no text but binary data")
-PARQUET = "import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('FILE.csv'), 'NEW.parquet')"
-JSON_LINES = "import json; [print(json.dumps(record)) for record in json.load(open('FILE.json'))]"
+PARQUET = "import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('FILE'), 'NEW.parquet')"
+JSON_LINES = "import json; [print(json.dumps(record)) for record in json.load(open('FILE'))]"
 BY_NAME = {
     (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" makes Parquet of it'),
     (".tsv",): Foreign("a table with tabs", "save it as Parquet, or as JSON lines"),
     (".html", ".htm", ".xhtml"): Foreign("a web page", "save it as plain text"),
-    (".tex",): Foreign("LaTeX", "pandoc -t plain FILE.tex -o NEW.txt makes a text of it"),
+    (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
 }
 """What a file with text in it is, by its name in small letters."""
 MOST_ZEROS = 0.01  # of the bytes of a text; where there are a few, they are dropped as BERT drops control characters

@@ -145,7 +145,7 @@ def _files_of(
     if not sizes:
         raise UserError(f"--docs {path}: no file with anything in it")
     found = _find_formats(name, path, list(sizes), format, problems)
-    root = path if os.path.isdir(path) else os.path.commonpath([file.parent for file in sizes])
+    root = path if os.path.isdir(path) else os.path.commonpath([file.parent.absolute() for file in sizes])
     files = [
         SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), sizes[file], kind.format, kind.how)
         for file, kind in found.items()
@@ -166,7 +166,7 @@ def _find_formats(name: str, path: str, files: list[Path], format: str | None, p
         raise UserError(
             f"--docs {path}: some files seem to have one sentence a line (such as {texts['sentences']}), "
             f"others paragraphs (such as {texts['text']})\n"
-            f"say how to read all of {name}: --format {name}=text or --format {name}=sentences"
+            f"say how to read those of {name}: --format {name}=text or --format {name}=sentences"
         )
     return found
 
@@ -176,20 +176,27 @@ def _foreign_message(name: str, path: str, foreign: Mapping[Path, Foreign], foun
     examples: dict[Foreign, Path] = {}
     for file, kind in foreign.items():
         examples.setdefault(kind, file)
-    total = len(foreign) + len(found)
-    lines = [f"--docs {path}: {len(foreign)} of {total} files cannot be read:" if total > 1 else f"--docs {path}:"]
+    counts = Counter(foreign.values())
+    lines = [f"--docs {path}: {len(foreign)} of {len(foreign) + len(found)} files cannot be read"]
     for kind, file in list(examples.items())[:MOST_NAMED]:
-        count = sum(1 for other in foreign.values() if other == kind)
-        lines.append(f"  {file}: {kind.what}" + (f" ({count} such files)" if count > 1 else ""))
-        lines += [f"    {kind.cure}"] if kind.cure else []
+        lines.append(f"  {file}: {kind.what}" + (f" ({counts[kind]} such files)" if counts[kind] > 1 else ""))
+        lines += [f"    {kind.cure_for(file)}"] if kind.cure else []
+    lines += [f"  and {len(examples) - MOST_NAMED} other kinds of files"] if len(examples) > MOST_NAMED else []
     if found:
-        suffix = Counter("".join(file.suffixes[-2:] if file.suffix in COMPRESSED else file.suffix) for file in found)
-        if (likely := suffix.most_common(1)[0][0]) and os.path.isdir(path):
-            lines.append(f"name the files to read by a glob (--docs '{os.path.join(path, '**', '*' + likely)}');")
-        lines.append("or --errors skip leaves out what cannot be read, and lists it")
-    if any(kind.is_text for kind in foreign.values()):
-        lines.append(f"or, where they are plain text, say so: --format {name}=text")
+        lines.append("--errors skip leaves out what cannot be read, and lists it")
+    lines += _by_globs(path, list(found), list(foreign))
+    if any(kind.is_text for kind in foreign.values()) and all(kind.format == "text" for kind in found.values()):
+        lines.append(f"or --format {name}=text reads all of {name} as plain text")
     return "\n".join(lines)
+
+
+def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
+    """Spells the globs that name the wanted files of a folder, where their suffixes tell them from the others."""
+    ours, theirs = ({"".join(file.suffixes[-2:]) for file in files} for files in (wanted, others))
+    if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
+        return []
+    deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
+    return ["or name what to read: --docs " + " ".join(f"'{Path(path)}/{deep}*{suffix}'" for suffix in sorted(ours))]
 
 
 def _expand(path: str) -> list[Path]:

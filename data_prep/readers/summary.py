@@ -20,12 +20,13 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
         own = [file for file in files if file.source == name]
         kinds = Counter((file.format, file.how) for file in own)
         formats = ", ".join(
-            f"{count:,} {format} ({_details(name, format, how, settings)})" for (format, how), count in kinds.items()
+            (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({_details(name, format, how, settings)})"
+            for (format, how), count in kinds.items()
         )
         unsplit = all(READERS[file.format].has_sentences for file in own)
         sentences = "a sentence a line" if unsplit else language_label(settings.language)
-        size = sum(file.size for file in own) / 1e6
-        yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size:,.1f} MB: {formats}; {sentences}"
+        size = _size(sum(file.size for file in own))
+        yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size}: {formats}; {sentences}"
 
 
 def left_out_lines(skipped: Sequence[str]) -> Iterator[str]:
@@ -33,6 +34,11 @@ def left_out_lines(skipped: Sequence[str]) -> Iterator[str]:
     yield from (f"left out: {fault}" for fault in skipped[:MOST_LISTED])
     if len(skipped) > MOST_LISTED:
         yield f"left out: {len(skipped) - MOST_LISTED:,} more, which manifest.json lists"
+
+
+def _size(number: int) -> str:
+    """Spells a number of bytes in a unit that fits it."""
+    return f"{number:,} bytes" if number < 10_000 else f"{number / 1e6:,.2f} MB"
 
 
 def _details(source: str, format: str, how: str, settings: Settings) -> str:
