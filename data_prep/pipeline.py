@@ -39,7 +39,7 @@ from data_prep.examples.validation import HELD_OUT, choose_held_out
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import ExtractTask, extract
 from data_prep.readers.reader import Problems
-from data_prep.readers.sources import SourceFile, check_names, find_files, make_bundles
+from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
 from data_prep.readers.summary import FIELDED, left_out_lines, source_lines
 from data_prep.settings import Settings
 from data_prep.shards import (
@@ -174,21 +174,22 @@ class Pipeline:
             for bundle in make_bundles(files)
         ]
         records = self._step("documents", extract, tasks, "B", num_documents)
-        self._refuse_barren(records)
+        self._refuse_barren([task.bundle for task in tasks], records)
         for line in left_out_lines([fault for record in records for fault in record["skipped"]]):
             self.console.print(line, markup=False, soft_wrap=True)
         return records
 
-    def _refuse_barren(self, records: list[Record]) -> None:
+    def _refuse_barren(self, bundles: list[Bundle], records: list[Record]) -> None:
         """Raises UserError where all files of a source that have one format have no document in them."""
+        kinds = [(bundle.source, bundle.format) for bundle in bundles]
         found: Counter[tuple[str, str]] = Counter()
-        for record in records:
-            found[record["source"], record["format"]] += num_documents(record)
+        for kind, record in zip(kinds, records, strict=True):
+            found[kind] += num_documents(record)
         barren = next((kind for kind, count in found.items() if not count), None)
         if barren is not None:
             source, format = barren
             self.work.remove()
-            own = (record for record in records if (record["source"], record["format"]) == barren)
+            own = (record for kind, record in zip(kinds, records, strict=True) if kind == barren)
             faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
             field = f", or --text-field {source}=FIELD for the field with the text" if format in FIELDED else ""
             cure = f"say what the files are with --format {source}=FORMAT{field}; or leave them out"

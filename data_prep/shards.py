@@ -30,6 +30,7 @@ import pyarrow as pa
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
+from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -193,8 +194,12 @@ class Manifest:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from versions of libraries and the fingerprint itself."""
+    """Hashes all that a manifest says, apart from versions of libraries and the fingerprint itself.
+
+    A language that is not given makes the same shards as the one whose rules are taken for it.
+    """
     parts = {key: value for key, value in content.items() if key not in ("fingerprint", "versions")}
+    parts["settings"] = {**parts["settings"], "language": parts["settings"].get("language") or DEFAULT}
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 

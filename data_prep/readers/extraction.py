@@ -69,7 +69,6 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     return {
         "files": parts,
         "source": task.bundle.source,
-        "format": task.bundle.format,
         "skipped": problems.skipped,
         "replaced": problems.num_replaced,
     }

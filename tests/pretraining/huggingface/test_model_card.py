@@ -40,7 +40,6 @@ def test_the_card_says_how_the_model_came_about(manifest: Manifest, shape: Shape
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "fill-mask"],
-        "language": "en",
     }
     assert f"{shape.num_parameters():,} parameters" in text
     assert f"`{manifest.fingerprint}`" in text
