@@ -77,7 +77,7 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
     few = {length: count for length, count in _validation_examples(manifest).items() if count < FEWEST_EXAMPLES}
     if few:
         counts = ", ".join(f"{count:,} of length {length}" for length, count in few.items())
-        enough = share * 1.5 * FEWEST_EXAMPLES / max(1, min(few.values()))
+        enough = share * 2 * FEWEST_EXAMPLES / max(1, min(few.values()))
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {counts}; {cure}"
     if share > LARGEST_SHARE:
