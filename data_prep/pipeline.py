@@ -26,17 +26,21 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.common.compiled import nothing_compiled_yet
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing, write_json
+from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.making import ExamplesTask, Parts, all_sets, make_examples, shard_sets
+from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.shuffle import ShardTask, write_shard
 from data_prep.examples.validation import HELD_OUT, choose_held_out
+from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import ExtractTask, extract
-from data_prep.readers.sources import SourceFile, find_files, make_bundles
+from data_prep.readers.reader import Problems
+from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
+from data_prep.readers.summary import FIELDED, left_out_lines, source_lines
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -54,7 +58,7 @@ from data_prep.vocabulary.extension import extend_vocabulary
 from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
-from data_prep.work import Record, WorkFolder, file_records
+from data_prep.work import Record, WorkFolder, file_records, refuse_changes, refuse_foreign
 
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
@@ -93,9 +97,7 @@ class Pipeline:
         given = find_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
         if given is not None:
             self.settings = replace(self.settings, cased=given.cased)
-            case = "with case and accents" if given.cased else "in lower case"
-            self.console.print(f"vocabulary of {self.settings.vocab}: {len(given):,} pieces, {case}", markup=False)
-        files = find_files(self.settings.sources, self.settings.format, self.folder)
+        files, left_out = self._find_files()
         plan = describe(self.settings, files, given)
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
@@ -104,12 +106,22 @@ class Pipeline:
             if not protected:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
-            return self._run_steps(plan, files, given)
+            return self._run_steps(plan, files, given, left_out)
+
+    def _find_files(self) -> tuple[list[SourceFile], list[str]]:
+        """Finds what is to be read, and what is left out of it; says so."""
+        s, problems = self.settings, Problems(self.settings.errors)
+        files = find_files(s.sources, s.formats, self.folder, problems)
+        check_names("--text-field", s.text_fields, [file.source for file in files])
+        for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
+            self.console.print(line, markup=False, soft_wrap=True)
+        return files, problems.skipped
 
     def _finished(self, plan: Record) -> Record:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
         manifest = Manifest.read(self.folder).content
         refuse_changes(self.folder, manifest, plan)
+        self._say_vocabulary(manifest["vocabulary"])
         self.console.print(f"{self.folder} is complete already; nothing to do", markup=False)
         self.work.remove()
         return manifest
@@ -124,12 +136,15 @@ class Pipeline:
             self.console.print(f"continuing in {self.folder}", markup=False)
         self.work.write_plan(plan)
 
-    def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None) -> Record:
+    def _run_steps(
+        self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: list[str]
+    ) -> Record:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
-        if nothing_compiled_yet():
-            self.console.print("the first run compiles its loops: the first files of a step take some seconds more")
         documents = self._documents(files)
+        rehearse(self.settings, len(given) if given else self.settings.vocab_size, self.console)
         vocabulary = given if given and not self.settings.extend else self._vocabulary(documents, given)
+        self._say_vocabulary(describe_vocabulary(vocabulary, given))
+        rehearse(self.settings, len(vocabulary), self.console)  # fewer pieces may be stored in a smaller type
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
@@ -140,7 +155,7 @@ class Pipeline:
         manifest = {
             **plan,
             "format": FORMAT,
-            "corpus": corpus_figures(documents, tokens, num_held_out),
+            "corpus": corpus_figures(documents, tokens, num_held_out, left_out),
             "vocabulary": describe_vocabulary(vocabulary, given),
             "vocabulary_source": short_name(self.settings.vocab) if self.settings.vocab else None,
             "files": [record.as_json() for record in tables],
@@ -159,20 +174,31 @@ class Pipeline:
     def _documents(self, files: list[SourceFile]) -> list[Record]:
         """Reads all files into documents; refuses a source that has none, which is likely read as the wrong format."""
         s = self.settings
-        tasks = [ExtractTask(self.folder, bundle, s.language, s.text_field, s.errors) for bundle in make_bundles(files)]
+        tasks = [
+            ExtractTask(self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors)
+            for bundle in make_bundles(files)
+        ]
         records = self._step("documents", extract, tasks, "B", num_documents)
-        found: Counter[str] = Counter()
-        for record in records:
-            found[record["source"]] += num_documents(record)
-        barren = [source for source, count in found.items() if not count]
-        if barren:
-            formats = {file.format for file in files if file.source in barren}
-            self.work.remove()
-            raise UserError(
-                f"no document in {', '.join(barren)}, read as {', '.join(sorted(formats))}\n"
-                "say what the files are with --format, or leave the source out"
-            )
+        self._refuse_barren([task.bundle for task in tasks], records)
+        for line in left_out_lines([fault for record in records for fault in record["skipped"]]):
+            self.console.print(line, markup=False, soft_wrap=True)
         return records
+
+    def _refuse_barren(self, bundles: list[Bundle], records: list[Record]) -> None:
+        """Raises UserError where all files of a source that have one format have no document in them."""
+        kinds = [(bundle.source, bundle.format) for bundle in bundles]
+        found: Counter[tuple[str, str]] = Counter()
+        for kind, record in zip(kinds, records, strict=True):
+            found[kind] += num_documents(record)
+        barren = next((kind for kind, count in found.items() if not count), None)
+        if barren is not None:
+            source, format = barren
+            self.work.remove()
+            own = (record for kind, record in zip(kinds, records, strict=True) if kind == barren)
+            faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
+            field = f", or --text-field {source}=FIELD for the field with the text" if format in FIELDED else ""
+            cure = f"say what the files are with --format {source}=FORMAT{field}; or leave them out"
+            raise UserError("\n".join([f"no document in {source}, read as {format}", *faults, cure]))
 
     def _vocabulary(self, documents: list[Record], given: Vocabulary | None) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""
@@ -195,6 +221,11 @@ class Pipeline:
             vocabulary.write(self.folder)
             self.work.finish("vocabulary", [])
         return load_vocabulary(self.folder / VOCABULARY, self.settings.cased)
+
+    def _say_vocabulary(self, vocabulary: Record) -> None:
+        """Says how large the vocabulary is, in every run, where it was made earlier too."""
+        line = vocabulary_line(self.settings.vocab_size, self.settings.vocab, vocabulary)
+        self.console.print(line, markup=False, soft_wrap=True)
 
     def _tokens(self, documents: list[Record], vocabulary: Vocabulary) -> list[Record]:
         """Cuts the sentences of all documents into pieces."""
@@ -306,34 +337,6 @@ def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> Rec
     return {"size": len(vocabulary), "sha256": vocabulary.sha256, "cased": vocabulary.cased, **extended}
 
 
-def refuse_changes(folder: Path, before: Record, now: Record) -> None:
-    """Raises UserError if a folder was begun with other settings or sources."""
-    usual = {"extend": 0, **Settings().recorded()}  # what is not set, or was no setting yet
-    then, here = ({**usual, **plan["settings"]} for plan in (before, now))
-    changes = [
-        f"  --{name.replace('_', '-')} was {then.get(name)}, now {value}"
-        for name, value in here.items()
-        if then.get(name) != value
-    ]
-    if before["sources"] != now["sources"]:
-        old, new = ({(s["source"], s["name"], s["size"]) for s in plan["sources"]} for plan in (before, now))
-        example = next(iter(sorted(old ^ new)), None)
-        changes.append(f"  --docs: {len(old ^ new)} files differ" + (f", such as {example[1]}" if example else ""))
-    if before["given_vocabulary"] != now["given_vocabulary"]:
-        changes.append("  --vocab: another vocabulary")
-    if changes:
-        raise UserError(
-            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
-            "give the same settings to continue, another --out, or remove the folder"
-        )
-
-
-def refuse_foreign(work: WorkFolder) -> None:
-    """Raises UserError if the output folder has files of somebody else: runs write into empty folders and their own."""
-    if work.out.is_dir() and any(work.out.iterdir()) and not work.path.is_dir():
-        raise UserError(f"{work.out}: holds other files already; give --out a new folder")
-
-
 def num_documents(record: Record) -> int:
     """Counts the documents that a task of the first step has read."""
     return sum(file["rows"] for file in record["files"])
@@ -356,7 +359,7 @@ def add_counts(counts: list[Record]) -> Record:
     return {name: np.array([count[name] for count in counts]).sum(axis=0).tolist() for name in counts[0]}
 
 
-def corpus_figures(documents: list[Record], tokens: list[Record], validation: int) -> Record:
+def corpus_figures(documents: list[Record], tokens: list[Record], validation: int, left_out: list[str]) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
@@ -366,6 +369,6 @@ def corpus_figures(documents: list[Record], tokens: list[Record], validation: in
         **{name: sum(record[name] for record in tokens) for name in names},
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
-        "skipped": [fault for record in documents for fault in record["skipped"]],
+        "skipped": left_out + [fault for record in documents for fault in record["skipped"]],
         "replaced": sum(record["replaced"] for record in documents),
     }

@@ -19,9 +19,12 @@ else:
     import tomli as tomllib
 
 from data_prep.common.errors import Checks, UserError
+from data_prep.common.languages import language_fault
 
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+TEXT_FIELD = "text"  # the field with the text, where nothing else is said
+REPEATED = ("docs", "format", "text_field")  # flags that may be given several times, all in place of those of a file
 NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")  # change nothing, or are in the plan in a better form
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
@@ -43,14 +46,14 @@ class Settings:
     """Output folder (default: data/<names of the sources>)."""
     config: Path | None = None
     """TOML file with any of these settings; flags come before it."""
-    format: Format | None = None
-    """Format of the files (default: found out from their content)."""
-    text_field: str = "text"
-    """Field or column with the text, in JSON lines and Parquet."""
-    language: str = "en"
-    """Language of the text, for the ends of sentences: a code such as en, de or zh."""
+    format: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Format of the files, or of those of one source as NAME=FORMAT (default: found out for each file)."""
+    text_field: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Field or column with the text, in JSON lines and Parquet, or NAME=FIELD for one source (default: text)."""
+    language: str | None = None
+    """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
     errors: Errors = "fail"
-    """What to do with what cannot be read: stop, replace bad characters, or leave the document out and list it."""
+    """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
@@ -95,6 +98,20 @@ class Settings:
         """Lists all that was given as --docs, however often the flag was given."""
         return [source for group in self.docs for source in group]
 
+    @property
+    def formats(self) -> dict[str, str]:
+        """Maps the names of sources to the formats that the user says they have; "" stands for all others."""
+        return by_source(self.format)
+
+    @property
+    def text_fields(self) -> dict[str, str]:
+        """Maps the names of sources to the fields that have their texts; "" stands for all others."""
+        return {"": TEXT_FIELD, **by_source(self.text_field)}
+
+    def text_field_of(self, source: str) -> str:
+        """Names the field or column that has the texts of a source."""
+        return self.text_fields.get(source, self.text_fields[""])
+
     def predictions(self, length: int) -> int:
         """Says how many pieces of an example of this length are masked at most."""
         if self.max_predictions:
@@ -109,7 +126,15 @@ class Settings:
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
+        for name, named in (("format", self.formats), ("text_field", self.text_fields)):
+            values[name] = named if named.keys() - {""} else named.get("")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def by_source(values: tuple[str, ...]) -> dict[str, str]:
+    """Maps the names of sources to values given as NAME=VALUE; a VALUE alone is for all others, under the name ""."""
+    parted = [value.rpartition("=") for value in values]
+    return {name: value for name, _, value in parted}
 
 
 def parse_size(text: str) -> int:
@@ -140,8 +165,9 @@ def _defaults(arguments: list[str]) -> Settings:
     if path is None:
         return Settings()
     settings = read_config(Path(path))
-    given = any(argument.partition("=")[0] == "--docs" for argument in arguments)
-    return dataclasses.replace(settings, docs=()) if given else settings
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    anew: dict[str, Any] = {name: () for name in REPEATED if f"--{name.replace('_', '-')}" in given}
+    return dataclasses.replace(settings, **anew)
 
 
 def read_config(path: Path) -> Settings:
@@ -174,9 +200,11 @@ def _typed(name: str, value: Any) -> Any:
     """Turns a value from TOML into the type of its setting; raises TypeError or ValueError where it is of another."""
     if name == "docs":
         return ((value,) if isinstance(value, str) else tuple(str(source) for source in value),)
+    if name in ("format", "text_field"):
+        return (value,) if isinstance(value, str) else tuple(str(said) for said in value)
     if name == "out":
         return Path(value)
-    default = 1 if name == "workers" else Settings.__dataclass_fields__[name].default
+    default = {"workers": 1, "language": ""}.get(name, Settings.__dataclass_fields__[name].default)
     if isinstance(default, bool) or isinstance(value, bool):
         if type(default) is not type(value):
             raise TypeError(name)
@@ -208,7 +236,13 @@ def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
     yield bool(s.sources), "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
     formats = get_args(Format)
-    yield s.format in (None, *formats), f"--format {s.format}: there is {', '.join(formats)}"
+    for said in s.format:
+        yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
+    for flag, values in (("--format", s.format), ("--text-field", s.text_field)):
+        once = len(by_source(values)) == len(values)
+        yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
+    fault = "" if s.language is None else language_fault(s.language)
+    yield not fault, f"--language {s.language}: {fault}"
 
 
 def _check_lengths(s: Settings) -> Checks:

@@ -18,7 +18,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
 from data_prep.common.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
-from data_prep.inspection.figures import figures_table
+from data_prep.inspection.figures import figures_table, warnings
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings, parse_settings
@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> int:
                 manifest = Pipeline(folder, settings, workers, console).run()
                 console.print(figures_table(manifest))
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
+                for warning in warnings(manifest):
+                    console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
     except UserError as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2

@@ -30,6 +30,7 @@ import pyarrow as pa
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
+from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -206,9 +207,13 @@ class Manifest:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself."""
+    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself.
+
+    A language that is not given makes the same shards as the one whose rules are taken for it.
+    """
     others = ("fingerprint", "versions", "vocabulary_source")
     parts = {key: value for key, value in content.items() if key not in others}
+    parts["settings"] = {**parts["settings"], "language": parts["settings"].get("language") or DEFAULT}
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.errors import DamageError
+from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
+from data_prep.common.languages import DEFAULT
 from data_prep.shards import PLAN, WORK
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
@@ -104,3 +105,40 @@ def examples_path(task: str, length: int) -> str:
 def file_records(record: Record) -> list[FileRecord]:
     """Lists the files that a task has written, without what the task tells of them besides."""
     return [FileRecord(file["path"], file["size"], file["rows"], file["sha256"]) for file in record["files"]]
+
+
+def refuse_changes(folder: Path, before: Record, now: Record) -> None:
+    """Raises UserError if a folder was begun with other settings or sources."""
+    old = {"extend": 0, **before["settings"]}
+    if now["settings"]["language"] is None and old.get("language") == DEFAULT:
+        old["language"] = None  # what earlier versions wrote where no language was given
+    changes = [
+        f"  --{name.replace('_', '-')} was {_spelled(old.get(name))}, now {_spelled(value)}"
+        for name, value in {"extend": 0, **now["settings"]}.items()
+        if old.get(name) != value
+    ]
+    if before["sources"] != now["sources"]:
+        keys = ("source", "name", "size", "format")
+        theirs, ours = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
+        names = sorted({file[1] for file in theirs ^ ours})
+        changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
+    if before["given_vocabulary"] != now["given_vocabulary"]:
+        changes.append("  --vocab: another vocabulary")
+    if changes:
+        raise UserError(
+            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
+            "give the same settings to continue, another --out, or remove the folder"
+        )
+
+
+def _spelled(value: Any) -> str:
+    """Spells the value of a setting as its user gives it."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={one}" if name else str(one) for name, one in value.items())
+    return "not given" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def refuse_foreign(work: WorkFolder) -> None:
+    """Raises UserError if the output folder has files of somebody else: runs write into empty folders and their own."""
+    if work.out.is_dir() and any(work.out.iterdir()) and not work.path.is_dir():
+        raise UserError(f"{work.out}: holds other files already; give --out a new folder")

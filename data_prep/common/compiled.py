@@ -6,18 +6,22 @@ that it calls into. So the folder that it is kept in is named after all our sour
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding
 import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PREFIX = "cloze-numba-"
+SOURCES = Path(__file__).parent.parent
 
 
 def compiled(function: Function) -> Function:
@@ -25,15 +29,20 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True)(function))
 
 
+@functools.cache
+def _version() -> str:
+    """Names what is compiled from: these sources, by this numba, for this processor."""
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
+    for path in sorted(SOURCES.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _cache_folder() -> Path:
     """Makes a folder for what this version of the sources compiles, where it may; removes those of earlier versions."""
-    here = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        digest.update(path.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    for place in (here / "__pycache__", cache):
-        folder = place / f"{PREFIX}{digest.hexdigest()[:16]}"
+    for place in (SOURCES / "__pycache__", cache):
+        folder = place / f"{PREFIX}{_version()}"
         try:
             if not folder.is_dir():
                 for old in place.glob(f"{PREFIX}*"):
@@ -43,13 +52,35 @@ def _cache_folder() -> Path:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    return Path(tempfile.mkdtemp(prefix=PREFIX))  # for this process alone
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the workers of this process too
+    return folder
 
 
-def nothing_compiled_yet() -> bool:
-    """Tells whether first calls will take seconds to compile, so that a user can be told why a run begins slowly."""
-    return not any(Path(numba.config.CACHE_DIR).rglob("*.nbi"))  # type: ignore[attr-defined, unused-ignore]
+def compiled_before(kinds: str) -> bool:
+    """Tells whether an earlier run, of this version, compiled all that it needs for these kinds of data."""
+    return _mark(kinds).exists()
+
+
+def remember_compiled(kinds: str) -> None:
+    """Notes that all is compiled for these kinds of data, where the folder for that can be written to."""
+    with suppress(OSError):
+        _mark(kinds).parent.mkdir(parents=True, exist_ok=True)
+        _mark(kinds).touch()
+
+
+def _mark(kinds: str) -> Path:
+    """Names the file that stands for all that is compiled for some kinds of data."""
+    name = hashlib.sha256(kinds.encode()).hexdigest()[:16]
+    return Path(numba.config.CACHE_DIR) / f"compiled-{_version()}-{name}"  # type: ignore[attr-defined, unused-ignore]
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined, unused-ignore]
+
+
+@compiled
+def copy_items(target, at, source, start, stop):  # type: ignore[no-untyped-def]
+    """Copies source[start:stop] to target[at:]; for compiled code, as numba takes seconds to compile such slices."""
+    for index in range(start, stop):
+        target[at + index - start] = source[index]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
+from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, mask_example
 from data_prep.examples.pairs import Plan
 from data_prep.examples.streams import draw
@@ -51,10 +51,10 @@ def finish(
     plan = draft.plan
     num_specials = 3 if pairs else 2
     sizes = (plan.a_end - plan.a_start) + (plan.b_end - plan.b_start) + num_specials
-    item = schema.field("masked").type.value_type
+    position = schema.field("masked").type.value_type.field("position").type.to_pandas_dtype()
     pieces = np.empty(sizes.sum(), schema.field("pieces").type.value_type.to_pandas_dtype())
     most = int(masking.predictions[sizes].sum())
-    positions = np.empty(most, item.field("position").type.to_pandas_dtype())
+    positions = np.empty(most, np.uint16)  # of one type, so that the loop is compiled once for all lengths
     labels = np.empty(most, pieces.dtype)
     keys = _keys(plan.state)
     order = np.argsort(keys, kind="stable")
@@ -63,7 +63,7 @@ def finish(
     )
     masked = int(masked_ends[-1]) if len(order) else 0
     random_next = plan.partner[order] >= 0
-    lists = Lists(pieces, ends), positions[:masked], Lists(labels[:masked], masked_ends)
+    lists = Lists(pieces, ends), positions[:masked].astype(position), Lists(labels[:masked], masked_ends)
     columns = boundary, random_next, corpus.first + plan.row[order], keys[order]
     counts = {
         "pieces": len(pieces),
@@ -102,13 +102,13 @@ def _assemble(order, plan, corpus, second, special, masking, pairs, pieces, posi
         example = order[index]
         start, size = at, plan.a_end[example] - plan.a_start[example]
         pieces[at] = special.cls
-        pieces[at + 1 : at + 1 + size] = corpus.pieces[plan.a_start[example] : plan.a_end[example]]
+        copy_items(pieces, at + 1, corpus.pieces, plan.a_start[example], plan.a_end[example])
         pieces[at + 1 + size] = special.sep
         at += size + 2
         boundary = at - start
         if pairs:
             size = plan.b_end[example] - plan.b_start[example]
-            pieces[at : at + size] = second[example, :size]
+            copy_items(pieces, at, second[example], 0, size)
             pieces[at + size] = special.sep
             at += size + 1
         state = plan.state[example : example + 1]

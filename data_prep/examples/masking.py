@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
+from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.streams import below, uniform
 
 
@@ -54,10 +54,21 @@ def choose_positions(state, candidates, words, wanted):
         start, end = words[order[at]], words[order[at] + 1]
         if count + end - start > wanted:
             continue
-        chosen[count : count + end - start] = candidates[start:end]
+        copy_items(chosen, count, candidates, start, end)
         count += end - start
-    candidates[:count] = chosen[:count]
+    copy_items(candidates, 0, chosen, 0, count)
     return count
+
+
+@compiled
+def sort_few(numbers, count):
+    """Sorts the first numbers of an array, by insertion: they are few, and NumPy's sort takes long to compile."""
+    for end in range(1, count):
+        number, at = numbers[end], end
+        while at and numbers[at - 1] > number:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = number
 
 
 @compiled
@@ -89,7 +100,8 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
     num_words = find_candidates(pieces, boundary, masking, candidates, words)
     wanted = min(masking.predictions[pieces.size], words[num_words])
     count = choose_positions(state, candidates, words[: num_words + 1], wanted)
-    positions[:count] = np.sort(candidates[:count])
+    sort_few(candidates, count)
+    copy_items(positions, 0, candidates, 0, count)
     for index in range(count):
         position = positions[index]
         labels[index] = pieces[position]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
+from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.streams import below, draw, heads, stream, uniform
 from data_prep.vocabulary.tokens import Corpus
 
@@ -72,7 +72,8 @@ def _with_room(columns, count):
     if count < columns.shape[1]:
         return columns
     larger = np.empty((columns.shape[0], columns.shape[1] * 2), np.int64)
-    larger[:, :count] = columns
+    for column in range(columns.shape[0]):
+        copy_items(larger[column], 0, columns[column], 0, count)
     return larger
 
 
@@ -198,4 +199,4 @@ def copy_second(chosen: Array, plan: Plan, corpus: Corpus, second: Array) -> Non
     """Copies segment B of the chosen examples, which lies in this corpus, to their rows of `second`."""
     for example in chosen:
         start, end = plan.b_start[example], plan.b_end[example]
-        second[example, : end - start] = corpus.pieces[start:end]
+        copy_items(second[example], 0, corpus.pieces, start, end)

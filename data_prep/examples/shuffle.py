@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
+from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.assembly import KEY
 from data_prep.shards import Lists, ShardSet, example_batch, map_batches, write_batches
 
@@ -91,8 +91,7 @@ def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[A
 def _scatter(values, offsets, starts, target):
     """Copies every list to its place in the target."""
     for row in range(starts.size):
-        size = offsets[row + 1] - offsets[row]
-        target[starts[row] : starts[row] + size] = values[offsets[row] : offsets[row] + size]
+        copy_items(target, starts[row], values, offsets[row], offsets[row + 1])
 
 
 def _slices(task: ShardTask) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.common.languages import RULES
 from data_prep.fetching.download import Item
 
 
@@ -16,7 +17,8 @@ class Plan:
 
     folder: Path
     items: list[Item]
-    language: str = "en"
+    language: str = ""
+    """The language of the text, where it is known."""
 
     def next_command(self) -> str:
         """Spells the command that makes shards of these files, and of no others that are in the folder."""
@@ -24,5 +26,6 @@ class Plan:
         others = [path for path in self.folder.rglob("*") if path.is_file() and path not in ours]
         visible = [path for path in others if not re.search(r"(^|/)[._]", str(path.relative_to(self.folder)))]
         docs = [f"{self.folder.absolute().name}={item.path}" for item in self.items] if visible else [str(self.folder)]
-        language = [] if self.language in ("en", "simple") else ["--language", self.language]
+        code = "en" if self.language == "simple" else self.language
+        language = ["--language", code] if code in RULES else []
         return shlex.join(["python", "data_prep/shard.py", "--docs", *docs, *language])

@@ -1,10 +1,16 @@
-"""The table of figures with which shard.py ends, so that a user sees at once what the text has become."""
+"""The figures with which shard.py ends, so that a user sees at once what the text has become, and what was decided."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
+
+FEWEST_EXAMPLES = 100
+"""How many examples of a length validation needs, about, for scores that say something."""
+LARGEST_SHARE = 0.05
+"""Which share of the text validation should have at most, since training lacks it."""
 
 
 def figures_table(manifest: dict[str, Any]) -> Table:
@@ -14,8 +20,8 @@ def figures_table(manifest: dict[str, Any]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    held_out = f"{corpus['validation_documents']:,} held out for validation"
-    table.add_row("documents", f"{corpus['documents']:,}", held_out)
+    table.add_row("documents", f"{corpus['documents']:,}")
+    table.add_row("  held out", f"{corpus['validation_documents']:,}", held_out(manifest))
     if corpus["skipped"] or corpus["empty"] or corpus["replaced"]:
         faults = (
             f"{len(corpus['skipped']):,} unreadable, {corpus['empty']:,} without text; "
@@ -31,6 +37,74 @@ def figures_table(manifest: dict[str, Any]) -> Table:
     stored, size = sum(figures["pieces"] for figures in sets), manifest["bytes"]
     table.add_row("bytes", f"{size:,}", f"{size / max(stored, 1):.2f} for each of {stored:,} pieces stored")
     return table
+
+
+def vocabulary_line(asked: int, given: str | None, vocabulary: dict[str, Any]) -> str:
+    """Says of a manifest's vocabulary how many pieces it has, and how many were asked for or where they come from."""
+    size, base = vocabulary["size"], vocabulary.get("base_size", vocabulary["size"])
+    if given is not None:
+        case = "with case and accents" if vocabulary["cased"] else "in lower case"
+        return f"vocabulary: {base:,} pieces of {given}, {case}" + (f"; {size - base:,} added" if size > base else "")
+    fewer = "" if size >= asked else "; the text is too small for more"
+    return f"vocabulary: {size:,} pieces of {asked:,} asked for{fewer}"
+
+
+def held_out(manifest: dict[str, Any]) -> str:
+    """Says which share of the text is held out for validation, and what was asked for."""
+    corpus, asked = manifest["corpus"], manifest["settings"]["validation"]
+    if not corpus["validation_documents"]:
+        return "nothing for validation" + (" (--validation 0)" if not asked else "")
+    examples = ", ".join(f"{count:,} of length {length}" for length, count in _validation_examples(manifest).items())
+    share = f"{percent(_validation_share(manifest))} of the text ({percent(asked)} asked for)"
+    return f"for validation, {share}; examples: {examples}"
+
+
+def percent(share: float) -> str:
+    """Spells a share in percent, with two digits at least."""
+    return f"{100 * share:.2g}%" if share < 0.095 else f"{100 * share:.0f}%"
+
+
+def warnings(manifest: dict[str, Any]) -> Iterator[str]:
+    """Says where validation is too small to measure a model by, or takes too much of the text, and what to do."""
+    corpus, asked = manifest["corpus"], manifest["settings"]["validation"]
+    number, total = corpus["validation_documents"], corpus["documents"]
+    if not number:
+        if asked:
+            cause = "there is one document" if total == 1 else "all documents are copies of one"
+            cure = "cut the text into several files to hold some out, or give --validation 0 if that is meant"
+            yield f"nothing is held out for validation: {cause}; {cure}"
+        return
+    share = _validation_share(manifest)
+    few = {length: count for length, count in _validation_examples(manifest).items() if count < FEWEST_EXAMPLES}
+    if few:
+        counts = ", ".join(f"{count:,} of length {length}" for length, count in few.items())
+        enough = share * 2 * FEWEST_EXAMPLES / max(1, min(few.values()))
+        cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
+        yield f"validation has few examples, so its scores will be rough: {counts}; {cure}"
+    if share > LARGEST_SHARE:
+        wanted = max(1, round(total * asked))
+        if number > wanted:
+            cause = f"{number:,} documents are held out where {wanted:,} would do, since copies of a text go together"
+            cure = "leave the copies out of the text"
+        elif asked > LARGEST_SHARE:
+            cause, cure = f"--validation {asked:g} asks for it", "a smaller share leaves more to train on"
+        else:
+            cause = f"{number:,} of {total:,} documents {'is' if number == 1 else 'are'} as large as that"
+            cure = "cut long documents into several, or take more text"
+        yield f"validation takes {percent(share)} of the text from training: {cause}; {cure}"
+
+
+def _validation_examples(manifest: dict[str, Any]) -> dict[int, int]:
+    """Counts the examples for validation, by their length."""
+    return {figures["length"]: figures["examples"] for figures in manifest["sets"] if figures["validation"]}
+
+
+def _validation_share(manifest: dict[str, Any]) -> float:
+    """Tells which share of the text is held out, by the pieces of the examples of the first length, masked once."""
+    sets = manifest["sets"]
+    first = [figures for figures in sets if figures["length"] == sets[0]["length"] and not figures["duplicate"]]
+    held_out = sum(figures["pieces"] for figures in first if figures["validation"])
+    return float(held_out / max(1, sum(figures["pieces"] for figures in first)))
 
 
 def _set_row(figures: dict[str, Any]) -> tuple[str, str, str]:

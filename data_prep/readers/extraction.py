@@ -51,7 +51,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = READERS[task.bundle.format]
-    options = Options(problems, task.text_field)
+    options = Options(problems, task.text_field, task.bundle.source)
 
     def documents() -> Iterator[Document]:
         for span in task.bundle.spans:

@@ -34,7 +34,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             options.problems.bad(f"{where}: not a JSON object on one line: {error}")
             continue
         if fault := find_fault(content, options.text_field):
-            options.problems.bad(f"{where}: {fault}", "--text-field names the field")
+            options.problems.bad(f"{where}: {fault}", _cure(content, options))
             continue
         text = options.problems.clean(content[options.text_field] or "", where)
         title = options.problems.clean(str(content.get("title") or ""), where)
@@ -55,6 +55,13 @@ def find_fault(content: Any, field: str) -> str:
     if content[field] is not None and not isinstance(content[field], str):
         return f"the field {field!r} is a {type(content[field]).__name__}, not a text"
     return ""
+
+
+def _cure(content: Any, options: Options) -> str:
+    """Says which field may have the text of such a record: the longest; nothing for what is no record."""
+    if not isinstance(content, dict):
+        return ""
+    return options.field_cure({name: len(value) for name, value in content.items() if isinstance(value, str)})
 
 
 def detect(name: str, head: bytes) -> bool:

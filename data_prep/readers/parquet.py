@@ -25,12 +25,12 @@ ROWS = 1000  # that are read at once
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the row groups of a span, which counts row groups and not bytes."""
     path = Path(span.path)
-    if _rows_are_sentences(span.path, options.text_field):
+    columns = _columns(span.path, options)
+    if columns == [options.text_field] and _rows_are_sentences(span.path, options.text_field):
         for place, batch in _batches(span, [options.text_field]):
             texts = (_text(row[options.text_field], span, where, options) for where, row in batch)
             yield Document(f"{path.name}:{place}", "", [line for text in texts for line in paragraphs(text or "", "")])
         return
-    columns = _columns(span.path, options.text_field)
     id_field = next((field for field in ID_FIELDS if field in columns), None)
     wanted = [field for field in dict.fromkeys((options.text_field, "title", id_field)) if field in columns]
     for _, batch in _batches(span, [str(field) for field in wanted]):
@@ -84,21 +84,21 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
 
 
-def _columns(path: str, text_field: str) -> list[str]:
+def _columns(path: str, options: Options) -> list[str]:
     """Names the columns of a file; raises UserError where it has none with the text."""
-    schema = _open(path).schema_arrow
+    schema, text_field = _open(path).schema_arrow, options.text_field
+    cure = options.field_cure(dict.fromkeys((field.name for field in schema if _is_text(field.type)), 1))
     if text_field not in schema.names:
-        known = ", ".join(schema.names)
-        raise UserError(f"{path}: no column {text_field!r}; there is: {known}. Name it with --text-field")
+        raise UserError(f"{path}: no column {text_field!r}; there is: {', '.join(schema.names)}\n{cure}")
     if not _is_text(kind := schema.field(text_field).type):
-        raise UserError(f"{path}: the column {text_field!r} is {kind}, not text. Name it with --text-field")
+        raise UserError(f"{path}: the column {text_field!r} is {kind}, not text\n{cure}")
     return list(schema.names)
 
 
 @functools.cache
 def _rows_are_sentences(path: str, text_field: str) -> bool:
-    """Tells whether a row is a sentence and not a document, by what is in the first rows, as nothing else tells."""
-    if _columns(path, text_field) != [text_field] or not _open(path).num_row_groups:
+    """Tells whether a row of the only column is a sentence and not a document, by what is in the first rows."""
+    if not _open(path).num_row_groups:
         return False
     _, rows = next(_batches(Span(path, 0, 1), [text_field]), ("", []))
     lines = [(row[text_field] or b"").decode(errors="replace").strip() for _, row in rows]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.common.errors import UserError
 from data_prep.settings import Errors
 
+NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 COMPRESSED = (".gz", ".bz2", ".zst")
 
 
@@ -55,7 +56,7 @@ class Problems:
                 self.num_replaced += 1
                 return data.decode(errors="replace")
             bad = data[error.start : error.start + 4].hex(" ")
-            self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", "--errors replace reads on with U+FFFD")
+            self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", NOT_UTF8)
             return None
 
     def clean(self, text: str, where: str) -> str | None:
@@ -83,6 +84,13 @@ class Options:
 
     problems: Problems
     text_field: str = "text"
+    source: str = "NAME"
+    """The name of the source, for what is said of the field."""
+
+    def field_cure(self, texts: Mapping[str, int]) -> str:
+        """Says how to name another field; `texts` has the sizes of the texts that a record has, by their fields."""
+        likely = max(texts, key=texts.__getitem__, default="FIELD")
+        return f"--text-field {self.source}={likely} names the field with the text"
 
 
 @dataclass(frozen=True)

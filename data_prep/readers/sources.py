@@ -6,17 +6,19 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
-from data_prep.readers.cutting import read_head
-from data_prep.readers.reader import COMPRESSED, Span
+from data_prep.readers.detection import BY_CONTENT, TEXTS, Found, find_format
+from data_prep.readers.foreign import Foreign
+from data_prep.readers.reader import COMPRESSED, Problems, Span
 
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
+MOST_NAMED = 5  # kinds of files that a message names
 FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20  # how many, and their sizes in bytes
 
 
@@ -33,6 +35,8 @@ class SourceFile:
     """The size of the file in bytes."""
     format: str
     """The name of the reader that reads the file."""
+    how: str = BY_CONTENT
+    """How the format was found."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,25 @@ class Bundle:
     """How much text goes into one file of documents, in bytes."""
 
 
-def find_files(arguments: list[str], format: str | None, out: Path | None = None) -> list[SourceFile]:
-    """Finds all files that the arguments name, in an order of their names alone; none of the output folder."""
-    if format is not None and format not in READERS:
-        raise UserError(f"--format {format}: unknown; there is: {', '.join(READERS)}")
-    files = [file for name, paths in group_sources(arguments) for file in _files_of(name, paths, format, out)]
+def find_files(
+    arguments: list[str],
+    formats: Mapping[str, str] | None = None,
+    out: Path | None = None,
+    problems: Problems | None = None,
+) -> list[SourceFile]:
+    """Finds all files that the arguments name, in an order of their names alone; none of the output folder.
+
+    `formats` has what the user says of the formats, by source, with "" for all others. A file of no format is an error,
+    or one of the problems where the user wants such files left out.
+    """
+    formats, groups = formats or {}, group_sources(arguments)
+    check_names("--format", formats, [name for name, _ in groups])
+    problems = problems or Problems("fail")
+    files = [
+        file
+        for name, paths in groups
+        for file in _files_of(name, paths, formats.get(name, formats.get("")), out, problems)
+    ]
     places = [os.path.realpath(file.path) for file in files]
     counts = Counter(places)
     twice = [file.path for file, place in zip(files, places, strict=True) if counts[place] > 1]
@@ -61,6 +79,16 @@ def find_files(arguments: list[str], format: str | None, out: Path | None = None
         number = sum(1 for count in counts.values() if count > 1)
         raise UserError(f"--docs: {twice[0]} is named twice ({number} such files); each text counts once")
     return files
+
+
+def check_names(flag: str, values: Mapping[str, str], sources: list[str]) -> None:
+    """Raises UserError where a flag such as --text-field NAME=FIELD names a source that is not there."""
+    for name, value in values.items():
+        if name and name not in sources:
+            raise UserError(
+                f"{flag} {name}={value}: there is no source {name}, only {', '.join(dict.fromkeys(sources))}\n"
+                "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
+            )
 
 
 def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
@@ -100,8 +128,10 @@ def _split_label(argument: str) -> tuple[str, str]:
     return "", argument
 
 
-def _files_of(name: str, arguments: list[str], format: str | None, out: Path | None) -> list[SourceFile]:
-    """Finds the files of one source, all of one format; empty files are left out."""
+def _files_of(
+    name: str, arguments: list[str], format: str | None, out: Path | None, problems: Problems
+) -> list[SourceFile]:
+    """Finds the files of one source, those of each format together; empty files are left out."""
     path = arguments[0]
     if path == demo.NAME and not os.path.exists(path):
         return [
@@ -114,32 +144,59 @@ def _files_of(name: str, arguments: list[str], format: str | None, out: Path | N
     sizes = {file: size for file in expanded if (size := _size(file))}
     if not sizes:
         raise UserError(f"--docs {path}: no file with anything in it")
-    root = path if os.path.isdir(path) else os.path.commonpath([file.parent for file in sizes])
-    kind = format or _common_format(path, list(sizes))
-    return [
-        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), size, kind)
-        for file, size in sizes.items()
+    found = _find_formats(name, path, list(sizes), format, problems)
+    root = path if os.path.isdir(path) else os.path.commonpath([file.parent.absolute() for file in sizes])
+    files = [
+        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), sizes[file], kind.format, kind.how)
+        for file, kind in found.items()
     ]
+    return sorted(files, key=lambda file: list(READERS).index(file.format))
 
 
-def _common_format(path: str, files: list[Path]) -> str:
-    """Finds the one format that all files have; raises UserError where one is of none, or of another."""
-    formats = {file: _detect(file) for file in files}
-    unknown = [file for file, format in formats.items() if format is None]
-    if unknown:
+def _find_formats(name: str, path: str, files: list[Path], format: str | None, problems: Problems) -> dict[Path, Found]:
+    """Finds the formats of the files of one source; raises UserError, or leaves files out, where one is of none."""
+    kinds = {file: find_format(file, format) for file in files}
+    found = {file: kind for file, kind in kinds.items() if isinstance(kind, Found)}
+    foreign = {file: kind for file, kind in kinds.items() if isinstance(kind, Foreign)}
+    if foreign and (problems.policy != "skip" or not found):
+        raise UserError(_foreign_message(name, path, foreign, found))
+    problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
+    texts = {kind.format: file for file, kind in reversed(list(found.items())) if kind.format in TEXTS}
+    if len(texts) > 1:
         raise UserError(
-            f"--docs {path}: the format of {len(unknown)} of {len(files)} files is not known, such as {unknown[0]}\n"
-            f"name the files to read with a glob, or say what they are with --format ({', '.join(READERS)})"
+            f"--docs {path}: some files seem to have one sentence a line (such as {texts['sentences']}), "
+            f"others paragraphs (such as {texts['text']})\n"
+            f"say how to read those of {name}: --format {name}=text or --format {name}=sentences"
         )
-    kinds = Counter(map(str, formats.values())).most_common()
-    if len(kinds) > 1:
-        found = ", ".join(f"{count} {kind}" for kind, count in kinds)
-        odd = next(file for file, format in formats.items() if format == kinds[-1][0])
-        raise UserError(
-            f"--docs {path}: files of different formats: {found} (such as {odd})\n"
-            "give each format its own --docs with a glob, or say what all are with --format"
-        )
-    return kinds[0][0]
+    return found
+
+
+def _foreign_message(name: str, path: str, foreign: Mapping[Path, Foreign], found: Mapping[Path, Found]) -> str:
+    """Says which files cannot be read, what they are, and what helps: for one of each kind, then for all."""
+    examples: dict[Foreign, Path] = {}
+    for file, kind in foreign.items():
+        examples.setdefault(kind, file)
+    counts = Counter(foreign.values())
+    lines = [f"--docs {path}: {len(foreign)} of {len(foreign) + len(found)} files cannot be read"]
+    for kind, file in list(examples.items())[:MOST_NAMED]:
+        lines.append(f"  {file}: {kind.what}" + (f" ({counts[kind]} such files)" if counts[kind] > 1 else ""))
+        lines += [f"    {kind.cure_for(file)}"] if kind.cure else []
+    lines += [f"  and {len(examples) - MOST_NAMED} other kinds of files"] if len(examples) > MOST_NAMED else []
+    if found:
+        lines.append("--errors skip leaves out what cannot be read, and lists it")
+    lines += _by_globs(path, list(found), list(foreign))
+    if any(kind.is_text for kind in foreign.values()) and all(kind.format == "text" for kind in found.values()):
+        lines.append(f"or --format {name}=text reads all of {name} as plain text")
+    return "\n".join(lines)
+
+
+def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
+    """Spells the globs that name the wanted files of a folder, where their suffixes tell them from the others."""
+    ours, theirs = ({"".join(file.suffixes[-2:]) for file in files} for files in (wanted, others))
+    if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
+        return []
+    deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
+    return ["or name what to read: --docs " + " ".join(f"'{Path(path)}/{deep}*{suffix}'" for suffix in sorted(ours))]
 
 
 def _expand(path: str) -> list[Path]:
@@ -188,13 +245,6 @@ def _refuse(error: OSError) -> NoReturn:
     """Says which file or folder cannot be read."""
     broken = " (a link to nothing)" if error.filename is not None and os.path.islink(error.filename) else ""
     raise UserError(f"--docs: {error.filename}: cannot be read: {error.strerror}{broken}") from error
-
-
-def _detect(path: Path) -> str | None:
-    """Finds the format of a file by its name and its first bytes."""
-    head = read_head(path)
-    name = path.name.lower().removesuffix(path.suffix if path.suffix in COMPRESSED else "")
-    return next((reader.name for reader in READERS.values() if reader.detect(name, head)), None)
 
 
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.compiled import compiled
+from data_prep.common.compiled import compiled, copy_items
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
@@ -187,7 +187,7 @@ def _next_word(text, at, stop, forms, word):
         at += 1
     if size == 0 and at < stop:  # at a mark or a Chinese character
         size = max(1, _ideograph(text, at, stop))
-        word[:size] = text[at : at + size]
+        copy_items(word, 0, text, at, at + size)
         at += size
     return size, at
 
@@ -200,20 +200,20 @@ def _opaque_word(text, start, stop, forms, word):
         if forms[text[at]] == FOREIGN and _ideograph(text, at, stop):
             break
         at += 1
-    word[: at - start] = text[start:at]
+    copy_items(word, 0, text, start, at)
     return at - start, at
 
 
 @compiled
 def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
     """Numbers words from `state` on until all sentences are done or the table must grow; returns its size by then."""
-    at, count, sentence = state
+    at, count, sentence = state[0], state[1], state[2]
     room = letters.size - word.size  # for another word of any size
     while sentence < sentence_ends.size:
         stop = sentence_ends[sentence]
         while at < stop:
             if num_words * 2 >= slots.size or num_words == ends.size or (num_words and ends[num_words - 1] > room):
-                state[:] = at, count, sentence
+                state[0], state[1], state[2] = at, count, sentence
                 return num_words
             size, at = _next_word(text, at, stop, forms, word)
             if size == 0:
@@ -222,7 +222,7 @@ def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_wo
             if slots[slot] < 0:
                 slots[slot] = num_words
                 end = ends[num_words - 1] if num_words else 0
-                letters[end : end + size] = word[:size]
+                copy_items(letters, end, word, 0, size)
                 ends[num_words] = end + size
                 num_words += 1
             numbers[count] = slots[slot]
@@ -230,5 +230,5 @@ def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_wo
         word_ends[sentence] = count
         at = stop
         sentence += 1
-    state[:] = at, count, sentence
+    state[0], state[1], state[2] = at, count, sentence
     return num_words

@@ -36,7 +36,7 @@ def test_a_folder_gives_its_pieces_and_its_casing(
     bert = write_bert(tmp_path / "bert", letters(cased))
     assert run(wiki, tmp_path / "out", "--vocab", str(bert)) == 0
     case = "with case and accents" if cased else "in lower case"
-    assert f"vocabulary of {bert}: {58 + 52 * cased} pieces, {case}" in capfd.readouterr().out
+    assert f"vocabulary: {58 + 52 * cased} pieces of {bert}, {case}" in capfd.readouterr().out
     assert read_vocabulary(tmp_path / "out") == letters(cased)
     content = Manifest.read(tmp_path / "out").content
     assert content["settings"]["cased"] == cased

@@ -66,7 +66,10 @@ def test_a_source_without_documents_stops_the_run(
 def test_text_without_a_single_piece_stops_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "nul.txt").write_bytes(b"\0\0\0\n\n\0\0")
     assert run(tmp_path / "nul.txt", tmp_path / "out") == 2
-    assert "no document" in capfd.readouterr().err
+    assert "nul.txt: no text but binary data" in capfd.readouterr().err
+    (tmp_path / "bell.txt").write_bytes(b"\7\7\7\n\n\7\7")
+    assert run(tmp_path / "bell.txt", tmp_path / "out") == 2
+    assert "no document has any text in it" in capfd.readouterr().err
 
 
 def peak_mb(arguments: list[str]) -> tuple[int, float]:

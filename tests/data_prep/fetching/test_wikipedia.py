@@ -39,9 +39,7 @@ def test_the_latest_wikipedia(site: Site) -> None:
     assert names(folder) == [name]
     assert (folder / name).read_bytes() == CONTENT
     assert "its sha1 is right" in result.stdout
-    assert result.stdout.endswith(
-        "\n    python data_prep/shard.py --docs data/raw/zh_min_nanwiki --language zh-min-nan\n"
-    )
+    assert result.stdout.endswith("\n    python data_prep/shard.py --docs data/raw/zh_min_nanwiki\n")
     paths = [request.path for request in site.requests]
     assert paths[0] == "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt"
     assert paths[1:] == [f"/zh_min_nanwiki/20250601/{name}"] * 2
@@ -61,12 +59,12 @@ def test_the_latest_of_a_list_with_two_dates(site: Site) -> None:
 
 def test_a_dated_wikipedia_beside_another(site: Site) -> None:
     old, new = publish(site, "enwiki", "20250501", OTHER), publish(site, "enwiki", "20250601", CONTENT)
-    assert run("wikipedia", "--mirror", site.url).stdout.endswith("--docs data/raw/enwiki\n")
+    assert run("wikipedia", "--mirror", site.url).stdout.endswith("--docs data/raw/enwiki --language en\n")
     result = run("wikipedia", "--date", "20250501", "--mirror", site.url)
     assert Path("data/raw/enwiki", old).read_bytes() == OTHER
     assert Path("data/raw/enwiki", new).read_bytes() == CONTENT
     # the folder would mean both dumps, each text twice
-    assert result.stdout.endswith(f"--docs enwiki=data/raw/enwiki/{old}\n")
+    assert result.stdout.endswith(f"--docs enwiki=data/raw/enwiki/{old} --language en\n")
 
 
 def test_a_wrong_checksum_puts_the_file_aside(site: Site) -> None:

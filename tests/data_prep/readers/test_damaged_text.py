@@ -66,7 +66,10 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
     place = f"{path}: byte {lines.index(0xE9)}" + (" of the uncompressed text" if suffix else "")
     with pytest.raises(UserError) as caught:
         read(path, "jsonl")
-    cures = "--errors replace reads on with U+FFFD; --errors skip leaves the document out and lists it"
+    cures = (
+        "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD; "
+        "--errors skip leaves the document out and lists it"
+    )
     assert str(caught.value) == f"{place}: not UTF-8 (e9 22 2c 20)\n{cures}"
     documents, problems = read(path, "jsonl", "replace")
     assert [document.passages for document in documents] == [["good"], ["caf\ufffd"], ["fine"]]

@@ -2,18 +2,78 @@
 
 from __future__ import annotations
 
+import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.reading import detected, write
+from support.reading import detected, passages, write
 
 from data_prep.common.errors import UserError
+from data_prep.readers.sources import find_files
+
+JPEG, LATIN_1 = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00", b"caf\xe9, latin-1\n" * 9
+GERMAN = "Grüße aus Köln.\n\nEs regnet, z. B. heute.\n" * 9
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\x00\x01\x02\x03", b"\xff\xfea\x00b\x00", b"caf\xe9, latin-1\n" * 9])
-def test_a_file_without_a_suffix_that_is_no_text(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(UserError, match="the format of 1 of 1 files is not known"):
-        detected(write(tmp_path / "file", content))
+@pytest.mark.parametrize("name", ["file", "file.txt"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x7fELF\x00\x01\x02\x03", "no text but binary data"),
+        (JPEG, "a JPEG image"),
+        (b"%PDF-1.7\n%\xe2\xe3", "a PDF\n    pdftotext {path} NEW.txt makes a text of it"),
+        (b"PK\x03\x04\x14", "a zip archive or a document in one (docx, odt, epub)\n    unpack it, or save it as text"),
+        (gzip.compress(GERMAN.encode()), "compressed by gzip\n    give it a name that ends in .gz"),
+        (GERMAN.encode("utf-16"), "text in UTF-16\n    iconv -f utf-16 -t utf-8 {path} > NEW.txt makes UTF-8 of it"),
+        (GERMAN.encode("utf-16-le"), "text in UTF-16\n    iconv -f utf-16le -t utf-8 {path} > NEW.txt makes"),
+        (GERMAN.encode("utf-16-be"), "text in UTF-16\n    iconv -f utf-16be -t utf-8 {path} > NEW.txt makes"),
+    ],
+)
+def test_a_file_that_is_no_text_whatever_its_name(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = write(tmp_path / name, content)
+    for formats in ({}, {"": "text"}):
+        with pytest.raises(UserError) as caught:
+            find_files([str(path)], formats)
+        start = f"--docs {path}: 1 of 1 files cannot be read\n  {path}: {message.format(path=path)}"
+        assert str(caught.value).startswith(start)
+
+
+def test_text_with_a_stray_zero_is_text(tmp_path: Path) -> None:
+    assert detected(write(tmp_path / "a.txt", b"A book, in\nlines.\n\n" * 50 + b"\0")) == "text"
+
+
+def test_a_cure_for_utf_16_cures_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", GERMAN.encode("utf-16"))
+    with pytest.raises(UserError) as caught:
+        detected(path)
+    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
+    subprocess.run(cure, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "NEW.txt").read_text() == GERMAN
+
+
+def test_a_cure_for_csv_cures_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'id,text\n1,"A word, and\nanother."\n')
+    with pytest.raises(UserError, match="a table as CSV") as caught:
+        detected(path)
+    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
+    subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    assert passages(tmp_path / "NEW.parquet", "parquet") == [["A word, and", "another."]]
+
+
+def test_a_cure_for_a_list_of_json_cures_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", '[{"text": "Grüße."},\n {"text": "Two."}]')
+    with pytest.raises(UserError, match="one list of JSON") as caught:
+        detected(path)
+    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
+    subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    assert passages(tmp_path / "NEW.jsonl", "jsonl") == [["Grüße."], ["Two."]]
+
+
+def test_a_file_without_a_suffix_that_is_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}/file: of no format that is known"):
+        detected(write(tmp_path / "file", LATIN_1))
 
 
 @pytest.mark.parametrize(
@@ -32,14 +92,15 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, f
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "what"),
     [
-        ("a.csv", "id,text\n1,word\n"),
-        ("a.json", '[{"text": "x"}]'),
-        ("a.html", "<html>text</html>"),
-        ("a.py", "x = 1\n"),
+        ("a.csv", "id,text\n1,word\n", "a table as CSV"),
+        ("a.json", '[{"text": "x"}]', "one list of JSON"),
+        ("a.jsonl", '["x"]\n["y"]\n', "JSON lines that are lists"),
+        ("a.html", "<html>text</html>", "a web page"),
+        ("a.py", "x = 1\n", "of no format that is known"),
     ],
 )
-def test_other_formats_are_not_guessed_at(tmp_path: Path, name: str, content: str) -> None:
-    with pytest.raises(UserError, match=rf"the format of 1 of 1 files is not known, such as .*{name}"):
+def test_other_formats_are_not_guessed_at(tmp_path: Path, name: str, content: str, what: str) -> None:
+    with pytest.raises(UserError, match=rf"1 of 1 files cannot be read\n  .*{name}: {what}"):
         detected(write(tmp_path / name, content))

@@ -50,7 +50,10 @@ def test_json_lines_in_another_field_and_packed(tmp_path: Path, suffix: str) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"body": "x", "id": 1}', "no field 'text'; there is: body, id\n--text-field names the field; "),
+        (
+            '{"body": "x", "id": 1}',
+            "no field 'text'; there is: body, id\n--text-field NAME=body names the field with the text; ",
+        ),
         ("{}", "no field 'text'; there is: none\n"),
         ('["x"]', "a JSON list; each line must be an object with a field 'text'\n"),
         ("3", "a JSON int; each line must be an object"),

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -17,11 +18,13 @@ import pytest
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, sources
+from data_prep.readers.detection import AS_SAID, BY_CONTENT, BY_NAME
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
 from data_prep.settings import Format
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
+SENTENCES = "This is one.\nThis is two.\n\nThis is three.\nThis is four.\n"
 JSON = '{"text": "One."}\n{"text": "Two."}\n'
 
 
@@ -35,12 +38,14 @@ def fill(folder: Path, **files: str | bytes) -> Path:
 
 
 def names(*arguments: object, format: str | None = None) -> list[str]:
-    return [file.name for file in find_files([str(argument) for argument in arguments], format)]
+    return [
+        file.name for file in find_files([str(argument) for argument in arguments], {"": format} if format else None)
+    ]
 
 
 def message(*arguments: object, format: str | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        find_files([str(argument) for argument in arguments], format)
+        find_files([str(argument) for argument in arguments], {"": format} if format else None)
     return str(caught.value)
 
 
@@ -155,7 +160,7 @@ def test_files_of_each_format(tmp_path: Path) -> None:
         "x.jsonl.gz": "jsonl",
         "x.parquet": "parquet",
     }
-    assert {file.format for file in find_files([str(tmp_path / "?.txt")], "text")} == {"text"}
+    assert {file.format for file in find_files([str(tmp_path / "?.txt")], {"": "text"})} == {"text"}
 
 
 def test_the_demo() -> None:
@@ -185,39 +190,93 @@ def test_folders_with_nothing_in_them(tmp_path: Path) -> None:
     assert message(tmp_path / "y/a.txt") == f"--docs {tmp_path}/y/a.txt: no file with anything in it"
 
 
-def test_a_folder_of_the_wrong_format(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "x", a_dot_csv="id,text\n1,a\n", b_dot_png=b"\x89PNG\r\n\x1a\n\x00\xff", c_dot_txt=TEXT)
-    assert message(folder) == (
-        f"--docs {folder}: the format of 2 of 3 files is not known, such as {folder}/a.csv\n"
-        "name the files to read with a glob, or say what they are with --format "
-        "(mediawiki, wikiextractor, parquet, jsonl, sentences, text, demo)"
-    )
-    assert names(folder / "*.txt") == ["c.txt"]
-    assert len(names(folder, format="text")) == 3
-
-
-def test_files_of_different_formats(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "x", a_dot_jsonl=JSON, b_dot_jsonl=JSON, c_dot_txt=TEXT)
-    assert message(folder) == (
-        f"--docs {folder}: files of different formats: 2 jsonl, 1 text (such as {folder}/c.txt)\n"
-        "give each format its own --docs with a glob, or say what all are with --format"
-    )
-    assert [file.format for file in find_files([f"{folder}/*.jsonl", f"{folder}/*.txt"], None)] == [
-        "jsonl",
-        "jsonl",
-        "text",
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n\x00\xff"
+    folder = fill(tmp_path / "x", a_dot_csv="id,text\n1,a\n", b_dot_png=png, d_dot_png=png, c_dot_txt=TEXT)
+    lines = message(folder).split("\n")
+    assert lines[0] == f"--docs {folder}: 3 of 4 files cannot be read"
+    assert lines[1] == f"  {folder}/a.csv: a table as CSV"
+    assert lines[3:] == [
+        f"  {folder}/b.png: a PNG image (2 such files)",
+        "--errors skip leaves out what cannot be read, and lists it",
+        f"or name what to read: --docs '{folder}/*.txt'",
+        "or --format x=text reads all of x as plain text",
     ]
+
+
+def test_each_way_out_that_the_message_names_is_one(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", y__c_dot_txt=TEXT, d_dot_jsonl=JSON, b_dot_jpg=b"\xff\xd8\xff\xe0")
+    said = message(folder)
+    globs = shlex.split(said[said.index("--docs '") :])[1:]
+    assert [name.removeprefix("y/") for name in names(*globs)] == ["d.jsonl", "c.txt"]
+    problems = Problems("skip")
+    assert [file.name for file in find_files([str(folder)], {}, None, problems)] == ["d.jsonl", "y/c.txt"]
+    assert problems.skipped == [f"{folder}/b.jpg: a JPEG image"]
+    assert "--format" not in said  # which would have the JSON lines read as text
+    (folder / "b.txt").write_bytes(b"%PDF-1.4")
+    assert "--docs '" not in message(folder)  # since no glob tells the texts from it
+
+
+def test_nothing_is_left_of_a_folder_of_images(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_jpg=b"\xff\xd8\xff\xe0", b_dot_jpg=b"\xff\xd8\xff\xe0")
+    with pytest.raises(UserError) as caught:
+        find_files([str(folder)], {}, None, Problems("skip"))
+    assert str(caught.value) == (
+        f"--docs {folder}: 2 of 2 files cannot be read\n  {folder}/a.jpg: a JPEG image (2 such files)"
+    )
+
+
+def test_each_file_of_a_source_is_read_by_its_own_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=TEXT, b_dot_jsonl=JSON, c_dot_md=TEXT, d_dot_jsonl=JSON, e=TEXT)
+    expected = [
+        ("x", "b.jsonl", "jsonl", BY_CONTENT),
+        ("x", "d.jsonl", "jsonl", BY_CONTENT),
+        ("x", "a.txt", "text", BY_NAME),
+        ("x", "c.md", "text", BY_NAME),
+        ("x", "e", "text", BY_CONTENT),
+    ]
+    shell = [str(path) for path in sorted(folder.glob("*.txt")) + sorted(folder.glob("*.jsonl"))]
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["x"], ["x/*"], ["x/*.jsonl", "x/*.txt", "x/*.md", "x/e"], [*shell, "x/c.md", "x/e"]):
+        files = find_files(arguments, {})
+        assert sorted((f.source, f.name, f.format, f.how) for f in files if f.source == "x") == sorted(
+            row for row in expected if row[1] in {f.name for f in files if f.source == "x"}
+        )
+    assert [(f.source, f.name, f.format, f.how) for f in find_files(["x"], {})] == expected
+    assert [bundle.format for bundle in make_bundles(find_files(["x"], {}))] == ["jsonl", "text"]
+
+
+def test_the_format_of_one_source(tmp_path: Path) -> None:
+    fill(tmp_path, lines_dot_txt=SENTENCES, more__a_dot_txt=SENTENCES, more__b_dot_jsonl=JSON)
+    arguments = [str(tmp_path / "lines.txt"), str(tmp_path / "more")]
+    found = [(file.source, file.format, file.how) for file in find_files(arguments, {"more": "text"})]
+    assert found == [
+        ("lines", "sentences", BY_CONTENT),
+        ("more", "jsonl", BY_CONTENT),  # nobody wants JSON read as text
+        ("more", "text", AS_SAID),
+    ]
+    assert {file.format for file in find_files(arguments, {"more": "text", "": "text"})} == {"jsonl", "text"}
+    with pytest.raises(UserError) as caught:
+        find_files(arguments, {"mroe": "text"})
+    assert str(caught.value) == (
+        "--format mroe=text: there is no source mroe, only lines, more\n"
+        "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
+    )
+
+
+def test_texts_of_which_some_look_like_sentences_are_not_guessed_at(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_jsonl=JSON)
+    assert message(folder) == (
+        f"--docs {folder}: some files seem to have one sentence a line (such as {folder}/a.txt), "
+        f"others paragraphs (such as {folder}/b.txt)\n"
+        "say how to read those of x: --format x=text or --format x=sentences"
+    )
+    for format in ("text", "sentences"):
+        assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format]
 
 
 def test_the_formats_of_the_settings_are_those_of_the_readers() -> None:
     assert tuple(READERS) == get_args(Format)
-
-
-def test_an_unknown_format(tmp_path: Path) -> None:
-    fill(tmp_path, a_dot_txt=TEXT)
-    assert message(tmp_path, format="word") == (
-        "--format word: unknown; there is: mediawiki, wikiextractor, parquet, jsonl, sentences, text, demo"
-    )
 
 
 def test_files_that_are_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +341,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     fill(tmp_path, a_dot_txt_dot_gz=gzip.compress(os.urandom(9999))[:200])
-    assert message(tmp_path).startswith(f"{tmp_path}/a.txt.gz: truncated or damaged .gz: ")
+    assert f"\n  {tmp_path}/a.txt.gz: truncated or damaged .gz" in message(tmp_path)
 
 
 # Bundles

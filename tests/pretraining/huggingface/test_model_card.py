@@ -63,7 +63,6 @@ def test_the_hub_reads_what_it_wants_to_know(shape: Shape, provenance: Provenanc
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "fill-mask"],
-        "language": "en",
         "license": "cc-by-sa-4.0",
         "base_model": "somebody/bert-base",
     }

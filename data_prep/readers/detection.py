@@ -1,0 +1,50 @@
+"""Finds the format of a file by its name and its first bytes, or says what the file is that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.common.errors import UserError
+from data_prep.readers import READERS
+from data_prep.readers.books import SUFFIXES
+from data_prep.readers.cutting import read_head
+from data_prep.readers.foreign import Foreign, not_text, unknown_text
+from data_prep.readers.reader import COMPRESSED
+
+TEXTS = ("sentences", "text")
+"""Formats that are told by how a text looks, so that one may be taken for the other."""
+BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
+NO_NAME = b"\x00"  # the beginning of a file that only its name can make a text
+
+
+class Found(NamedTuple):
+    """The format of a file."""
+
+    format: str
+    """The name of the reader that reads the file."""
+    how: str
+    """How the format was found: `BY_CONTENT`, `BY_NAME` or `AS_SAID`."""
+
+
+def find_format(path: Path, said: str | None) -> Found | Foreign:
+    """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read.
+
+    A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
+    """
+    try:
+        head = read_head(path)
+    except UserError as error:
+        if path.suffix not in COMPRESSED or isinstance(error.__cause__, PermissionError):
+            raise
+        return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
+    name = path.name.lower().removesuffix(path.suffix.lower() if path.suffix in COMPRESSED else "")
+    reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
+    is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
+    if said is not None and not (said in TEXTS and is_record):
+        return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
+    if (reader is None or reader.name in TEXTS) and (foreign := not_text(head)):
+        return foreign
+    if reader is None:
+        return unknown_text(name, head)
+    return Found(reader.name, BY_NAME if reader.detect(name, NO_NAME) else BY_CONTENT)

@@ -1,0 +1,78 @@
+"""Tells what a file is that none of our readers reads, and what its owner can do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Foreign(NamedTuple):
+    """A kind of file that is not read as it is."""
+
+    what: str
+    """What the file is, as its owner would call it."""
+    cure: str = ""
+    """What turns it into something that is read; nothing where it holds no text."""
+    is_text: bool = False
+    """Whether it can be read as plain text, if its owner wants that."""
+
+    def cure_for(self, file: Path) -> str:
+        """Spells the cure for one such file, as its owner may type it."""
+        return self.cure.replace("FILE", str(file))
+
+
+SIGNATURES = {
+    b"\xff\xd8\xff": Foreign("a JPEG image"),
+    b"\x89PNG": Foreign("a PNG image"),
+    b"GIF8": Foreign("a GIF image"),
+    b"%PDF-": Foreign("a PDF", "pdftotext FILE NEW.txt makes a text of it"),
+    b"{\\rtf": Foreign("a document in RTF", "save it as plain text in UTF-8"),
+    b"\xd0\xcf\x11\xe0": Foreign("an Office document", "save it as plain text in UTF-8"),
+    b"PK\x03\x04": Foreign("a zip archive or a document in one (docx, odt, epub)", "unpack it, or save it as text"),
+    b"\x1f\x8b": Foreign("compressed by gzip", "give it a name that ends in .gz"),
+    b"BZh": Foreign("compressed by bzip2", "give it a name that ends in .bz2"),
+    b"\x28\xb5\x2f\xfd": Foreign("compressed by Zstandard", "give it a name that ends in .zst"),
+    b"\xfd7zXZ": Foreign("compressed by xz", "unpack it with xz -d"),
+    b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+}
+"""What a file is, by its first bytes."""
+UTF_16 = {
+    0: Foreign("text in UTF-16", "iconv -f utf-16be -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+    1: Foreign("text in UTF-16", "iconv -f utf-16le -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
+}
+"""Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
+BINARY = Foreign("no text but binary data")
+PARQUET = "import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('FILE'), 'NEW.parquet')"
+JSON_LINES = "import json; [print(json.dumps(record)) for record in json.load(open('FILE'))]"
+BY_NAME = {
+    (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" makes Parquet of it'),
+    (".tsv",): Foreign("a table with tabs", "save it as Parquet, or as JSON lines"),
+    (".html", ".htm", ".xhtml"): Foreign("a web page", "save it as plain text"),
+    (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
+}
+"""What a file with text in it is, by its name in small letters."""
+MOST_ZEROS = 0.01  # of the bytes of a text; where there are a few, they are dropped as BERT drops control characters
+
+
+def not_text(head: bytes) -> Foreign | None:
+    """Tells what a file is that cannot be read as text, by its first bytes; None where it can."""
+    known = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
+    if known or head.count(0) <= MOST_ZEROS * len(head):
+        return known
+    zeros = [head[first::2].count(0) for first in (0, 1)]
+    if max(zeros) > 0.4 * len(head) and 20 * min(zeros) < max(zeros):
+        return UTF_16[int(zeros[1] > zeros[0])]
+    return BINARY
+
+
+def unknown_text(name: str, head: bytes) -> Foreign:
+    """Tells what a file is that is text, perhaps, but in no format that is read."""
+    kind = next((kind for suffixes, kind in BY_NAME.items() if name.endswith(suffixes)), None)
+    if kind:
+        return kind._replace(is_text=True)
+    if head.lstrip().startswith(b"["):
+        if name.endswith(".jsonl"):
+            return Foreign("JSON lines that are lists", "each line must be an object with its text in a field")
+        return Foreign("one list of JSON", f'python -c "{JSON_LINES}" > NEW.jsonl makes JSON lines of it')
+    return Foreign("of no format that is known", is_text=True)

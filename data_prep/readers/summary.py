@@ -1,0 +1,48 @@
+"""Says what was found to read, before anything is read: a line for every source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from data_prep.common.languages import language_label
+from data_prep.readers import READERS
+from data_prep.readers.sources import SourceFile
+from data_prep.settings import Settings
+
+FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
+MOST_LISTED = 10  # files left out that are named; the manifest names all
+
+
+def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[str]:
+    """Spells for every source how many files of which formats it has, how those were found, and its language."""
+    for name in dict.fromkeys(file.source for file in files):
+        own = [file for file in files if file.source == name]
+        kinds = Counter((file.format, file.how) for file in own)
+        formats = ", ".join(
+            (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({_details(name, format, how, settings)})"
+            for (format, how), count in kinds.items()
+        )
+        unsplit = all(READERS[file.format].has_sentences for file in own)
+        sentences = "a sentence a line" if unsplit else language_label(settings.language)
+        size = _size(sum(file.size for file in own))
+        yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size}: {formats}; {sentences}"
+
+
+def left_out_lines(skipped: Sequence[str]) -> Iterator[str]:
+    """Names what --errors skip left out, the first of it where it is much."""
+    yield from (f"left out: {fault}" for fault in skipped[:MOST_LISTED])
+    if len(skipped) > MOST_LISTED:
+        yield f"left out: {len(skipped) - MOST_LISTED:,} more, which manifest.json lists"
+
+
+def _size(number: int) -> str:
+    """Spells a number of bytes in a unit that fits it."""
+    return f"{number:,} bytes" if number < 10_000 else f"{number / 1e6:,.2f} MB"
+
+
+def _details(source: str, format: str, how: str, settings: Settings) -> str:
+    """Says how a format was found, and in which field its records have their text."""
+    if format not in FIELDED:
+        return how
+    return f"{how}, text in {settings.text_field_of(source)!r}"

@@ -1,0 +1,271 @@
+"""shard.py says what it found and decided, warns of what is likely not meant, and its cures cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import sentence
+from support.sharding import SETTINGS, command, run, tree
+
+from data_prep import shard
+from data_prep.shards import Manifest
+
+JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" * 20
+
+
+def text(seed: int, sentences: int = 20) -> str:
+    draw = random.Random(seed)
+    return " ".join(sentence(draw) for _ in range(sentences))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with a newcomer's own text in four formats, with the text in a field of another name."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    posts = [{"body": text(number), "headline": "A post", "n": number} for number in range(60)]
+    (folder / "posts.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
+    pq.write_table(pa.table({"body": [text(100 + number) for number in range(60)]}), folder / "more.parquet")
+    (folder / "book.txt").write_text("\n\n".join(text(200 + number) for number in range(30)))
+    (folder / "notes.md").write_text(f"# Notes\n\n{text(300)}\n\n- {text(301)}\n")
+    return folder
+
+
+def said(capfd: pytest.CaptureFixture[str], docs: Path | str, out: Path, *more: str, code: int = 0) -> str:
+    """What a run prints, to its output or as its error."""
+    capfd.readouterr()
+    assert run(Path(docs), out, *more) == code
+    captured = capfd.readouterr()
+    return captured.err if code else captured.out
+
+
+# What is read
+
+
+def test_a_line_for_each_source_in_every_run(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        f"mine: 4 files, {sum(path.stat().st_size for path in mine.iterdir()) / 1e6:.2f} MB: "
+        "1 parquet (by content, text in 'body'), 1 jsonl (by content, text in 'body'), 2 text (by name); "
+        "sentences as in German\n"
+    )
+    flags = ["--text-field", "body", "--language", "de"]
+    assert said(capfd, mine, tmp_path / "out", *flags).startswith(lines)
+    again = said(capfd, mine, tmp_path / "out", *flags)
+    assert again.startswith(lines)
+    assert "vocabulary: " in again
+    assert "held out" in again
+    assert "warning: " in again
+
+
+def test_fields_and_formats_by_source(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"content": ["One text. It is short."] * 9, "id": range(9)}), mine / "more.parquet")
+    docs = [f"posts={mine}/posts.jsonl", f"more={mine}/more.parquet", f"{mine}/book.txt"]
+    flags = ["--text-field", "posts=body", "--text-field", "content", "--format", "book=sentences"]
+    assert shard.main(["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS, *flags]) == 0
+    lines = capfd.readouterr().out.splitlines()[:3]
+    assert [line.split(": ")[-1].partition(";")[0] for line in lines] == [
+        "jsonl (by content, text in 'body')",
+        "parquet (by content, text in 'content')",
+        "sentences (as --format says)",
+    ]
+    assert lines[2].endswith("; a sentence a line")
+    settings = Manifest.read(tmp_path / "out").content["settings"]
+    assert settings["text_field"] == {"": "content", "posts": "body"}
+    assert settings["format"] == {"book": "sentences"}
+
+
+def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'docs = ["{mine}"]\ntext-field = ["mine=body"]\nformat = "text"\n')
+    arguments = ["--config", str(config), "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS]
+    assert shard.main([*arguments, "--text-field", "mine=headline"]) == 2  # flags come before the file
+    assert shard.main(arguments) == 0
+    settings = Manifest.read(tmp_path / "out").content["settings"]
+    assert (settings["text_field"], settings["format"]) == ({"": "text", "mine": "body"}, "text")
+
+
+@pytest.mark.parametrize("name", ["posts.jsonl", "more.parquet"])
+def test_the_flag_for_a_missing_field_finds_it(
+    name: str, mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = said(capfd, f"some={mine / name}", tmp_path / "out", code=2)
+    assert "'text'; there is: body" in message
+    flag = shlex.split(message[message.index("--text-field") :])[:2]
+    assert flag == ["--text-field", "some=body"]
+    assert run(Path(f"some={mine / name}"), tmp_path / "out", *flag) == 0
+
+
+def test_a_wrong_field_is_no_text_to_skip(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where all of a format is left out, though the source has other documents, it is an error."""
+    (mine / "more.parquet").unlink()
+    message = said(capfd, mine, tmp_path / "out", "--errors", "skip", code=2)
+    assert message.startswith(f"error: no document in mine, read as jsonl\n  left out: {mine}/posts.jsonl: byte 0: no")
+    assert "--text-field mine=FIELD" in message
+
+
+def test_a_source_that_is_not_there(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for flag in (["--text-field", "mien=body"], ["--format", "mien=text"]):
+        message = said(capfd, mine, tmp_path / "out", *flag, code=2)
+        assert f"{' '.join(flag)}: there is no source mien, only mine\n" in message
+    assert "--text-field a b: once for" in said(
+        capfd, mine, tmp_path / "out", "--text-field", "a", "--text-field", "b", code=2
+    )
+    assert "--format mine=word: there is mediawiki" in said(
+        capfd, mine, tmp_path / "out", "--format", "mine=word", code=2
+    )
+
+
+def test_an_image_among_texts_is_named_and_can_be_left_out(
+    mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (mine / "photo.jpg").write_bytes(JPEG)
+    message = said(capfd, mine, tmp_path / "out", "--text-field", "body", code=2)
+    assert f"{mine}/photo.jpg: a JPEG image" in message
+    assert "--errors skip" in message
+    output = said(capfd, mine, tmp_path / "out", "--text-field", "body", "--errors", "skip")
+    assert f"left out: {mine}/photo.jpg: a JPEG image\n" in output
+    manifest = Manifest.read(tmp_path / "out").content
+    assert manifest["corpus"]["skipped"] == [f"{mine}/photo.jpg: a JPEG image"]
+    assert "photo.jpg" not in {source["name"] for source in manifest["sources"]}
+    globs = shlex.split(message[message.index("--docs '") :])
+    arguments = [*globs, "--text-field", "body", "--out", str(tmp_path / "globs"), "--workers", "1", *SETTINGS]
+    assert shard.main(arguments) == 0
+    by_glob = Manifest.read(tmp_path / "globs").content["sources"]
+    assert sorted(map(str, by_glob)) == sorted(map(str, manifest["sources"]))
+
+
+def test_two_workers_write_the_same_bytes_of_several_formats(mine: Path, tmp_path: Path) -> None:
+    for workers in ("1", "2"):
+        flags = ["--text-field", "body", "--workers", workers]
+        subprocess.run(command(mine, tmp_path / workers, *flags), check=True, capture_output=True)
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+
+
+def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tag.txt"
+    path.write_text("Dr. Huber kam z. B. zu Fuß. Er hatte usw. Prof. Meier dabei.\n\n" * 20)
+    assert "sentences as in German\n" in said(capfd, path, tmp_path / "de", "--language", "de")
+    assert "sentences as in English (no --language)\n" in said(capfd, path, tmp_path / "en")
+    german, english = (Manifest.read(tmp_path / name).content for name in ("de", "en"))
+    assert (german["settings"]["language"], english["settings"]["language"]) == ("de", None)
+    assert german["corpus"]["sentences"] == 40
+    assert english["corpus"]["sentences"] > 40
+
+
+def test_a_language_that_is_not_given_makes_the_shards_of_english(wiki: Path, tmp_path: Path) -> None:
+    assert run(wiki, tmp_path / "en", "--language", "en") == run(wiki, tmp_path / "none") == 0
+    english, none = (Manifest.read(tmp_path / name) for name in ("en", "none"))
+    assert english.fingerprint == none.fingerprint
+    assert none.content["settings"]["language"] is None
+    assert run(wiki, tmp_path / "en") == 0  # as earlier versions recorded it
+    assert run(wiki, tmp_path / "none", "--language", "en") == 2
+
+
+@pytest.mark.parametrize("code", ["german", "DE", "de_DE", "deutsch", "ger"])
+def test_an_unknown_language_is_refused(
+    code: str, wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = said(capfd, wiki, tmp_path / "out", "--language", code, code=2)
+    assert f"--language {code}: no language of this code" in message
+    assert ("did you mean de?" in message) == (code != "ger")
+    assert "de German" in message
+
+
+# What is decided
+
+
+def test_the_vocabulary_asked_for_and_got(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small = said(capfd, wiki, tmp_path / "small")
+    size = Manifest.read(tmp_path / "small").vocabulary_size
+    assert size < 300
+    assert f"vocabulary: {size} pieces of 300 asked for; the text is too small for more\n" in small
+    assert "vocabulary: 150 pieces of 150 asked for\n" in said(capfd, wiki, tmp_path / "a", "--vocab-size", "150")
+    given = tmp_path / "a" / "vocab.txt"
+    assert f"vocabulary: 150 pieces, of {given}\n" in said(capfd, wiki, tmp_path / "b", "--vocab", str(given))
+
+
+def table_row(output: str, name: str) -> str:
+    return " ".join(next(line for line in output.splitlines() if line.strip().startswith(name)).split())
+
+
+def test_what_is_held_out(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = said(capfd, wiki, tmp_path / "out", "--validation", "0.04")
+    sets = {(s["length"], s["validation"]): s for s in Manifest.read(tmp_path / "out").content["sets"]}
+    share = sets[32, True]["pieces"] / (sets[32, True]["pieces"] + sets[32, False]["pieces"])
+    assert 0.02 < share < 0.08
+    examples = ", ".join(f"{sets[length, True]['examples']} of length {length}" for length in (32, 64))
+    assert table_row(output, "held out") == (
+        f"held out 8 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
+    )
+    assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
+
+
+def test_enough_is_held_out_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(json.dumps({"text": text(number, 40)}) + "\n" for number in range(400))
+    (tmp_path / "x.jsonl").write_text(lines)
+    few = said(capfd, tmp_path / "x.jsonl", tmp_path / "few", "--validation", "0.0025")
+    enough = few.partition("; --validation ")[2].partition(" holds out enough")[0]
+    assert "warning: " not in said(capfd, tmp_path / "x.jsonl", tmp_path / "out", "--validation", enough)
+
+
+def test_copies_of_what_is_held_out_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = [text(1), text(2), text(3)] * 20
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    output = said(capfd, tmp_path / "x.jsonl", tmp_path / "out")
+    assert table_row(output, "held out").startswith("held out 20 ")
+    assert "20 documents are held out where 1 would do, since copies of a text go together" in output
+    assert "% of the text from training" in output
+
+
+def test_a_large_document_held_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").mkdir()
+    for number in range(3):
+        (tmp_path / "x" / f"{number}.txt").write_text("\n\n".join(text(10 * number + n) for n in range(9)))
+    output = said(capfd, tmp_path / "x", tmp_path / "out")
+    assert "of the text from training: 1 of 3 documents is as large as that; cut long documents" in output
+
+
+def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    none = said(capfd, wiki, tmp_path / "none", "--validation", "0")
+    assert table_row(none, "held out") == "held out 0 nothing for validation (--validation 0)"
+    assert "warning" not in none
+    one = said(capfd, mine / "book.txt", tmp_path / "one")
+    assert table_row(one, "held out") == "held out 0 nothing for validation"
+    assert "warning: nothing is held out for validation: there is one document; cut the text into several" in one
+
+
+# What takes time
+
+
+@pytest.mark.slow
+def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+
+    def prepare(name: str) -> str:
+        more = ["--workers", "2", "--vocab-size", "600"]
+        done = subprocess.run(
+            command(wiki, tmp_path / name, *more), env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    from_main = "import sys; from data_prep.examples.rehearsal import rehearse; from data_prep.settings import *; "
+    from_main += "from rich.console import Console; s = Settings(lengths=(32, 64)); "
+    from_main += "[rehearse(s, size, Console()) for size in (600, 229)]"
+    first = subprocess.run(
+        [sys.executable, "-c", from_main], env=environment, capture_output=True, text=True, check=True
+    )
+    assert first.stdout.count("compiling, once") == 2  # vocabularies of so many pieces are stored in other types
+    before = set(cache.rglob("*.nbc"))
+    assert before
+    assert "compiling" not in prepare("out")
+    assert set(cache.rglob("*.nbc")) == before
