@@ -63,8 +63,8 @@ RELATED = {
 """The languages whose sentences are found by the rules of a relative."""
 OTHERS = (
     "aa af ak as az be bi bo br bs ch cr cu cy dv dz ee en-gb eo et eu fa ff fj fo fy ga gd gv ha he ho hr hu hz ia id "
-    "ie ig ii ik io is iu jv ka kg ki kj km ko kr ks ku kw ky la lg lo lt lu lv mh mi mk mn ms mt na nb nd ne ng nn no nr "
-    "nv ny oj om or pi ps rn ro rw sc sco sd se sh si sl sm sn so sq sr ss st su sv sw tg th ti tk tl tn to tr "
+    "ie ig ii ik io is iu jv ka kg ki kj km ko kr ks ku kw ky la lg lo lt lu lv mh mi mk mn ms mt na nb nd ne ng nn no "
+    "nr nv ny oj om or pi ps rn ro rw sc sco sd se sh si sl sm sn so sq sr ss st su sv sw tg th ti tk tl tn to tr "
     "ts tw ug ur uz ve vi vo xh yi yo za zh zh-hans zh-hant zu"
 )
 """The languages without rules: their sentences end at the full stops of all scripts, but for English abbreviations."""
