@@ -19,8 +19,7 @@ DROPOUT = ("dropout", "attention_dropout")
 """Numbers of a shape that its weights do not depend on."""
 NOT_IN_RECIPES = {
     "vocabulary": "pieces of the vocabulary",
-    "segments": "segments of the model",
-    "epsilon": "epsilon of the layer norms",
+    "next_sentence": "the head for next sentences",
 }
 """What messages call the numbers of a shape that no recipe says; the others have their names there, `model.hidden`."""
 

@@ -28,6 +28,7 @@ STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # those that ask a run to save and stop
 PATIENCE = timedelta(hours=2)  # longer than any wait that `Watch` allows
 ECHO_SECONDS = 0.5  # a signal so soon after a Ctrl-C is the same key press, passed on by a launcher
+QUESTION_SECONDS = 0.5  # how long ranks go on within a step before they ask one another whether to stop
 STOPPING = "\nstopping after this step, and saving; press Ctrl-C again to end at once"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -77,6 +78,7 @@ class Control:
         self._before: dict[int, Any] = {}
         self._last: float | None = None
         self._longest = 0.0
+        self._questions, self._apart, self._voted_at = 0, QUESTION_SECONDS, time.monotonic()
 
     def __enter__(self) -> Control:
         self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
@@ -127,15 +129,26 @@ class Control:
         return self._vote(max(self._asked, limit, Decision.WRONG if wrong else Decision.GO_ON))
 
     def asked_anywhere(self) -> bool:
-        """Whether any rank has heard a signal, so that all break off what they do and save; all call it together."""
-        return self._vote(self._asked) != Decision.GO_ON
+        """Whether any rank has heard a signal, so that all break off what they do and save; all ask it together.
+
+        They vote about once in `QUESTION_SECONDS`, and not each time: with many ranks a vote takes milliseconds.
+        """
+        if dist.get_world_size() == 1:
+            return self.asked
+        self._questions += 1
+        enough = self._questions * self._apart >= QUESTION_SECONDS
+        return enough and self._vote(self._asked) != Decision.GO_ON
 
     def _vote(self, wish: Decision) -> Decision:
-        """The most urgent wish of all ranks, which call it together."""
-        vote = torch.tensor([wish])
-        if dist.get_world_size() > 1:
-            dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group)
-        return Decision(int(vote))
+        """The most urgent wish of all ranks, which call it together; agrees also on how far apart questions are."""
+        if dist.get_world_size() == 1:
+            return wish
+        if self._questions:
+            self._apart = (time.monotonic() - self._voted_at) / self._questions
+        vote = torch.tensor([wish, self._apart], dtype=torch.float64)
+        dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group)
+        self._questions, self._apart, self._voted_at = 0, float(vote[1]), time.monotonic()
+        return Decision(int(vote[0]))
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:

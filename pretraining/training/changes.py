@@ -15,6 +15,7 @@ from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
+from pretraining.training.exporting import EXPORT
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord
 
@@ -22,6 +23,10 @@ Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""
 HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "guards", "deepspeed")
 """Sections of a recipe that say how a run is done, and not what is trained."""
+NOT_SET = "not set"
+LICENCE = "card.licence"
+UNNEEDED = ("base_model", LICENCE)
+"""Settings that a run keeps of its first start, where a later one does not name them."""
 
 
 def was_finished(run: Path) -> bool:
@@ -41,7 +46,8 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
     recipe, before = request.recipe, recipe_of(run, request.out)
     if is_finished(run):
         if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
-            raise UserError(_told(f"--out {request.out}: is trained to its end", changes, _cure(record, run, request)))
+            cure = _cure(record, run, request, changes)
+            raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
         return
     settings: list[Change] = [
         *record.shape.differences(request.shape),
@@ -76,6 +82,7 @@ def data_changes(run: RunRecord, request: Request) -> list[Change]:
 def changes_of_training(before: Recipe, recipe: Recipe) -> list[Change]:
     """Lists all that makes a recipe another training, and not the same one done in another way."""
     changes = differing(before.as_dict(), recipe.as_dict())
+    changes = [change for change in changes if change[0] not in UNNEEDED or change[2] != NOT_SET]
     return [change for change in changes if _section(change[0]) not in HOW and not change[0].endswith(".micro_batch")]
 
 
@@ -106,8 +113,11 @@ def _told(what: str, changes: Sequence[Change], cure: str) -> str:
     return "\n".join([what, *(f"  {name} was {then}, now {now}" for name, then, now in changes), cure])
 
 
-def _cure(record: CheckpointRecord, run: RunRecord, request: Request) -> str:
-    """How a finished run is trained on: by a new one, if that can take its weights."""
+def _cure(record: CheckpointRecord, run: RunRecord, request: Request, changes: Sequence[Change]) -> str:
+    """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
+    if [name for name, _, _ in changes] == [LICENCE]:
+        words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
+        return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
     same_vocabulary = run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"]
     if record.shape.differences(request.shape) or not same_vocabulary:
         return "name a new folder"
@@ -149,7 +159,7 @@ def what_has_changed(record: CheckpointRecord, request: Request, context: Contex
 def differing(then: Any, now: Any) -> list[Change]:
     """The values in which two tables differ, by their dotted names."""
     before, here = dict(flattened(then)), dict(flattened(now))
-    pairs = [(name, before.get(name, "not set"), here.get(name, "not set")) for name in sorted({*before, *here})]
+    pairs = [(name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in sorted({*before, *here})]
     return [(name, was, is_now) for name, was, is_now in pairs if was != is_now]
 
 

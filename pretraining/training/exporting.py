@@ -21,6 +21,9 @@ from pretraining.huggingface.weights import list_weights, with_first_segment_alo
 from pretraining.model.shape import Shape
 from pretraining.training.state import RunRecord
 
+EXPORT = "export"
+"""The folder of a run that its model is exported into."""
+
 
 @dataclass(frozen=True)
 class Exported:

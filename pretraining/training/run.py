@@ -18,14 +18,12 @@ from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
-from pretraining.training.exporting import export
+from pretraining.training.exporting import EXPORT, export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.request import Context, Request
 from pretraining.training.resume import StartingPoint, find_starting_point, is_trained, make_trainer
 from pretraining.training.trainer import Trainer
 
-EXPORT = "export"
-"""The folder of a run that its model is exported into."""
 LOCK = "lock"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 

@@ -54,7 +54,7 @@ def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) 
     assert recipe.base_model == str(bert)
     assert (recipe.model.layers, recipe.model.intermediate, recipe.model.positions) == (2, 48, 64)
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
-    assert f"Training began with the weights of {bert}." in card
+    assert f"Its training began with the weights of {bert.name}." in card
     assert "base_model:" not in card
     before, after = (read_folder(folder)[1] for folder in (bert, adapting.folder / "run" / "export"))
     assert all(float((before[name] - after[name]).abs().max()) < 0.05 for name in before)  # 8 small steps away
@@ -69,7 +69,12 @@ def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Plac
     assert "begins with" not in said
     assert "continues after step 5" in said
     assert [record["step"] for record in records(adapting.folder / "run")] == list(range(1, 9))
-    assert f"weights of {bert}." in (adapting.folder / "run" / "export" / "README.md").read_text()
+    run = adapting.folder / "run"
+    assert f"weights of {bert.name}." in (run / "export" / "README.md").read_text()
+    kept = (run / "recipe.toml").read_text()
+    adapting.recipe.write_text(kept.replace(f'base_model = "{bert}"\n', ""))
+    assert "trained already" in assert_well(train(adapting.command("run"), 1)), "its origin matters no more"
+    assert (run / "recipe.toml").read_text() == kept
 
 
 def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: Place) -> None:

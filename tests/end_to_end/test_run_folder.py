@@ -25,6 +25,7 @@ from support.training import (
     train_straight,
 )
 
+from pretraining import export as exporting
 from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.ending import Code
 
@@ -133,6 +134,16 @@ def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(pl
     assert command[-4:] == ["--init", str(run), "--out", f"{run}-2"]
     assert "phase short (1 of 2): 5 steps" in assert_well(train(command[2:], 1))
     assert len(records(Path(f"{run}-2"))) == 8
+
+
+def test_a_licence_needs_no_training(place: Place, straight: Path) -> None:
+    run = shutil.copytree(straight, place.folder / "run")
+    command = place.command(run, "--card.licence", "apache-2.0")
+    errors = assert_ended(launch(command, ranks=1), 2, "  card.licence was not set, now apache-2.0\n")
+    export = shlex.split(errors.splitlines()[-1].partition(": ")[2])
+    assert export[:2] == ["python", "pretraining/export.py"]
+    assert exporting.main(export[2:]) == 0
+    assert "license: apache-2.0" in (run / "export" / "README.md").read_text()
 
 
 def test_a_finished_run_with_a_phase_more_or_other_data_or_another_model(

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from pretraining.processes import stopping
@@ -96,3 +97,27 @@ def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
             pass
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.parametrize(("seconds", "votes"), [(0.001, 1), (0.05, 8), (2.0, 40)])
+def test_ranks_ask_one_another_by_the_clock_and_not_each_time(
+    seconds: float, votes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand ranks a vote takes longer than a small micro-batch."""
+    counted: list[object] = []
+    now = [0.0]
+    with Control(World()) as control:
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "all_reduce", lambda vote, *_, **__: counted.append(vote))
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        control.decide(wrong=False, saving=0.0)
+        for _ in range(40):
+            now[0] += seconds
+            assert not control.asked_anywhere()
+        assert len(counted) - 1 <= votes
+        os.kill(os.getpid(), signal.SIGUSR1)
+        heard_at = now[0]
+        while not control.asked_anywhere():
+            now[0] += seconds
+        assert now[0] - heard_at <= max(1.0, seconds)
