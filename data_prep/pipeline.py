@@ -37,10 +37,10 @@ from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.shuffle import ShardTask, write_shard
 from data_prep.examples.validation import HELD_OUT, choose_held_out
 from data_prep.inspection.figures import vocabulary_line
-from data_prep.readers.extraction import ExtractTask, extract
+from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
-from data_prep.readers.summary import FIELDED, left_out_lines, source_lines
+from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -115,6 +115,8 @@ class Pipeline:
         check_names("--text-field", s.text_fields, [file.source for file in files])
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self.console.print(line, markup=False, soft_wrap=True)
+        if not (self.folder / MANIFEST).exists():
+            try_first_records(files, s.text_field_of, s.errors)
         return files, problems.skipped
 
     def _finished(self, plan: Record) -> Record:

@@ -15,6 +15,7 @@ from data_prep.readers.reader import COMPRESSED
 TEXTS = ("sentences", "text")
 """Formats that are told by how a text looks, so that one may be taken for the other."""
 BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
+AS_OTHERS = "as most here, though with what looks like a sentence a line"
 NO_NAME = b"\x00"  # the beginning of a file that only its name can make a text
 
 
@@ -24,7 +25,7 @@ class Found(NamedTuple):
     format: str
     """The name of the reader that reads the file."""
     how: str
-    """How the format was found: `BY_CONTENT`, `BY_NAME` or `AS_SAID`."""
+    """How the format was found: `BY_CONTENT`, `BY_NAME`, `AS_SAID` or `AS_OTHERS`."""
 
 
 def find_format(path: Path, said: str | None) -> Found | Foreign:

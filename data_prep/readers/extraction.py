@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Document, Options, Problems
-from data_prep.readers.sources import Bundle
+from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Errors
 from data_prep.shards import WORK, write_batches
 
+FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -45,6 +47,24 @@ class ExtractTask:
     def weight(self) -> int:
         """Says how many bytes the task reads."""
         return self.bundle.weight
+
+
+def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str], str], errors: Errors) -> None:
+    """Reads a record of each source whose text is in a field, so that a field that is not there is told at once.
+
+    Raises UserError with the faults of all sources, before anything is written.
+    """
+    first = {(file.source, file.format): file for file in reversed(files) if file.format in FIELDED}
+    faults = []
+    for (source, format), file in reversed(first.items()):
+        options = Options(Problems(errors), text_field_of(source), source)
+        try:
+            for span in READERS[format].spans(Path(file.path), file.size)[:1]:
+                next(READERS[format].read(span, options), None)
+        except UserError as error:
+            faults.append(str(error))
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def extract(task: ExtractTask) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
-from data_prep.readers.detection import BY_CONTENT, TEXTS, Found, find_format
+from data_prep.readers.detection import AS_OTHERS, BY_CONTENT, TEXTS, Found, find_format
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.reader import COMPRESSED, Problems, Span
 
@@ -162,6 +162,9 @@ def _find_formats(name: str, path: str, files: list[Path], format: str | None, p
         raise UserError(_foreign_message(name, path, foreign, found))
     problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
     texts = {kind.format: file for file, kind in reversed(list(found.items())) if kind.format in TEXTS}
+    alike = [file for file, kind in found.items() if kind.format == "sentences"]
+    if len(texts) > 1 and 2 * len(alike) < sum(kind.format in TEXTS for kind in found.values()):
+        return {**found, **dict.fromkeys(alike, Found("text", AS_OTHERS))}
     if len(texts) > 1:
         raise UserError(
             f"--docs {path}: some files seem to have one sentence a line (such as {texts['sentences']}), "

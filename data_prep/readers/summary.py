@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from data_prep.common.languages import language_label
 from data_prep.readers import READERS
+from data_prep.readers.extraction import FIELDED
 from data_prep.readers.sources import SourceFile
 from data_prep.settings import Settings
 
-FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
 MOST_LISTED = 10  # files left out that are named; the manifest names all
 
 

@@ -50,7 +50,7 @@ def _differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) 
         if setting in FREE or not isinstance(given, int | float) or given == theirs:
             continue
         if setting != "positions":
-            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out"
+            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out (see --recipe adapt)"
         elif given < theirs:
             yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out, or give more, which begin anew"
     size = model.get("size")
@@ -58,4 +58,7 @@ def _differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) 
         layers, hidden = SIZES[size]
         if (model.get("layers", layers), model.get("hidden", hidden)) != (sizes["layers"], sizes["hidden"]):
             there = f"{sizes['layers']} layers of {sizes['hidden']}"
-            yield ("model", "size"), f' = "{size}": {layers} layers of {hidden}, but {base} has {there}; leave it out'
+            yield (
+                ("model", "size"),
+                f' = "{size}": {layers} layers of {hidden}, but {base} has {there}; leave it out (see --recipe adapt)',
+            )

@@ -74,10 +74,10 @@ def find_faults(
         if lengths is not None and phase.length > max(
             lengths, default=0
         ):  # a shorter one is cut out of longer examples
-            there = ", ".join(map(str, sorted(lengths)))
+            there, needed = ", ".join(map(str, sorted(lengths))), " ".join(map(str, sorted({*lengths, phase.length})))
             faults.append(
                 f"phases.{number}.length = {phase.length}: the data has {there}; "
-                f"make it with shard.py --lengths {phase.length}, or take one of these"
+                f"make it with shard.py --lengths {needed}, or take less"
             )
         try:
             count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
@@ -149,9 +149,10 @@ def _length_faults(number: int, phase: Phase, total: str | None) -> Iterator[str
 def _phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
     at = f"phases.{number}"
     if not SHORTEST <= phase.length <= recipe.model.positions:
+        positions, more = recipe.model.positions, f", or model.positions = {phase.length}"
         yield (
-            f"{at}.length = {phase.length}: from {SHORTEST} to {recipe.model.positions}, "
-            f"the positions of the model (model.positions)"
+            f"{at}.length = {phase.length}: the model has {positions} positions; take {SHORTEST} to {positions}"
+            f"{more if phase.length > positions else ''}"
         )
     if phase.learning_rate is None and number == 0:
         yield f"{at}.learning_rate: is missing: the highest learning rate"

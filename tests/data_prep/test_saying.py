@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -81,6 +82,18 @@ def test_fields_and_formats_by_source(mine: Path, tmp_path: Path, capfd: pytest.
     settings = Manifest.read(tmp_path / "out").content["settings"]
     assert settings["text_field"] == {"": "content", "posts": "body"}
     assert settings["format"] == {"book": "sentences"}
+
+
+def test_fields_that_no_source_has_are_told_together_and_their_cures_cure(
+    mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"content": ["One text. It is short."] * 9, "id": range(9)}), mine / "more.parquet")
+    docs = [f"posts={mine}/posts.jsonl", f"more={mine}/more.parquet", f"{mine}/book.txt"]
+    command = ["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS]
+    assert shard.main(command) == 2
+    cures = re.findall(r"--text-field \S+=\S+", capfd.readouterr().err)
+    assert cures == ["--text-field posts=body", "--text-field more=content"]
+    assert shard.main([*command, *" ".join(cures).split()]) == 0
 
 
 def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> None:
@@ -190,7 +203,7 @@ def test_the_vocabulary_asked_for_and_got(wiki: Path, tmp_path: Path, capfd: pyt
     assert f"vocabulary: {size} pieces of 300 asked for; the text is too small for more\n" in small
     assert "vocabulary: 150 pieces of 150 asked for\n" in said(capfd, wiki, tmp_path / "a", "--vocab-size", "150")
     given = tmp_path / "a" / "vocab.txt"
-    assert f"vocabulary: 150 pieces, of {given}\n" in said(capfd, wiki, tmp_path / "b", "--vocab", str(given))
+    assert f"vocabulary: 150 pieces of {given}, in lower case\n" in said(capfd, wiki, tmp_path / "b", "--vocab", str(given))
 
 
 def table_row(output: str, name: str) -> str:

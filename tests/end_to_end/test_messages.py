@@ -42,8 +42,10 @@ def test_what_is_printed(place: Place) -> None:
 
 
 MISTAKES = {
-    "--out {tmp}/run --model.positions 48": "phases.1.length = 64: from 8 to 48, the positions of the model",
-    "--out {tmp}/run --phases.0.length 48": "--phases.0.length = 48: the data has 32, 64; make it with shard.py",
+    "--out {tmp}/run --model.positions 48": "phases.1.length = 64: the model has 48 positions; take 8 to 48, or",
+    "--out {tmp}/run --phases.0.length 65 --model.positions 65": (
+        "--phases.0.length = 65: the data has 32, 64; make it with shard.py --lengths 32 64 65, or take less"
+    ),
     "--out {tmp}/run --phases.0.batch 10": "--phases.0.batch = 10: does not divide by 1 rank x phases.0.micro_batch",
     "--out {tmp}/run --parallel.device cuda": '--parallel.device = "cuda": no GPU is found here',
     "--out {tmp}/run --precision.dtype fp16": '--precision.dtype = "fp16": not on a CPU',

@@ -18,7 +18,7 @@ import pytest
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, sources
-from data_prep.readers.detection import AS_SAID, BY_CONTENT, BY_NAME
+from data_prep.readers.detection import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
 from data_prep.settings import Format
@@ -273,6 +273,12 @@ def test_texts_of_which_some_look_like_sentences_are_not_guessed_at(tmp_path: Pa
     )
     for format in ("text", "sentences"):
         assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format]
+
+
+def test_a_few_texts_that_look_like_sentences_are_read_as_the_others(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_txt=TEXT)
+    found = {file.name: (file.format, file.how) for file in find_files([str(folder)])}
+    assert found == {"a.txt": ("text", AS_OTHERS), "b.txt": ("text", BY_NAME), "c.txt": ("text", BY_NAME)}
 
 
 def test_the_formats_of_the_settings_are_those_of_the_readers() -> None:

@@ -45,13 +45,15 @@ def test_dropout_is_the_recipe_s_own_and_more_positions_may_be_given(path: Path)
 def test_other_sizes_are_refused_by_name(path: Path) -> None:
     words = ["--model.hidden", "64", "--model.epsilon", "1e-12", "--model.positions", "512", "--model.size", "tiny"]
     assert faults(path, "--base_model", "bert", *words, find_shape=find_shape) == [
-        "--model.hidden = 64: bert has 96; leave it out",
+        "--model.hidden = 64: bert has 96; leave it out (see --recipe adapt)",
         "--model.positions = 512: bert has 600; leave it out, or give more, which begin anew",
-        "--model.epsilon = 1e-12: bert has 1e-05; leave it out",
-        '--model.size = "tiny": 2 layers of 128, but bert has 3 layers of 96; leave it out',
+        "--model.epsilon = 1e-12: bert has 1e-05; leave it out (see --recipe adapt)",
+        '--model.size = "tiny": 2 layers of 128, but bert has 3 layers of 96; leave it out (see --recipe adapt)',
     ]
     path.write_text(f'base_model = "bert"\n[model]\nlayers = 2\n{PHASES}')
-    assert faults(path, find_shape=find_shape) == [f"{path}: model.layers = 2: bert has 3; leave it out"]
+    assert faults(path, find_shape=find_shape) == [
+        f"{path}: model.layers = 2: bert has 3; leave it out (see --recipe adapt)"
+    ]
 
 
 def test_a_base_model_that_is_not_there_is_told_with_all_else(path: Path) -> None:

@@ -25,9 +25,9 @@ def plain(tmp_path: Path) -> Path:
         ("--model.heads 3", "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head"),
         (
             "--phases.0.length 1024",
-            "--phases.0.length = 1024: from 8 to 512, the positions of the model (model.positions)",
+            "--phases.0.length = 1024: the model has 512 positions; take 8 to 512, or model.positions = 1024",
         ),
-        ("--phases.0.length 4", "--phases.0.length = 4: from 8 to 512, the positions of the model (model.positions)"),
+        ("--phases.0.length 4", "--phases.0.length = 4: the model has 512 positions; take 8 to 512"),
         (
             "--phases.0.warmup_steps 120",
             "--phases.0.warmup_steps = 120: the schedule has 120 steps in all (phases.0.steps and phases.1.steps); "
@@ -131,7 +131,7 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
     [
         (
             {"lengths": [64, 256]},
-            "phases.1.length = 512: the data has 64, 256; make it with shard.py --lengths 512, or take one of these",
+            "phases.1.length = 512: the data has 64, 256; make it with shard.py --lengths 64 256 512, or take less",
         ),
         (
             {"ranks": 8},

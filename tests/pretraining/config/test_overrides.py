@@ -166,7 +166,7 @@ def test_every_mistake_is_reported_at_once(plain: Path) -> None:
         f"--nothing: unknown; there is {', '.join(Recipe.model_fields)}",
         "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head",
         '--parallel.offload = "all": weights leave the GPU under parallel.zero = 3 alone; it is 0',
-        f"{plain}: phases.1.length = 512: the data has 128; make it with shard.py --lengths 512, or take one of these",
+        f"{plain}: phases.1.length = 512: the data has 128; make it with shard.py --lengths 128 512, or take less",
     ]  # fmt: skip
 
 

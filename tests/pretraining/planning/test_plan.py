@@ -219,7 +219,8 @@ def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Ma
     assert read is not None
     assert len(recipe.phases) == 3
     with pytest.raises(
-        UserError, match=r"phases\.0\.length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 600"
+        UserError,
+        match=r"phases\.0\.length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 32 128 512 600",
     ):
         load_recipe_and_data(path, ["--phases.0.length", "600", "--model.positions", "600"], tmp_path)
 
