@@ -56,8 +56,8 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     Only whole heads may be missing. A model with neither pooler nor next-sentence head does not lack them: it is one
     without next-sentence prediction.
     """
-    weights = _read_weights(folder)
-    shape = replace(read_shape(folder), next_sentence=has_next_sentence(weights))
+    shape, weights = read_shape(folder), _read_weights(folder)
+    shape = replace(shape, next_sentence=has_next_sentence(weights))
     state, missing = from_transformers(weights, shape, str(folder))
     return shape, state, missing
 

@@ -85,8 +85,8 @@ def test_ctrl_c_saves(place: Place, long: Path, ranks: int) -> None:
     going.reach(4)
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
         going.signal(number)
-    told = f"stopped by Ctrl-C after step {going.step}, and saved; the same command continues from there\n"
-    assert assert_ended(going, Code.INTERRUPTED) == told
+    errors = assert_ended(going, Code.INTERRUPTED)
+    assert errors == f"stopped by Ctrl-C after step {going.step}, and saved; the same command continues from there\n"
     assert going.done()[0].output.count(STOPPING) == 1
     assert_well(train(place.command("run", *LONG), ranks))
     if ranks == 2:

@@ -61,6 +61,7 @@ def stop_at(step: int) -> None:
 
 def signal_within_step(step: int) -> None:
     """A fault: in this step of the run, the last rank hears a signal after its first micro-batch."""
+    stopping.QUESTION_SECONDS = 0.0  # ranks ask one another each time, as where a micro-batch takes long
     forward, train_step = Engine.forward, Trainer.train_step
     under_way: list[bool] = []
 
@@ -82,6 +83,7 @@ def signal_within_step(step: int) -> None:
 
 def signal_within_evaluation(step: int) -> None:
     """A fault: in the evaluation after this step, the last rank hears a signal before its first batch."""
+    stopping.QUESTION_SECONDS = 0.0  # as above
     evaluate = Trainer.save_if_asked
     heard: list[int] = []
 

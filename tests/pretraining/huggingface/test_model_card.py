@@ -71,12 +71,12 @@ def test_the_hub_reads_what_it_wants_to_know(shape: Shape, provenance: Provenanc
 
 
 def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Provenance) -> None:
-    text = card(shape, provenance)
-    data = provenance.data
+    data = replace(provenance.data, settings={**provenance.data.settings, "language": "de"})
+    text = card(shape, replace(provenance, data=data))
     for part in (
         f"| parameters | {shape.num_parameters():,} |",
         "| shards-text | 50 |",
-        f"{data.pieces:,} pieces of text in `en`; 15% of the pieces masked, single pieces, 2 times anew; pairs of segm",
+        f"{data.pieces:,} pieces of text in `de`; 15% of the pieces masked, single pieces, 2 times anew; pairs of segm",
         f"| 32 pieces | {data.examples['32']:,} | {data.examples['32, held out']:,} |",
         f"`{data.fingerprint}`",
         "| phase | length | batch | trained for | highest learning rate | warm-up | decay |",
