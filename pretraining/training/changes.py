@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, read_record
+from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -24,18 +24,10 @@ Change = tuple[str, Any, Any]
 HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "guards", "deepspeed")
 """Sections of a recipe that say how a run is done, and not what is trained."""
 NOT_SET = "not set"
-LICENCE = "card.licence"
-UNNEEDED = ("base_model", LICENCE)
-"""Settings that a run keeps of its first start, where a later one does not name them."""
+CARD_LICENCE = "card.licence"
 
 
-def was_finished(run: Path) -> bool:
-    """Whether the newest checkpoint of a run says that all phases are trained; nobody has looked if it is whole."""
-    newest = finished_checkpoints(run)[-1:]
-    return any(is_finished(RunRecord.of(read_record(checkpoint))) for checkpoint in newest)
-
-
-def is_finished(run: RunRecord) -> bool:
+def is_trained(run: RunRecord) -> bool:
     """Whether all phases of a run's own recipe are trained."""
     return run.state.phase >= len(run.recipe["phases"])
 
@@ -44,12 +36,14 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
     """Refuses what a run cannot be continued with, and what asks a finished run for more."""
     run = RunRecord.of(record)
     recipe, before = request.recipe, recipe_of(run, request.out)
-    if is_finished(run):
+    require_vocabulary(run, request)
+    if is_trained(run):
         if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
             cure = _cure(record, run, request, changes)
             raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
         return
     settings: list[Change] = [
+        ("base_model", before.base_model or "none", recipe.base_model or "none"),
         *record.shape.differences(request.shape),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _names(before), _names(recipe)),
@@ -63,6 +57,24 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
     if changes := [change for change in settings if change[1] != change[2]]:
         cure = "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
+
+
+def require_vocabulary(run: RunRecord, request: Request) -> None:
+    """Refuses data with other pieces, or other casing: the weights mean nothing to them, whatever is allowed."""
+    if run.data.vocabulary != request.manifest.content["vocabulary"]["sha256"] and not is_trained(run):
+        raise UserError(
+            f"--data {request.data}: has another vocabulary than {request.out} was trained with; "
+            f"make it with shard.py --vocab {request.out}, or name a new folder"
+        )
+
+
+def with_what_is_kept(recipe: Recipe, run: RunRecord) -> Recipe:
+    """The recipe with what a run keeps of its first start where a later one does not name it: the model that it began
+    with, and its licence."""
+    kept = run.recipe.get("base_model") if recipe.base_model is None else recipe.base_model
+    licence = run.recipe.get("card", {}).get("licence") if recipe.card.licence is None else recipe.card.licence
+    card = recipe.card.model_copy(update={"licence": licence})
+    return recipe.model_copy(update={"base_model": kept, "card": card})
 
 
 def recipe_of(run: RunRecord, folder: Path) -> Recipe:
@@ -82,7 +94,6 @@ def data_changes(run: RunRecord, request: Request) -> list[Change]:
 def changes_of_training(before: Recipe, recipe: Recipe) -> list[Change]:
     """Lists all that makes a recipe another training, and not the same one done in another way."""
     changes = differing(before.as_dict(), recipe.as_dict())
-    changes = [change for change in changes if change[0] not in UNNEEDED or change[2] != NOT_SET]
     return [change for change in changes if _section(change[0]) not in HOW and not change[0].endswith(".micro_batch")]
 
 
@@ -115,7 +126,7 @@ def _told(what: str, changes: Sequence[Change], cure: str) -> str:
 
 def _cure(record: CheckpointRecord, run: RunRecord, request: Request, changes: Sequence[Change]) -> str:
     """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
-    if [name for name, _, _ in changes] == [LICENCE]:
+    if [name for name, _, _ in changes] == [CARD_LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
     same_vocabulary = run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"]

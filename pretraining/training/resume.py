@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
 from pretraining.processes.group import default_threads, gather
-from pretraining.training.changes import is_finished, require_continuation, was_finished, what_has_changed
+from pretraining.training.changes import is_trained, require_continuation, what_has_changed, with_what_is_kept
 from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
@@ -35,6 +35,8 @@ from pretraining.training.trainer import Trainer
 class StartingPoint:
     """Where a run begins or goes on."""
 
+    request: Request
+    """what the command asks for, with what a run keeps of its first start"""
     model: Bert
     state: RunState
     """where it stands, and what the model's weights were trained on before"""
@@ -45,26 +47,35 @@ class StartingPoint:
     """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
-def find_starting_point(request: Request, context: Context) -> StartingPoint:
-    """Looks into the run's folder and makes the model: all that may fail on one rank, before ranks need one another."""
+def find_starting_point(request: Request, context: Context) -> StartingPoint | None:
+    """Looks into the run's folder and makes the model: all that may fail on one rank, before ranks need one another.
+
+    None where the run is trained to its end, so that nothing in its folder is to be written.
+    """
     compute = request.recipe.compute
     torch.set_num_threads(compute.threads or default_threads(context.world))
     set_arithmetic(request.recipe.precision, compute, context.device)
     checkpoint = find_latest(request, context)
+    run = None if checkpoint is None else RunRecord.of(read_record(checkpoint))
+    if checkpoint is not None and run is not None:
+        request = replace(request, recipe=with_what_is_kept(request.recipe, run))
+        require_continuation(read_record(checkpoint), request)
+        if is_trained(run):
+            return None
     model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     state = RunState(trained_segments=2 if request.shape.next_sentence else 1)
     begins = None
-    if checkpoint is not None:
+    if checkpoint is not None and run is not None:
         model.load_state_dict(read_weights(checkpoint, parameter_sizes(request.shape)))
-        state = RunRecord.of(read_record(checkpoint)).state
+        state = run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
-    return StartingPoint(model, state, checkpoint, gather(read_skips(request.out))[0], begins)
+    return StartingPoint(request, model, state, checkpoint, gather(read_skips(request.out))[0], begins)
 
 
-def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
+def make_trainer(context: Context, start: StartingPoint) -> Trainer:
     """Makes a trainer that stands at the starting point."""
-    recipe = request.recipe
+    request, recipe = start.request, start.request.recipe
     settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
     engine = Engine(start.model, settings, context.device)
     record = None if start.checkpoint is None else read_record(start.checkpoint)
@@ -93,25 +104,14 @@ def find_latest(request: Request, context: Context) -> Path | None:
     checkpoint = newest_whole(out, context.warn)
     if checkpoint is None:
         return None
-    record = read_record(checkpoint)
-    run = RunRecord.of(record)
+    run = RunRecord.of(read_record(checkpoint))
     before, here = run.data.fingerprint, request.manifest.fingerprint
-    if before != here and not request.recipe.data.allow_other and not is_finished(run):
+    if before != here and not request.recipe.data.allow_other and not is_trained(run):
         raise UserError(
             f"--data {request.data}: {out} was trained on other data (fingerprint {before[:12]}, here {here[:12]}); "
             "give that folder, or allow it: --data.allow_other true"
         )
-    require_continuation(record, request)
     return checkpoint
-
-
-def is_trained(request: Request, context: Context) -> bool:
-    """Whether a run has been trained to its end, so that nothing in its folder is to be written; an error where the
-    recipe asks it for more."""
-    if request.resume == "never" or not was_finished(request.out):
-        return False
-    whole = find_latest(request, context)
-    return whole is not None and is_finished(RunRecord.of(read_record(whole)))
 
 
 def write_run_folder(request: Request) -> None:

@@ -21,7 +21,7 @@ from pretraining.processes.watchdog import Watch
 from pretraining.training.exporting import EXPORT, export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.request import Context, Request
-from pretraining.training.resume import StartingPoint, find_starting_point, is_trained, make_trainer
+from pretraining.training.resume import StartingPoint, find_starting_point, make_trainer
 from pretraining.training.trainer import Trainer
 
 LOCK = "lock"
@@ -49,9 +49,9 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
-            start = None if is_trained(request, context) else find_starting_point(request, context)
+            start = find_starting_point(request, context)
         with watch:
-            is_done = start is None or train_through(request, context, start).is_done
+            is_done = start is None or train_through(context, start).is_done
             if world.rank == 0 and is_done:
                 with watch.pause():
                     finish(request.out, console, trained_now=start is not None)
@@ -64,10 +64,10 @@ def require_one_request(request: Request) -> None:
     agree(request.stop_after, "--stop-after")
 
 
-def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
+def train_through(context: Context, start: StartingPoint) -> Trainer:
     """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
     while True:
-        trainer = make_trainer(request, context, start)
+        request, trainer = start.request, make_trainer(context, start)
         wrong = what_goes_wrong(trainer)
         if wrong is None:
             return trainer
@@ -77,7 +77,9 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             del trainer, start
             gc.collect()
             request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
-            start = find_starting_point(request, context)
+            found = find_starting_point(request, context)
+            assert found is not None, "what goes wrong is not at its end"
+            start = found
 
 
 def what_goes_wrong(trainer: Trainer) -> Skip | None:

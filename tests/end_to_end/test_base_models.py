@@ -13,7 +13,7 @@ from conftest import write_wiki
 from support.base_models import swapped, write_bert
 from support.hub import downloads, publish_model
 from support.sharding import run as shard
-from support.training import COMMAND, SAVES, Place, assert_ended, assert_well, launch, records, train
+from support.training import COMMAND, SAVES, Place, assert_ended, assert_well, contents, launch, records, train
 from support.website import Site
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -91,6 +91,39 @@ def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: 
     run = place.folder / "before"
     for source in (run, run / "checkpoints" / "step-00000005", run / "export"):
         assert_refused(adapting, "--init", source, message=f"piece 100 is {ours.pieces[200]!r} in {source}")
+
+
+def test_data_with_other_pieces_is_refused_in_the_midst_of_a_run_too(place: Place) -> None:
+    """Whatever is allowed: other text may have other shards, but not other pieces."""
+    assert_well(train(place.command("run", "--stop-after", "short"), 1))
+    before = contents(place.folder / "run" / "tokenizer")
+    other = write_bert(place.folder / "other", swapped(read_vocabulary(place.data), 100, 200))
+    wiki = write_wiki(place.folder / "wiki", documents=60)
+    assert shard(wiki, place.folder / "data", "--vocab", str(other)) == 0
+    given = dataclasses.replace(place, data=place.folder / "data").command("run", "--data.allow_other", "true")
+    errors = assert_ended(launch(given, 1), 2, f"--data {place.folder / 'data'}: has another vocabulary than ")
+    assert f"shard.py --vocab {place.folder / 'run'}" in errors
+    assert contents(place.folder / "run" / "tokenizer") == before
+    assert shard(wiki, place.folder / "again", "--vocab", str(place.folder / "run")) == 0
+    cured = dataclasses.replace(place, data=place.folder / "again")
+    assert_well(train(cured.command("run", "--data.allow_other", "true"), 1))
+
+
+def test_a_run_that_goes_on_keeps_what_it_began_with(adapting: Place, bert: Path) -> None:
+    """The model and the licence that a later start does not name; another model is refused."""
+    first = ["--init", bert, "--card.licence", "mit", "--stop-after", "short"]
+    assert_well(train(adapting.command("run", *first), 1))
+    run, other = adapting.folder / "run", write_bert(adapting.folder / "other", bert)
+    message = f"  base_model was {bert}, now {other}\n"
+    assert_ended(launch(adapting.command("run", "--init", other), 1), 2, message)
+    adapting.recipe.write_text((run / "recipe.toml").read_text().replace(f'base_model = "{bert}"\n', ""))
+    text = adapting.recipe.read_text().replace('licence = "mit"', "")
+    adapting.recipe.write_text(text)
+    assert_well(train(adapting.command("run"), 1))
+    card = (run / "export" / "README.md").read_text()
+    assert "license: mit" in card
+    assert f"weights of {bert.name}." in card
+    assert load_recipe(run / "recipe.toml").base_model == str(bert)
 
 
 def test_another_casing_is_refused(adapting: Place, place: Place) -> None:
