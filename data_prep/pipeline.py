@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,7 @@ from data_prep.examples.shuffle import ShardTask, write_shard
 from data_prep.examples.validation import HELD_OUT, choose_held_out
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
-from data_prep.readers.reader import Problems
+from data_prep.readers.reader import Problems, without_place
 from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.settings import Settings
@@ -108,7 +109,7 @@ class Pipeline:
             self._check_plan(plan)
             return self._run_steps(plan, files, given, left_out)
 
-    def _find_files(self) -> tuple[list[SourceFile], list[str]]:
+    def _find_files(self) -> tuple[list[SourceFile], Problems]:
         """Finds what is to be read, and what is left out of it; says so."""
         s, problems = self.settings, Problems(self.settings.errors)
         files = find_files(s.sources, s.formats, self.folder, problems)
@@ -117,7 +118,7 @@ class Pipeline:
             self.console.print(line, markup=False, soft_wrap=True)
         if not (self.folder / MANIFEST).exists():
             try_first_records(files, s.text_field_of, s.errors)
-        return files, problems.skipped
+        return files, problems
 
     def _finished(self, plan: Record) -> Record:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
@@ -138,15 +139,14 @@ class Pipeline:
             self.console.print(f"continuing in {self.folder}", markup=False)
         self.work.write_plan(plan)
 
-    def _run_steps(
-        self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: list[str]
-    ) -> Record:
+    def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: Problems) -> Record:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
         documents = self._documents(files)
-        rehearse(self.settings, len(given) if given else self.settings.vocab_size, self.console)
+        size = len(given) if given else self.settings.vocab_size
+        said = rehearse(self.settings, size, self.work.path, self.console)
         vocabulary = given if given and not self.settings.extend else self._vocabulary(documents, given)
         self._say_vocabulary(describe_vocabulary(vocabulary, given))
-        rehearse(self.settings, len(vocabulary), self.console)  # fewer pieces may be stored in a smaller type
+        rehearse(self.settings, len(vocabulary), self.work.path, self.console, said)  # fewer may have a smaller type
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
@@ -174,7 +174,7 @@ class Pipeline:
     # The steps, which return the records of their tasks.
 
     def _documents(self, files: list[SourceFile]) -> list[Record]:
-        """Reads all files into documents; refuses a source that has none, which is likely read as the wrong format."""
+        """Reads all files into documents; none in a source likely means that it is read as the wrong format."""
         s = self.settings
         tasks = [
             ExtractTask(self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors)
@@ -187,20 +187,26 @@ class Pipeline:
         return records
 
     def _refuse_barren(self, bundles: list[Bundle], records: list[Record]) -> None:
-        """Raises UserError where all files of a source that have one format have no document in them."""
+        """Raises UserError where all files of a source that have one format have no document in them.
+
+        Where the user wants what cannot be read left out, and the source has other documents, that is said instead.
+        """
         kinds = [(bundle.source, bundle.format) for bundle in bundles]
         found: Counter[tuple[str, str]] = Counter()
         for kind, record in zip(kinds, records, strict=True):
             found[kind] += num_documents(record)
-        barren = next((kind for kind, count in found.items() if not count), None)
-        if barren is not None:
-            source, format = barren
+        for source, format in [kind for kind, count in found.items() if not count]:
+            name, fault = shlex.quote(source), f"no document in {source}, read as {format}"
+            field = f", or --text-field {name}=FIELD for the field with the text" if format in FIELDED else ""
+            cure = f"say what the files are with --format {name}=FORMAT{field}"
+            if self.settings.errors == "skip" and any(found[kind] for kind in found if kind[0] == source):
+                warning = f"warning: {fault}: all of that is left out; where it has text, {cure}"
+                self.console.print(warning, markup=False, soft_wrap=True, style="yellow")
+                continue
             self.work.remove()
-            own = (record for kind, record in zip(kinds, records, strict=True) if kind == barren)
+            own = (record for kind, record in zip(kinds, records, strict=True) if kind == (source, format))
             faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
-            field = f", or --text-field {source}=FIELD for the field with the text" if format in FIELDED else ""
-            cure = f"say what the files are with --format {source}=FORMAT{field}; or leave them out"
-            raise UserError("\n".join([f"no document in {source}, read as {format}", *faults, cure]))
+            raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
 
     def _vocabulary(self, documents: list[Record], given: Vocabulary | None) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""
@@ -226,7 +232,8 @@ class Pipeline:
 
     def _say_vocabulary(self, vocabulary: Record) -> None:
         """Says how large the vocabulary is, in every run, where it was made earlier too."""
-        line = vocabulary_line(self.settings.vocab_size, self.settings.vocab, vocabulary)
+        s = self.settings
+        line = vocabulary_line(s.vocab_size, s.vocab, s.extend, vocabulary)
         self.console.print(line, markup=False, soft_wrap=True)
 
     def _tokens(self, documents: list[Record], vocabulary: Vocabulary) -> list[Record]:
@@ -361,16 +368,17 @@ def add_counts(counts: list[Record]) -> Record:
     return {name: np.array([count[name] for count in counts]).sum(axis=0).tolist() for name in counts[0]}
 
 
-def corpus_figures(documents: list[Record], tokens: list[Record], validation: int, left_out: list[str]) -> Record:
+def corpus_figures(documents: list[Record], tokens: list[Record], validation: int, left_out: Problems) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
         by_source[source] += record["documents"]
     names = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes")
+    faults = left_out.skipped + [fault for record in documents for fault in record["skipped"]]
     return {
         **{name: sum(record[name] for record in tokens) for name in names},
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
-        "skipped": left_out + [fault for record in documents for fault in record["skipped"]],
+        "skipped": [without_place(fault, left_out.names) for fault in faults],
         "replaced": sum(record["replaced"] for record in documents),
     }

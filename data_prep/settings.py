@@ -46,9 +46,9 @@ class Settings:
     """Output folder (default: data/<names of the sources>)."""
     config: Path | None = None
     """TOML file with any of these settings; flags come before it."""
-    format: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    format: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Format of the files, or of those of one source as NAME=FORMAT (default: found out for each file)."""
-    text_field: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    text_field: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Field or column with the text, in JSON lines and Parquet, or NAME=FIELD for one source (default: text)."""
     language: str | None = None
     """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
@@ -96,17 +96,17 @@ class Settings:
     @property
     def sources(self) -> list[str]:
         """Lists all that was given as --docs, however often the flag was given."""
-        return [source for group in self.docs for source in group]
+        return flat(self.docs)
 
     @property
     def formats(self) -> dict[str, str]:
         """Maps the names of sources to the formats that the user says they have; "" stands for all others."""
-        return by_source(self.format)
+        return by_source(flat(self.format))
 
     @property
     def text_fields(self) -> dict[str, str]:
         """Maps the names of sources to the fields that have their texts; "" stands for all others."""
-        return {"": TEXT_FIELD, **by_source(self.text_field)}
+        return {"": TEXT_FIELD, **by_source(flat(self.text_field))}
 
     def text_field_of(self, source: str) -> str:
         """Names the field or column that has the texts of a source."""
@@ -121,8 +121,6 @@ class Settings:
     def recorded(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_IN_THE_BYTES}
-        if not self.extend:
-            del values["extend"]  # so that data made before there was this setting has the same fingerprint
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
@@ -131,7 +129,12 @@ class Settings:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def by_source(values: tuple[str, ...]) -> dict[str, str]:
+def flat(groups: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Lists all values of a flag that may be given several times, each time with several values."""
+    return [value for group in groups for value in group]
+
+
+def by_source(values: list[str]) -> dict[str, str]:
     """Maps the names of sources to values given as NAME=VALUE; a VALUE alone is for all others, under the name ""."""
     parted = [value.rpartition("=") for value in values]
     return {name: value for name, _, value in parted}
@@ -198,10 +201,8 @@ def read_config(path: Path) -> Settings:
 
 def _typed(name: str, value: Any) -> Any:
     """Turns a value from TOML into the type of its setting; raises TypeError or ValueError where it is of another."""
-    if name == "docs":
-        return ((value,) if isinstance(value, str) else tuple(str(source) for source in value),)
-    if name in ("format", "text_field"):
-        return (value,) if isinstance(value, str) else tuple(str(said) for said in value)
+    if name in REPEATED:
+        return ((value,) if isinstance(value, str) else tuple(str(said) for said in value),)
     if name == "out":
         return Path(value)
     default = {"workers": 1, "language": ""}.get(name, Settings.__dataclass_fields__[name].default)
@@ -236,9 +237,9 @@ def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
     yield bool(s.sources), "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
     formats = get_args(Format)
-    for said in s.format:
+    for said in flat(s.format):
         yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
-    for flag, values in (("--format", s.format), ("--text-field", s.text_field)):
+    for flag, values in (("--format", flat(s.format)), ("--text-field", flat(s.text_field))):
         once = len(by_source(values)) == len(values)
         yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
     fault = "" if s.language is None else language_fault(s.language)

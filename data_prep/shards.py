@@ -207,14 +207,20 @@ class Manifest:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself.
-
-    A language that is not given makes the same shards as the one whose rules are taken for it.
-    """
+    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself."""
     others = ("fingerprint", "versions", "vocabulary_source")
     parts = {key: value for key, value in content.items() if key not in others}
-    parts["settings"] = {**parts["settings"], "language": parts["settings"].get("language") or DEFAULT}
+    parts["settings"] = meant(parts["settings"])
     return hashlib.sha256(json_bytes(parts)).hexdigest()
+
+
+def meant(settings: dict[str, Any]) -> dict[str, Any]:
+    """Spells recorded settings so that those of equal shards are equal, also those of earlier versions.
+
+    A language that is not given is the one whose rules are taken for it; earlier versions had no `extend`.
+    """
+    known = {name: value for name, value in settings.items() if (name, value) != ("extend", 0)}
+    return {**known, "language": settings.get("language") or DEFAULT}
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -19,8 +19,7 @@ from typing import Any
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
-from data_prep.common.languages import DEFAULT
-from data_prep.shards import PLAN, WORK
+from data_prep.shards import PLAN, WORK, meant
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
 STEPS = ("documents", "words", "vocabulary", "tokens", "examples", "shards")
@@ -109,18 +108,16 @@ def file_records(record: Record) -> list[FileRecord]:
 
 def refuse_changes(folder: Path, before: Record, now: Record) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
-    old = {"extend": 0, **before["settings"]}
-    if now["settings"]["language"] is None and old.get("language") == DEFAULT:
-        old["language"] = None  # what earlier versions wrote where no language was given
+    theirs, ours = meant(before["settings"]), meant(now["settings"])
     changes = [
-        f"  --{name.replace('_', '-')} was {_spelled(old.get(name))}, now {_spelled(value)}"
-        for name, value in {"extend": 0, **now["settings"]}.items()
-        if old.get(name) != value
+        f"  --{name.replace('_', '-')} was {_spelled(before['settings'].get(name))}, now {_spelled(value)}"
+        for name, value in now["settings"].items()
+        if theirs.get(name) != ours.get(name)
     ]
     if before["sources"] != now["sources"]:
         keys = ("source", "name", "size", "format")
-        theirs, ours = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
-        names = sorted({file[1] for file in theirs ^ ours})
+        old, new = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
+        names = sorted({file[1] for file in old ^ new})
         changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
     if before["given_vocabulary"] != now["given_vocabulary"]:
         changes.append("  --vocab: another vocabulary")

@@ -31,8 +31,8 @@ def compiled(function: Function) -> Function:
 
 @functools.cache
 def _version() -> str:
-    """Names what is compiled from: these sources, by this numba, for this processor."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
+    """Names what is compiled from: these sources, by this numba."""
+    digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(SOURCES.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -70,8 +70,11 @@ def remember_compiled(kinds: str) -> None:
 
 
 def _mark(kinds: str) -> Path:
-    """Names the file that stands for all that is compiled for some kinds of data."""
-    name = hashlib.sha256(kinds.encode()).hexdigest()[:16]
+    """Names the file that stands for all that is compiled for some kinds of data and this kind of processor.
+
+    Processors of several kinds may share the folder, in which numba tells apart what it compiled for each.
+    """
+    name = hashlib.sha256(f"{kinds} {llvmlite.binding.get_host_cpu_name()}".encode()).hexdigest()[:16]
     return Path(numba.config.CACHE_DIR) / f"compiled-{_version()}-{name}"  # type: ignore[attr-defined, unused-ignore]
 
 

@@ -30,23 +30,26 @@ MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of word
 STEPS = 4  # words, tokens, examples, shards
 
 
-def rehearse(settings: Settings, size: int, console: Console) -> None:
+def rehearse(settings: Settings, size: int, work: Path, console: Console, said: bool = False) -> bool:
     """Compiles what a run with these settings calls, unless an earlier run did; shows that, and how long it takes.
 
     `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
+    `work` is the folder that the run has for its own needs. Returns whether it is said that something is compiled.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
     kinds = f"{settings.pairs}-" + "-".join(
         str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
     )
     if compiled_before(kinds):
-        return
-    console.print("compiling, once: later runs begin without")
+        return said
+    if not said:
+        console.print("compiling, once: later runs begin without")
     progress = StepProgress(console, "compiling", "", STEPS, 0)
-    with progress.shown(), tempfile.TemporaryDirectory(prefix="cloze-rehearsal-") as folder:
+    with progress.shown(), tempfile.TemporaryDirectory(prefix="rehearsal-", dir=work) as folder:
         for _ in _steps(Path(folder), settings, size):
             progress.advance(1, 0)
     remember_compiled(kinds)
+    return True
 
 
 def _steps(folder: Path, settings: Settings, size: int) -> Iterator[None]:

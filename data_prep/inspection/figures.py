@@ -39,12 +39,16 @@ def figures_table(manifest: dict[str, Any]) -> Table:
     return table
 
 
-def vocabulary_line(asked: int, given: str | None, vocabulary: dict[str, Any]) -> str:
-    """Says of a manifest's vocabulary how many pieces it has, and how many were asked for or where they come from."""
+def vocabulary_line(asked: int, given: str | None, extend: int, vocabulary: dict[str, Any]) -> str:
+    """Says of a manifest's vocabulary how many pieces it has, and how many were asked for or where they come from.
+
+    `extend` is how many words were to be added to those of `given`.
+    """
     size, base = vocabulary["size"], vocabulary.get("base_size", vocabulary["size"])
     if given is not None:
         case = "with case and accents" if vocabulary["cased"] else "in lower case"
-        return f"vocabulary: {base:,} pieces of {given}, {case}" + (f"; {size - base:,} added" if size > base else "")
+        fewer = f" of {extend:,} words asked for" if size - base < extend else ""
+        return f"vocabulary: {base:,} pieces of {given}, {case}" + (f"; {size - base:,}{fewer} added" if extend else "")
     fewer = "" if size >= asked else "; the text is too small for more"
     return f"vocabulary: {size:,} pieces of {asked:,} asked for{fewer}"
 

@@ -45,11 +45,11 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def decompressed(path: Path) -> Iterator[bytes]:
+def decompressed(path: Path, block_bytes: int = BLOCK) -> Iterator[bytes]:
     """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded."""
     try:
         with pa.input_stream(str(path), compression="detect" if path.suffix in COMPRESSED else None) as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read(block_bytes):
                 yield block
     except (OSError, pa.ArrowInvalid) as error:
         if path.suffix in COMPRESSED and not isinstance(error, (FileNotFoundError, PermissionError)):
@@ -60,7 +60,7 @@ def decompressed(path: Path) -> Iterator[bytes]:
 def read_head(path: Path, size: int = 1 << 14) -> bytes:
     """Reads the first bytes of the content of a file, by which its format is known."""
     head = b""
-    for block in decompressed(path):
+    for block in decompressed(path, size):
         head += block
         if len(head) >= size:
             break

@@ -9,7 +9,8 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.books import SUFFIXES
 from data_prep.readers.cutting import read_head
-from data_prep.readers.foreign import Foreign, not_text, unknown_text
+from data_prep.readers.foreign import OVER_LINES, Foreign, not_text, unknown_text
+from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.reader import COMPRESSED
 
 TEXTS = ("sentences", "text")
@@ -48,4 +49,6 @@ def find_format(path: Path, said: str | None) -> Found | Foreign:
         return foreign
     if reader is None:
         return unknown_text(name, head)
+    if reader.name == "jsonl" and goes_over_lines(head):
+        return OVER_LINES
     return Found(reader.name, BY_NAME if reader.detect(name, NO_NAME) else BY_CONTENT)

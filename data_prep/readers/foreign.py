@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class Foreign(NamedTuple):
 
     def cure_for(self, file: Path) -> str:
         """Spells the cure for one such file, as its owner may type it."""
-        return self.cure.replace("FILE", str(file))
+        return self.cure.replace("FILE", shlex.quote(str(file)))
 
 
 SIGNATURES = {
@@ -43,10 +44,14 @@ UTF_16 = {
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
 BINARY = Foreign("no text but binary data")
-PARQUET = "import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('FILE'), 'NEW.parquet')"
-JSON_LINES = "import json; [print(json.dumps(record)) for record in json.load(open('FILE'))]"
+PARQUET = (
+    "import sys, pyarrow.csv as c, pyarrow.parquet as p; lines = c.ParseOptions(newlines_in_values=True); "
+    "p.write_table(c.read_csv(sys.argv[1], parse_options=lines), sys.argv[2])"
+)
+JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
+OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
 BY_NAME = {
-    (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" makes Parquet of it'),
+    (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" FILE NEW.parquet makes Parquet of it'),
     (".tsv",): Foreign("a table with tabs", "save it as Parquet, or as JSON lines"),
     (".html", ".htm", ".xhtml"): Foreign("a web page", "save it as plain text"),
     (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
@@ -74,5 +79,5 @@ def unknown_text(name: str, head: bytes) -> Foreign:
     if head.lstrip().startswith(b"["):
         if name.endswith(".jsonl"):
             return Foreign("JSON lines that are lists", "each line must be an object with its text in a field")
-        return Foreign("one list of JSON", f'python -c "{JSON_LINES}" > NEW.jsonl makes JSON lines of it')
+        return Foreign("one list of JSON", f'python -c "{JSON_LINES}" FILE > NEW.jsonl makes JSON lines of it')
     return Foreign("of no format that is known", is_text=True)

@@ -69,6 +69,17 @@ def detect(name: str, head: bytes) -> bool:
     return head.lstrip().startswith(b"{") and b'":' in head.replace(b" ", b"")
 
 
+def goes_over_lines(head: bytes) -> bool:
+    """Tells JSON that is laid out over several lines: the first of them is no object, and the next begins none."""
+    lines = [line for line in head.split(b"\n") if line.strip()]
+    if len(lines) < 2 or lines[1].startswith(b"{"):
+        return False
+    try:
+        return not isinstance(json.loads(lines[0]), dict)
+    except (ValueError, RecursionError):
+        return True
+
+
 READER = Reader(
     name="jsonl",
     about="JSON lines with a text field, as WikiExtractor --json and most corpora have",

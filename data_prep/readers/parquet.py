@@ -87,21 +87,30 @@ def _is_text(kind: pa.DataType) -> bool:
 def _columns(path: str, options: Options) -> list[str]:
     """Names the columns of a file; raises UserError where it has none with the text."""
     schema, text_field = _open(path).schema_arrow, options.text_field
-    cure = options.field_cure(dict.fromkeys((field.name for field in schema if _is_text(field.type)), 1))
     if text_field not in schema.names:
-        raise UserError(f"{path}: no column {text_field!r}; there is: {', '.join(schema.names)}\n{cure}")
-    if not _is_text(kind := schema.field(text_field).type):
-        raise UserError(f"{path}: the column {text_field!r} is {kind}, not text\n{cure}")
-    return list(schema.names)
+        fault = f"no column {text_field!r}; there is: {', '.join(schema.names)}"
+    elif not _is_text(kind := schema.field(text_field).type):
+        fault = f"the column {text_field!r} is {kind}, not text"
+    else:
+        return list(schema.names)
+    names = [field.name for field in schema if _is_text(field.type)]
+    rows = _first_rows(path, names)
+    sizes = {name: sum(len(row[name] or b"") for row in rows) for name in names}
+    raise UserError(f"{path}: {fault}\n{options.field_cure(sizes)}")
+
+
+def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
+    """Reads these columns of the first rows of a file."""
+    if not _open(path).num_row_groups:
+        return []
+    _, rows = next(_batches(Span(path, 0, 1), columns), ("", []))
+    return [row for _, row in rows]
 
 
 @functools.cache
 def _rows_are_sentences(path: str, text_field: str) -> bool:
     """Tells whether a row of the only column is a sentence and not a document, by what is in the first rows."""
-    if not _open(path).num_row_groups:
-        return False
-    _, rows = next(_batches(Span(path, 0, 1), [text_field]), ("", []))
-    lines = [(row[text_field] or b"").decode(errors="replace").strip() for _, row in rows]
+    lines = [(row[text_field] or b"").decode(errors="replace").strip() for row in _first_rows(path, [text_field])]
     return are_sentences([line for line in lines if line]) and not any("\n" in line for line in lines)
 
 

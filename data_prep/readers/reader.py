@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,9 @@ class Problems:
     policy: Errors
     num_replaced: int = 0
     skipped: list[str] = field(default_factory=list)
+    """What is left out, each beginning with the path of a file."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What the files are called in the manifest, by their paths: source and name, with nothing of this machine."""
 
     def decode(self, data: bytes, span: Span, offset: int) -> str | None:
         """Turns UTF-8 into text; returns None where the document is to be left out."""
@@ -78,6 +82,14 @@ class Problems:
         self.skipped.append(what)
 
 
+def without_place(fault: str, names: Mapping[str, str]) -> str:
+    """Spells what is left out for the manifest: with the name of the file in place of its path."""
+    at = fault.find(": ")
+    while at > 0 and fault[:at] not in names:
+        at = fault.find(": ", at + 1)
+    return names[fault[:at]] + fault[at:] if at > 0 else fault
+
+
 @dataclass(frozen=True)
 class Options:
     """What readers need to know of the settings."""
@@ -90,7 +102,7 @@ class Options:
     def field_cure(self, texts: Mapping[str, int]) -> str:
         """Says how to name another field; `texts` has the sizes of the texts that a record has, by their fields."""
         likely = max(texts, key=texts.__getitem__, default="FIELD")
-        return f"--text-field {self.source}={likely} names the field with the text"
+        return f"--text-field {shlex.quote(f'{self.source}={likely}')} names the field with the text"
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections import Counter
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -67,10 +68,12 @@ def find_files(
     formats, groups = formats or {}, group_sources(arguments)
     check_names("--format", formats, [name for name, _ in groups])
     problems = problems or Problems("fail")
+    found = [_files_of(name, paths, formats.get(name, formats.get("")), out, problems) for name, paths in groups]
+    alike = _alike([file for group in found for file in group])
     files = [
-        file
-        for name, paths in groups
-        for file in _files_of(name, paths, formats.get(name, formats.get("")), out, problems)
+        replace(file, format="text", how=AS_OTHERS) if file in alike else file
+        for group in found
+        for file in sorted(group, key=lambda file: list(READERS).index("text" if file in alike else file.format))
     ]
     places = [os.path.realpath(file.path) for file in files]
     counts = Counter(places)
@@ -131,7 +134,7 @@ def _split_label(argument: str) -> tuple[str, str]:
 def _files_of(
     name: str, arguments: list[str], format: str | None, out: Path | None, problems: Problems
 ) -> list[SourceFile]:
-    """Finds the files of one source, those of each format together; empty files are left out."""
+    """Finds the files that some arguments name as one source; empty files are left out."""
     path = arguments[0]
     if path == demo.NAME and not os.path.exists(path):
         return [
@@ -144,13 +147,13 @@ def _files_of(
     sizes = {file: size for file in expanded if (size := _size(file))}
     if not sizes:
         raise UserError(f"--docs {path}: no file with anything in it")
-    found = _find_formats(name, path, list(sizes), format, problems)
     root = path if os.path.isdir(path) else os.path.commonpath([file.parent.absolute() for file in sizes])
-    files = [
-        SourceFile(name, str(file), Path(os.path.relpath(file, root)).as_posix(), sizes[file], kind.format, kind.how)
-        for file, kind in found.items()
+    names = {file: Path(os.path.relpath(file, root)).as_posix() for file in sizes}
+    problems.names |= {str(file): f"{name}/{names[file]}" for file in sizes}
+    found = _find_formats(name, path, list(sizes), format, problems)
+    return [
+        SourceFile(name, str(file), names[file], sizes[file], kind.format, kind.how) for file, kind in found.items()
     ]
-    return sorted(files, key=lambda file: list(READERS).index(file.format))
 
 
 def _find_formats(name: str, path: str, files: list[Path], format: str | None, problems: Problems) -> dict[Path, Found]:
@@ -161,17 +164,32 @@ def _find_formats(name: str, path: str, files: list[Path], format: str | None, p
     if foreign and (problems.policy != "skip" or not found):
         raise UserError(_foreign_message(name, path, foreign, found))
     problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
-    texts = {kind.format: file for file, kind in reversed(list(found.items())) if kind.format in TEXTS}
-    alike = [file for file, kind in found.items() if kind.format == "sentences"]
-    if len(texts) > 1 and 2 * len(alike) < sum(kind.format in TEXTS for kind in found.values()):
-        return {**found, **dict.fromkeys(alike, Found("text", AS_OTHERS))}
-    if len(texts) > 1:
-        raise UserError(
-            f"--docs {path}: some files seem to have one sentence a line (such as {texts['sentences']}), "
-            f"others paragraphs (such as {texts['text']})\n"
-            f"say how to read those of {name}: --format {name}=text or --format {name}=sentences"
-        )
     return found
+
+
+def _alike(files: list[SourceFile]) -> set[SourceFile]:
+    """Finds the texts that look like sentences but are to be read as most of their source, which are paragraphs.
+
+    Raises UserError where half of the texts of a source look like that, or more, but not all.
+    """
+    alike: set[SourceFile] = set()
+    texts: defaultdict[str, dict[str, list[SourceFile]]] = defaultdict(lambda: {name: [] for name in TEXTS})
+    for file in files:
+        if file.format in TEXTS:
+            texts[file.source][file.format].append(file)
+    for name, kinds in texts.items():
+        sentences, paragraphs = kinds["sentences"], kinds["text"]
+        if len(sentences) < len(paragraphs):
+            alike.update(sentences)
+        elif paragraphs:
+            number = len(sentences) + len(paragraphs)
+            flags = [shlex.quote(f"{name}={format}") for format in ("text", "sentences")]
+            raise UserError(
+                f"{name}: {len(sentences):,} of {number:,} files seem to have one sentence a line (such as "
+                f"{sentences[0].path}), the others paragraphs (such as {paragraphs[0].path})\n"
+                f"say how to read all of them: --format {flags[0]} or --format {flags[1]}"
+            )
+    return alike
 
 
 def _foreign_message(name: str, path: str, foreign: Mapping[Path, Foreign], found: Mapping[Path, Found]) -> str:
@@ -189,7 +207,7 @@ def _foreign_message(name: str, path: str, foreign: Mapping[Path, Foreign], foun
         lines.append("--errors skip leaves out what cannot be read, and lists it")
     lines += _by_globs(path, list(found), list(foreign))
     if any(kind.is_text for kind in foreign.values()) and all(kind.format == "text" for kind in found.values()):
-        lines.append(f"or --format {name}=text reads all of {name} as plain text")
+        lines.append(f"or --format {shlex.quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
 
@@ -199,7 +217,10 @@ def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
     if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
         return []
     deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
-    return ["or name what to read: --docs " + " ".join(f"'{Path(path)}/{deep}*{suffix}'" for suffix in sorted(ours))]
+    folder = glob.escape(str(Path(path)))
+    return [
+        "or name what to read: --docs " + " ".join(shlex.quote(f"{folder}/{deep}*{suffix}") for suffix in sorted(ours))
+    ]
 
 
 def _expand(path: str) -> list[Path]:

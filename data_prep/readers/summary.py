@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from data_prep.common.languages import language_label
@@ -11,13 +11,19 @@ from data_prep.readers.extraction import FIELDED
 from data_prep.readers.sources import SourceFile
 from data_prep.settings import Settings
 
+MOST_SOURCES = 20  # that have a line of their own
 MOST_LISTED = 10  # files left out that are named; the manifest names all
 
 
 def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[str]:
-    """Spells for every source how many files of which formats it has, how those were found, and its language."""
-    for name in dict.fromkeys(file.source for file in files):
-        own = [file for file in files if file.source == name]
+    """Spells for each source how many files of which formats it has, how those were found, and its language.
+
+    Of many sources the first have a line, the others one together.
+    """
+    sources: defaultdict[str, list[SourceFile]] = defaultdict(list)
+    for file in files:
+        sources[file.source].append(file)
+    for name, own in list(sources.items())[:MOST_SOURCES]:
         kinds = Counter((file.format, file.how) for file in own)
         formats = ", ".join(
             (f"{count:,} " if len(kinds) > 1 else "") + f"{format} ({_details(name, format, how, settings)})"
@@ -27,6 +33,9 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
         sentences = "a sentence a line" if unsplit else language_label(settings.language)
         size = _size(sum(file.size for file in own))
         yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size}: {formats}; {sentences}"
+    if others := list(sources.values())[MOST_SOURCES:]:
+        size = _size(sum(file.size for own in others for file in own))
+        yield f"and {len(others):,} more sources: {sum(map(len, others)):,} files, {size}"
 
 
 def left_out_lines(skipped: Sequence[str]) -> Iterator[str]:

@@ -85,6 +85,9 @@ def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, cap
     assert "--extend was 12, now 13" in capfd.readouterr().err
     assert run(wiki, tmp_path / "1", "--vocab", str(bert)) == 2
     assert "--extend was 12, now 0" in capfd.readouterr().err
+    assert run(wiki, tmp_path / "many", *words, "--extend", "100000") == 0
+    number = len(read_vocabulary(tmp_path / "many")) - 110
+    assert f"; {number:,} of 100,000 words asked for added\n" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("surroundings")

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_line_for_each_source_in_every_run(mine: Path, tmp_path: Path, capfd: 
 def test_fields_and_formats_by_source(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"content": ["One text. It is short."] * 9, "id": range(9)}), mine / "more.parquet")
     docs = [f"posts={mine}/posts.jsonl", f"more={mine}/more.parquet", f"{mine}/book.txt"]
-    flags = ["--text-field", "posts=body", "--text-field", "content", "--format", "book=sentences"]
+    flags = ["--text-field", "posts=body", "content", "--format", "book=sentences"]
     assert shard.main(["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS, *flags]) == 0
     lines = capfd.readouterr().out.splitlines()[:3]
     assert [line.split(": ")[-1].partition(";")[0] for line in lines] == [
@@ -110,19 +111,63 @@ def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> Non
 def test_the_flag_for_a_missing_field_finds_it(
     name: str, mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    texts = [text(number) for number in range(60)]
+    pq.write_table(pa.table({"id": list(map(str, range(60))), "body": texts}), mine / "more.parquet")
     message = said(capfd, f"some={mine / name}", tmp_path / "out", code=2)
-    assert "'text'; there is: body" in message
+    assert "'text'; there is: " in message
     flag = shlex.split(message[message.index("--text-field") :])[:2]
     assert flag == ["--text-field", "some=body"]
     assert run(Path(f"some={mine / name}"), tmp_path / "out", *flag) == 0
 
 
 def test_a_wrong_field_is_no_text_to_skip(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where all of a format is left out, though the source has other documents, it is an error."""
+    """Where all of a format is left out, it is an error; a warning if the source has other documents."""
     (mine / "more.parquet").unlink()
-    message = said(capfd, mine, tmp_path / "out", "--errors", "skip", code=2)
-    assert message.startswith(f"error: no document in mine, read as jsonl\n  left out: {mine}/posts.jsonl: byte 0: no")
-    assert "--text-field mine=FIELD" in message
+    message = said(capfd, mine / "posts.jsonl", tmp_path / "posts", "--errors", "skip", code=2)
+    assert message.startswith(f"error: no document in posts, read as jsonl\n  left out: {mine}/posts.jsonl: byte 0: no")
+    assert "--text-field posts=FIELD" in message
+    output = said(capfd, mine, tmp_path / "out", "--errors", "skip")
+    assert "warning: no document in mine, read as jsonl: all of that is left out" in output
+    assert "--text-field mine=FIELD" in output
+    assert f"left out: {mine}/posts.jsonl: byte 0: no field 'text'" in output
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_settings_of_another_program_among_texts_can_be_left_out(
+    indent: int | None, mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("posts.jsonl", "more.parquet"):
+        (mine / name).unlink()
+    (mine / "config.json").write_text(json.dumps({"hidden_size": 64, "kind": "bert"}, indent=indent))
+    assert "--errors skip leaves" in said(capfd, mine, tmp_path / "out", code=2)
+    output = said(capfd, mine, tmp_path / "out", "--errors", "skip")
+    assert f"left out: {mine}/config.json: " in output
+    (fault,) = Manifest.read(tmp_path / "out").content["corpus"]["skipped"]
+    assert fault.startswith("mine/config.json: ")
+
+
+def test_what_is_left_out_has_no_place_of_this_machine(mine: Path, tmp_path: Path) -> None:
+    (mine / "photo: 1.jpg").write_bytes(JPEG)
+    with (mine / "posts.jsonl").open("a") as file:
+        file.write('{"body": 1}\n')
+    copy = tmp_path / "elsewhere" / "mine"
+    shutil.copytree(mine, copy)
+    for docs, out in ((mine, "1"), (copy, "2")):
+        assert run(docs, tmp_path / out, "--errors", "skip", "--text-field", "body") == 0
+    assert tree(tmp_path / "1") == tree(tmp_path / "2")
+    skipped = Manifest.read(tmp_path / "1").content["corpus"]["skipped"]
+    assert [fault.partition(" ")[0] for fault in skipped] == ["mine/photo:", "mine/posts.jsonl:"]
+
+
+def test_many_sources_do_not_fill_the_screen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    docs = []
+    for number in range(23):
+        docs.append(f"s{number}={tmp_path}/{number}.txt")
+        (tmp_path / f"{number}.txt").write_text(text(number))
+    assert shard.main(["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[19].startswith("s19: 1 file, ")
+    assert lines[20].startswith("and 3 more sources: 3 files, ")
 
 
 def test_a_source_that_is_not_there(mine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +192,7 @@ def test_an_image_among_texts_is_named_and_can_be_left_out(
     output = said(capfd, mine, tmp_path / "out", "--text-field", "body", "--errors", "skip")
     assert f"left out: {mine}/photo.jpg: a JPEG image\n" in output
     manifest = Manifest.read(tmp_path / "out").content
-    assert manifest["corpus"]["skipped"] == [f"{mine}/photo.jpg: a JPEG image"]
+    assert manifest["corpus"]["skipped"] == ["mine/photo.jpg: a JPEG image"]
     assert "photo.jpg" not in {source["name"] for source in manifest["sources"]}
     globs = shlex.split(message[message.index("--docs '") :])
     arguments = [*globs, "--text-field", "body", "--out", str(tmp_path / "globs"), "--workers", "1", *SETTINGS]
@@ -174,13 +219,17 @@ def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path, cap
     assert english["corpus"]["sentences"] > 40
 
 
-def test_a_language_that_is_not_given_makes_the_shards_of_english(wiki: Path, tmp_path: Path) -> None:
+def test_a_language_that_is_not_given_makes_the_shards_of_english(
+    wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run(wiki, tmp_path / "en", "--language", "en") == run(wiki, tmp_path / "none") == 0
     english, none = (Manifest.read(tmp_path / name) for name in ("en", "none"))
     assert english.fingerprint == none.fingerprint
     assert none.content["settings"]["language"] is None
     assert run(wiki, tmp_path / "en") == 0  # as earlier versions recorded it
-    assert run(wiki, tmp_path / "none", "--language", "en") == 2
+    assert run(wiki, tmp_path / "none", "--language", "en") == 0
+    assert run(wiki, tmp_path / "none", "--language", "de") == 2
+    assert "--language was not given, now de" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("code", ["german", "DE", "de_DE", "deutsch", "ger"])
@@ -275,11 +324,16 @@ def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tm
 
     from_main = "import sys; from data_prep.examples.rehearsal import rehearse; from data_prep.settings import *; "
     from_main += "from rich.console import Console; s = Settings(lengths=(32, 64)); "
-    from_main += "[rehearse(s, size, Console()) for size in (600, 229)]"
+    from_main += "from pathlib import Path; said = False\nfor size in (600, 229):\n"
+    from_main += f" said = rehearse(s, size, Path({str(tmp_path)!r}), Console(), said)"
     first = subprocess.run(
-        [sys.executable, "-c", from_main], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", from_main],
+        env={**environment, "TMPDIR": "/proc"},  # where nothing can be written
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert first.stdout.count("compiling, once") == 2  # vocabularies of so many pieces are stored in other types
+    assert first.stdout.count("compiling, once") == 1  # though so many pieces are stored in other types
     before = set(cache.rglob("*.nbc"))
     assert before
     assert "compiling" not in prepare("out")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import json
+import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.reading import detected, passages, write
 
@@ -54,12 +59,18 @@ def test_a_cure_for_utf_16_cures_it(tmp_path: Path) -> None:
 
 
 def test_a_cure_for_csv_cures_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'id,text\n1,"A word, and\nanother."\n')
+    (tmp_path / "my tables").mkdir()
+    rows = 3000  # more than one of the blocks that pyarrow reads
+    text = 'A "word", and\n' + "another. " * 60
+    path = tmp_path / "my tables" / "a.csv"
+    with path.open("w") as file:
+        csv.writer(file).writerows([["id", "text"], *([number, text] for number in range(rows))])
+    assert path.stat().st_size > 1 << 20
     with pytest.raises(UserError, match="a table as CSV") as caught:
         detected(path)
     cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
     subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
-    assert passages(tmp_path / "NEW.parquet", "parquet") == [["A word, and", "another."]]
+    assert passages(tmp_path / "NEW.parquet", "parquet") == [['A "word", and', text.split("\n")[1].strip()]] * rows
 
 
 def test_a_cure_for_a_list_of_json_cures_it(tmp_path: Path) -> None:
@@ -69,6 +80,34 @@ def test_a_cure_for_a_list_of_json_cures_it(tmp_path: Path) -> None:
     cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
     subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
     assert passages(tmp_path / "NEW.jsonl", "jsonl") == [["Grüße."], ["Two."]]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "a.jsonl"])
+def test_a_cure_for_json_over_several_lines_cures_it(tmp_path: Path, name: str) -> None:
+    objects = [{"text": "Grüße."}, {"text": "Two.", "more": {"n": 1}}]
+    path = write(tmp_path / name, "\n".join(json.dumps(content, indent=2) for content in objects))
+    with pytest.raises(UserError, match="JSON whose objects go over several lines") as caught:
+        detected(path)
+    if shutil.which("jq") is None:
+        pytest.skip("needs jq")
+    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
+    subprocess.run(cure, shell=True, check=True, cwd=tmp_path)
+    assert passages(tmp_path / "NEW.jsonl", "jsonl") == [["Grüße."], ["Two."]]
+
+
+def test_damaged_json_lines_are_json_lines(tmp_path: Path) -> None:
+    for content in ('{"text": oops}\n', '{"text": oops}\n{"text": "x"}\n', '{"text": "x"}\noops\n', '{"text": "x'):
+        assert detected(write(tmp_path / "a.jsonl", content)) == "jsonl"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_only_the_head_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
+    data = random.Random(1).randbytes(3 << 20).hex().encode()
+    path = write(tmp_path / f"a.txt{suffix}", gzip.compress(data) if suffix else data)
+    detected(path)
+    before = psutil.Process().io_counters().read_chars
+    detected(path)
+    assert psutil.Process().io_counters().read_chars - before < 200_000
 
 
 def test_a_file_without_a_suffix_that_is_not_utf8(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from data_prep.readers import READERS, sources
 from data_prep.readers.detection import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.sources import SourceFile, find_files, group_sources, make_bundles
-from data_prep.settings import Format
+from data_prep.settings import Format, by_source
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 SENTENCES = "This is one.\nThis is two.\n\nThis is three.\nThis is four.\n"
@@ -267,9 +267,9 @@ def test_the_format_of_one_source(tmp_path: Path) -> None:
 def test_texts_of_which_some_look_like_sentences_are_not_guessed_at(tmp_path: Path) -> None:
     folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_jsonl=JSON)
     assert message(folder) == (
-        f"--docs {folder}: some files seem to have one sentence a line (such as {folder}/a.txt), "
-        f"others paragraphs (such as {folder}/b.txt)\n"
-        "say how to read those of x: --format x=text or --format x=sentences"
+        f"x: 1 of 2 files seem to have one sentence a line (such as {folder}/a.txt), "
+        f"the others paragraphs (such as {folder}/b.txt)\n"
+        "say how to read all of them: --format x=text or --format x=sentences"
     )
     for format in ("text", "sentences"):
         assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format]
@@ -279,6 +279,33 @@ def test_a_few_texts_that_look_like_sentences_are_read_as_the_others(tmp_path: P
     folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_txt=TEXT)
     found = {file.name: (file.format, file.how) for file in find_files([str(folder)])}
     assert found == {"a.txt": ("text", AS_OTHERS), "b.txt": ("text", BY_NAME), "c.txt": ("text", BY_NAME)}
+
+
+def test_texts_that_look_like_sentences_are_judged_by_all_of_their_source(tmp_path: Path) -> None:
+    fill(tmp_path, a__a_dot_txt=SENTENCES, b__b_dot_txt=TEXT, b__c_dot_md=TEXT)
+    given = [f"x={tmp_path}/a", f"x={tmp_path}/b"]
+    found = [(file.name, file.format, file.how) for file in find_files(given)]
+    assert found == [("a.txt", "text", AS_OTHERS), ("b.txt", "text", BY_NAME), ("c.md", "text", BY_NAME)]
+    assert "x: 1 of 2 files seem to have one sentence a line" in message(given[0], f"x={tmp_path}/b/b.txt")
+    assert [file.format for file in find_files([f"y={tmp_path}/a", given[1]])] == ["sentences", "text", "text"]
+
+
+def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "My notes", a_dot_txt=SENTENCES, b_dot_txt=TEXT)
+    said = message(folder)
+    flags = shlex.split(said[said.index("--format") :])
+    for flag in (flags[1], flags[4]):
+        assert find_files([str(folder)], by_source([flag]))
+    fill(folder, c_dot_pdf=b"%PDF-1.4")
+    said = message(folder, format="text")
+    assert shlex.split(said.split("\n")[2])[:3] == ["pdftotext", f"{folder}/c.pdf", "NEW.txt"]
+    globs = shlex.split(said[said.index("--docs '") :])[1:2]
+    assert names(*globs, format="text") == ["a.txt", "b.txt"]
+    (folder / "c.pdf").rename(folder / "c.csv")
+    (folder / "c.csv").write_text("a,b")
+    (folder / "a.txt").unlink()
+    said = message(folder)
+    assert shlex.split(said[said.index("or --format") :])[2] == "My notes=text"
 
 
 def test_the_formats_of_the_settings_are_those_of_the_readers() -> None:

@@ -50,7 +50,10 @@ def test_no_word_of_the_text_becomes_unknown() -> None:
 
 
 def test_there_may_be_fewer_words_than_asked_for_but_not_none() -> None:
-    assert extend_vocabulary(BASE, {"abc": 10, "d": 10}, 1000).added == ("abc",)
+    done = extend_vocabulary(BASE, {"abc": 10, "d": 10}, 1000)
+    assert done.added == ("abc",)
+    assert str(done).startswith("1 words of 1,000 asked for added to 24 pieces: abc; ")
+    assert str(done).endswith("; a word must occur 5 times to be added")
     with pytest.raises(UserError, match="no word of the text is worth a piece"):
         extend_vocabulary(BASE, {"d": 10, "abc": LEAST - 1}, 1000)
 
