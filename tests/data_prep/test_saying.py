@@ -203,7 +203,9 @@ def test_the_vocabulary_asked_for_and_got(wiki: Path, tmp_path: Path, capfd: pyt
     assert f"vocabulary: {size} pieces of 300 asked for; the text is too small for more\n" in small
     assert "vocabulary: 150 pieces of 150 asked for\n" in said(capfd, wiki, tmp_path / "a", "--vocab-size", "150")
     given = tmp_path / "a" / "vocab.txt"
-    assert f"vocabulary: 150 pieces of {given}, in lower case\n" in said(capfd, wiki, tmp_path / "b", "--vocab", str(given))
+    assert f"vocabulary: 150 pieces of {given}, in lower case\n" in said(
+        capfd, wiki, tmp_path / "b", "--vocab", str(given)
+    )
 
 
 def table_row(output: str, name: str) -> str:
