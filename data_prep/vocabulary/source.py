@@ -66,8 +66,8 @@ def _read_file(path: Path, cased: bool) -> Vocabulary:
     if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
         return read_vocabulary(path.parent)
     raise UserError(
-        f"--vocab {path}: has pieces with capital letters, which text in lower case never matches: add --cased, or name "
-        f"a folder that has it beside a {TOKENIZER_CONFIG}"
+        f"--vocab {path}: has pieces with capital letters, which text in lower case never matches: add --cased, or "
+        f"name a folder that has it beside a {TOKENIZER_CONFIG}"
     )
 
 

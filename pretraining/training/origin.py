@@ -48,7 +48,9 @@ class Origin:
     """its sizes; of its vocabulary, the rows, of which the last may belong to no piece"""
     vocabulary: Vocabulary
     trained: int
-    """positions that were trained, from the first on, as far as that is known"""
+    """the longest text that it was trained on, as far as that is known"""
+    known: int
+    """positions whose embeddings are worth keeping: of a run those that were trained, otherwise all"""
     on_hub: bool
 
     def summary(self) -> BaseSummary:
@@ -116,7 +118,7 @@ def find_origin(name: str) -> Origin:
     folder, on_hub = find_folder(name, [CONFIG, *FILES]), not Path(name).exists()
     if (folder / CONFIG).is_file() or on_hub:
         shape, vocabulary = read_shape(folder), read_vocabulary(folder)
-        trained = read_length(folder, shape)
+        trained, known = read_length(folder, shape), shape.positions
     else:
         if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
             raise UserError(
@@ -127,10 +129,10 @@ def find_origin(name: str) -> Origin:
         shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
         if vocabulary.sha256 != run.data.vocabulary:
             raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
-        trained = min(run.state.trained_length, shape.positions)
+        trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
     if len(vocabulary) > shape.vocabulary:
         raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-    return Origin(name, folder, shape, vocabulary, trained, on_hub)
+    return Origin(name, folder, shape, vocabulary, trained, known, on_hub)
 
 
 def fetch_weights(name: str, folder: Path) -> Path:
@@ -151,7 +153,7 @@ def begin_with(model: Bert, state: RunState, origin: Origin, vocabulary: Vocabul
     positions stay as they were drawn.
     """
     weights, fresh = origin.read_weights(), model.state_dict()
-    state.trained_length = origin.trained
+    state.trained_length, state.begun_positions = origin.trained, origin.known
     state.trained_segments = max(state.trained_segments, count_segments(weights))
     new = pieces_replaced(origin.vocabulary, vocabulary.pieces[len(origin.vocabulary) :])
     for name in PADDED:
@@ -194,5 +196,7 @@ def describe(origin: Origin, anew: list[str], left: list[str]) -> str:
     if shape.vocabulary > pieces and (origin.folder / CONFIG).exists():
         left = [*left, f"{shape.vocabulary - pieces:,} rows of its embeddings that belong to no piece"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
+    if origin.trained < origin.known:
+        parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
     parts += [f"anew: {', '.join(anew)}"] * bool(anew) + [f"left out: {', '.join(left)}"] * bool(left)
     return "; ".join(parts)

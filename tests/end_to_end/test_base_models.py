@@ -120,19 +120,39 @@ def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) 
     before, after = (
         read_folder(folder)[1]["embeddings.position.weight"] for folder in (short, adapting.folder / "run" / "export")
     )
+    assert ("positions 40 to 63 begin as copies of those before them\n" in said) == (new == "copied")
     assert torch.equal(after[:40], before)
     assert torch.equal(after[40:], before[1:25]) == (new == "copied")
     fewer = adapting.command("fewer", "--init", adapting.folder / "run", "--model.positions", "40")
     assert "--model.positions = 40: " in assert_ended(launch(fewer, 1), 2)
 
 
-def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path) -> None:
-    """Though no phase of this run has trained those that the second one needs."""
+@pytest.mark.parametrize("length", [64, 40])
+def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path, length: int) -> None:
+    """Though no phase of this run has trained those that the second one needs, and its tokenizer may use fewer."""
+    config = bert / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"model_max_length": 64', f'"model_max_length": {length}'))
     words = ["--phases.1.new_positions", "copied", "--phases.0.learning_rate", "1e-30"]
-    assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    said = assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    assert ("; positions 40 to 63 as they are, though its tokenizer cuts before\n" in said) == (length == 40)
+    assert "begin as copies" not in said
     name = "embeddings.position.weight"
     before, after = (read_folder(folder)[1][name] for folder in (bert, adapting.folder / "run" / "export"))
     assert torch.equal(before, after)
+
+
+def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: Place) -> None:
+    """Also by way of a run that trained no more of them, but not those of a BERT that it began with."""
+    short = ["--stop-after", "short", "--phases.0.learning_rate", "1e-30"]
+    copied = ["--phases.1.new_positions", "copied", "--phases.0.learning_rate", "1e-30"]
+    assert_well(train(place.command("first", *short), 1))
+    assert_well(train(adapting.command("second", "--init", place.folder / "first", *short), 1))
+    said = assert_well(train(adapting.command("third", "--init", place.folder / "second", *copied), 1))
+    assert "positions 32 to 63 begin as copies of those before them\n" in said
+    name = "embeddings.position.weight"
+    first, third = (load_checkpoint(place.folder / run)[1][name] for run in ("first", "third"))
+    assert torch.equal(third[:32], first[:32])
+    assert torch.equal(third[32:63], first[1:32])
 
 
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
