@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError
 
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""What goes wrong on a disk, not on the network."""
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # bert-base-uncased, google-bert/bert-base-uncased
 
 
@@ -24,7 +27,10 @@ def find_folder(given: str, files: Sequence[str]) -> Path:
         return path
     if not NAME.fullmatch(given):
         raise UserError(f"{given}: no such folder, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
-    return fetch_model(given, files)
+    try:
+        return fetch_model(given, files)
+    except UserError as error:
+        raise UserError(f"{given}: no such folder here; as a name on the hub: {error}") from error
 
 
 def fetch_model(name: str, files: Sequence[str], revision: str | None = None) -> Path:
@@ -35,9 +41,9 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None) ->
     if not sys.stderr.isatty():
         disable_progress_bars()
     with hub_errors(
-        f"{name} ({constants.ENDPOINT}/{name})",
+        f"{constants.ENDPOINT}/{name}",
         "model",
-        lacking="no such folder, and no such model on the hub (is it OWNER/NAME?)",
+        lacking="no such model there (is it OWNER/NAME?)",
         mirror="set HF_ENDPOINT to a mirror, or name a folder",
         revision=revision,
     ):
@@ -72,6 +78,8 @@ def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: st
         yield
     except Exception as error:
         meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
+        if isinstance(error, OSError) and error.errno in STORAGE:
+            meaning = f"{constants.HF_HOME}: cannot be written: make room there, or name another folder in HF_HOME"
         if meaning is None:
             raise
         said = str(error).partition("\n")[0]

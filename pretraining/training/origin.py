@@ -20,16 +20,26 @@ from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import pieces_replaced
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
-from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import RECORD, find_checkpoint, finished_checkpoints, read_record
-from pretraining.huggingface.folders import CONFIG, INDEX, OLD_WEIGHTS, WEIGHTS, read_folder, read_length, read_shape
-from pretraining.huggingface.model_card import BaseSummary
+from pretraining.checkpoint.reading import parameter_sizes, read_weights, require_whole_weights
+from pretraining.checkpoint.record import RECORD, TOKENIZER, find_checkpoint, finished_checkpoints, read_record
+from pretraining.huggingface.folders import (
+    CARD,
+    CONFIG,
+    INDEX,
+    OLD_WEIGHTS,
+    WEIGHTS,
+    read_folder,
+    read_length,
+    read_shape,
+)
+from pretraining.huggingface.model_card import BaseSummary, read_base_model
 from pretraining.huggingface.weights import PADDED, count_segments, with_first_segment_alone
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.training.exporting import EXPORT
 from pretraining.training.state import RunRecord, RunState
 
-HEADS = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
+CALLED = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
 """How our names of the weights of heads begin, and what the heads are called."""
 POSITIONS = "embeddings.position.weight"
 PARTS = "*-of-*"
@@ -52,10 +62,19 @@ class Origin:
     known: int
     """positions whose embeddings are worth keeping: of a run those that were trained, otherwise all"""
     on_hub: bool
+    from_hub: str | None = None
+    """the model on the hub that it was made from itself, where that is known"""
 
     def summary(self) -> BaseSummary:
-        """What a run keeps of it."""
-        return BaseSummary(self.name, self.on_hub)
+        """What a run keeps of it; a checkpoint and an export are called as their run."""
+        if self.on_hub:
+            return BaseSummary(self.name, on_hub=True)
+        folder = self.folder.resolve()
+        if (folder / RECORD).exists():
+            folder = folder.parents[1]
+        elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
+            folder = folder.parent
+        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub)
 
     def check_data(self, data: Path, manifest: Manifest) -> Vocabulary:
         """Raises UserError unless the data has the pieces of this model in the same ids; returns the data's."""
@@ -81,7 +100,9 @@ class Origin:
     def read_weights(self) -> dict[str, Tensor]:
         """Reads the weights, by our names; those of whole heads may be missing."""
         if not (self.folder / CONFIG).exists():
-            record, weights = load_checkpoint(self.folder)
+            require_whole_weights(self.folder)
+            record = read_record(self.folder)
+            weights = read_weights(self.folder, parameter_sizes(record.shape))
             alone = RunRecord.of(record).state.trained_segments == 1
             return with_first_segment_alone(weights) if alone else weights
         folder = fetch_weights(self.name, self.folder) if self.on_hub else self.folder
@@ -119,6 +140,7 @@ def find_origin(name: str) -> Origin:
     if (folder / CONFIG).is_file() or on_hub:
         shape, vocabulary = read_shape(folder), read_vocabulary(folder)
         trained, known = read_length(folder, shape), shape.positions
+        from_hub = read_base_model(folder / CARD)
     else:
         if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
             raise UserError(
@@ -129,10 +151,11 @@ def find_origin(name: str) -> Origin:
         shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
         if vocabulary.sha256 != run.data.vocabulary:
             raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
+        from_hub = run.base.hub_model if run.base else None
         trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
     if len(vocabulary) > shape.vocabulary:
         raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-    return Origin(name, folder, shape, vocabulary, trained, known, on_hub)
+    return Origin(name, folder, shape, vocabulary, trained, known, on_hub, from_hub)
 
 
 def fetch_weights(name: str, folder: Path) -> Path:
@@ -168,7 +191,7 @@ def begin_with(model: Bert, state: RunState, origin: Origin, vocabulary: Vocabul
         anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return describe(origin, anew, heads_of(weights.keys() - fresh.keys()))
+    return begins(origin, anew, heads_of(weights.keys() - fresh.keys()))
 
 
 def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -186,11 +209,11 @@ def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tenso
 def heads_of(names: set[str]) -> list[str]:
     """The heads that weights of these names belong to, as they are called."""
     found = {name.partition(".")[0] for name in names}
-    assert found <= HEADS.keys(), f"{found}: only whole heads may be missing or left over"
-    return [called for name, called in HEADS.items() if name in found]
+    assert found <= CALLED.keys(), f"{found}: only whole heads may be missing or left over"
+    return [called for name, called in CALLED.items() if name in found]
 
 
-def describe(origin: Origin, anew: list[str], left: list[str]) -> str:
+def begins(origin: Origin, anew: list[str], left: list[str]) -> str:
     """One line on what a run begins with."""
     shape, pieces = origin.shape, len(origin.vocabulary)
     if shape.vocabulary > pieces and (origin.folder / CONFIG).exists():

@@ -177,6 +177,22 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     assert torch.equal(first, again)
 
 
+def test_a_run_is_a_base_without_its_moments(adapting: Place, place: Place) -> None:
+    """All ranks check its weights together; in cards its checkpoints and its export are called as it is."""
+    assert_well(train(place.command("first", "--stop-after", "short"), 2))
+    checkpoint = place.folder / "first" / "checkpoints" / "step-00000005"
+    for moment in checkpoint.glob("exp_avg*"):
+        moment.unlink()
+    assert_well(train(adapting.command("second", "--init", checkpoint), 2))
+    assert_well(train(adapting.command("third", "--init", place.folder / "second" / "export"), 1))
+    for run, base in (("second", "first"), ("third", "second")):
+        assert f"began with the weights of {base}." in (place.folder / run / "export" / "README.md").read_text()
+    damaged = checkpoint / "weight-00001-of-00002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    refused = assert_ended(launch(adapting.command("fourth", "--init", checkpoint), 2), 2)
+    assert str(damaged) in refused
+
+
 def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     """Trains in a process that has not loaded the hub's library yet, which reads its settings only once."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -197,6 +213,10 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
     assert "\nbase_model: owner/bert\n" in card.split("---")[1]
     asked = len(site.requests)
+    run = adapting.folder / "run"
+    assert_well(train(adapting.command("again", "--init", run / "export"), 1))
+    assert_well(train(adapting.command("third", "--init", adapting.folder / "again"), 1))
+    assert "\nbase_model: owner/bert\n" in (adapting.folder / "third" / "export" / "README.md").read_text()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert command(adapting, "offline", "owner/bert").returncode == 0
     assert len(site.requests) == asked
@@ -210,12 +230,13 @@ def test_names_that_are_none(adapting: Place, site: Site, monkeypatch: pytest.Mo
     """Unknown to the hub; no name at all; and a hub that does not answer."""
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/bert")
-    where = f"--init owner/bert ({site.url}/owner/bert)"
-    assert f"error: {where}: no such folder, and no such model on the hub" in done.stderr
+    where = "error: --init owner/bert: no such folder here; as a name on the hub: "
+    assert f"{where}{site.url}/owner/bert: no such model there" in done.stderr
     done = command(adapting, "run", "my/own/bert")
     assert "--init my/own/bert: no such folder, and not the name of a model on the Hugging Face hub" in done.stderr
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be reached: check the network, or set HF_ENDPOINT" in command(adapting, "run", "owner/bert").stderr
+    done = command(adapting, "run", "owner/bert")
+    assert f"{where}http://127.0.0.1:9/owner/bert: cannot be reached: check the network" in done.stderr
 
 
 @pytest.mark.usefixtures("surroundings")

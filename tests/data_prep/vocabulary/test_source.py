@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertTokenizerFast
+from transformers import BertTokenizer
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, short_name
@@ -111,7 +111,7 @@ def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) 
 def test_what_transformers_saves_is_taken(tmp_path: Path, cased: bool) -> None:
     pieces = MIXED if cased else LOWER
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=not cased)
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=not cased)
     tokenizer.save_pretrained(tmp_path / "saved")
     assert read_vocabulary(tmp_path / "saved") == Vocabulary(pieces, cased)
 
