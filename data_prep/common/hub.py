@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,12 @@ STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, e
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # bert-base-uncased, google-bert/bert-base-uncased
 
 
-def find_folder(given: str, files: Sequence[str]) -> Path:
+def find_folder(given: str, files: Sequence[str], fetch: Callable[[str, Sequence[str]], Path] | None = None) -> Path:
     """Finds what a user names: a path that exists, otherwise the model of this name on the hub.
 
     Of a model the files of these names or patterns are fetched into the hub's own cache, from HF_ENDPOINT where that is
-    set, and without the network under HF_HUB_OFFLINE. Processes that ask at the same time fetch a file once.
+    set, and without the network under HF_HUB_OFFLINE. Processes that ask at the same time fetch a file once. `fetch` is
+    another way than `fetch_model`.
     """
     path = Path(given)
     if path.exists():
@@ -28,13 +29,16 @@ def find_folder(given: str, files: Sequence[str]) -> Path:
     if not NAME.fullmatch(given):
         raise UserError(f"{given}: no such folder, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
     try:
-        return fetch_model(given, files)
+        return (fetch or fetch_model)(given, files)
     except UserError as error:
         raise UserError(f"{given}: no such folder here; as a name on the hub: {error}") from error
 
 
-def fetch_model(name: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Fetches files of a model on the hub that the cache lacks; returns their folder, which is called as the commit."""
+def fetch_model(name: str, files: Sequence[str], revision: str | None = None, from_cache: bool = False) -> Path:
+    """Fetches files of a model on the hub that the cache lacks; returns their folder, which is called as the commit.
+
+    With `from_cache` the hub is not asked at all.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -47,7 +51,8 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None) ->
         mirror="set HF_ENDPOINT to a mirror, or name a folder",
         revision=revision,
     ):
-        return Path(snapshot_download(name, allow_patterns=list(files), revision=revision))
+        wanted = list(files)
+        return Path(snapshot_download(name, allow_patterns=wanted, revision=revision, local_files_only=from_cache))
 
 
 @contextmanager

@@ -8,14 +8,16 @@ and more positions; these begin anew.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.hub import fetch_model, find_folder
+from data_prep.common.hub import find_folder
 from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import pieces_replaced
 from data_prep.vocabulary.source import FILES, read_vocabulary
@@ -36,7 +38,9 @@ from pretraining.huggingface.model_card import BaseSummary, read_base_model
 from pretraining.huggingface.weights import PADDED, count_segments, with_first_segment_alone
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.processes.group import SharedError, gather
 from pretraining.training.exporting import EXPORT
+from pretraining.training.hub import fetch_together
 from pretraining.training.state import RunRecord, RunState
 
 CALLED = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
@@ -76,6 +80,13 @@ class Origin:
             folder = folder.parent
         return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub)
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What must be the same on all ranks, which may find it on different disks."""
+        commit = self.folder.name if self.on_hub else None
+        sizes, pieces = asdict(self.shape), self.vocabulary.sha256
+        return {"commit": commit, "sizes": sizes, "pieces": pieces, "trained": self.trained, "known": self.known}
+
     def check_data(self, data: Path, manifest: Manifest) -> Vocabulary:
         """Raises UserError unless the data has the pieces of this model in the same ids; returns the data's."""
         ours, theirs = read_vocabulary(data), self.vocabulary
@@ -112,9 +123,21 @@ class Origin:
 class OriginFinder:
     """Finds the model that a recipe names, when the recipe asks for its sizes."""
 
-    def __init__(self, out: Path | None) -> None:
-        """`out` is the folder of the run: one that goes on needs its base model no more."""
+    def __init__(self, out: Path | None, name: str | None = None) -> None:
+        """`out` is the folder of the run: one that goes on needs its base model no more.
+
+        All ranks make one together, before anything can fail on one of them: a model on the hub is fetched here, by
+        the `name` that the recipe will ask for. What goes wrong is told when it does.
+        """
         self._out = out
+        self._found: Path | UserError | None = None
+        if name and (out is None or recorded_shape(out) is None):
+            try:
+                self._found = find_model(name)
+            except SharedError:
+                raise
+            except UserError as error:
+                self._found = error
         self.origin: Origin | None = None
         """the model that was found; None where none was asked for, or the run goes on"""
 
@@ -122,7 +145,9 @@ class OriginFinder:
         """The sizes of the model, or of the run that began with it."""
         if self._out is not None and (shape := recorded_shape(self._out)) is not None:
             return shape
-        self.origin = find_origin(name)
+        if isinstance(self._found, UserError):
+            raise self._found
+        self.origin = find_origin(name, self._found)
         return self.origin.shape
 
 
@@ -134,9 +159,16 @@ def recorded_shape(out: Path) -> Shape | None:
     return None
 
 
-def find_origin(name: str) -> Origin:
-    """Finds a model by its folder, run, checkpoint or name on the hub, and reads all but its weights."""
-    folder, on_hub = find_folder(name, [CONFIG, *FILES]), not Path(name).exists()
+def find_model(name: str) -> Path:
+    """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
+    if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
+        raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
+    return find_folder(name, [CONFIG, *FILES], fetch_together)
+
+
+def find_origin(name: str, found: Path | None = None) -> Origin:
+    """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub, found already."""
+    folder, on_hub = found or find_model(name), not Path(name).exists()
     if (folder / CONFIG).is_file() or on_hub:
         shape, vocabulary = read_shape(folder), read_vocabulary(folder)
         trained, known = read_length(folder, shape), shape.positions
@@ -162,7 +194,7 @@ def fetch_weights(name: str, folder: Path) -> Path:
     """Fetches the weights of a model on the hub, of the same commit: safetensors, or what PyTorch wrote before."""
     for whole in (WEIGHTS, OLD_WEIGHTS):
         stem, _, end = whole.rpartition(".")
-        found = fetch_model(name, [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"], folder.name)
+        found = fetch_together(name, [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"], folder.name)
         if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
             return found
     return folder

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -193,6 +196,25 @@ def test_a_run_is_a_base_without_its_moments(adapting: Place, place: Place) -> N
     assert str(damaged) in refused
 
 
+def test_a_base_that_differs_between_ranks_is_an_error(adapting: Place, bert: Path) -> None:
+    """As folders of the same name on the disks of two machines may."""
+    trained = write_bert(adapting.folder / "1" / "bert", adapting.data)
+    (adapting.folder / "0").mkdir()
+    bert.rename(adapting.folder / "0" / "bert")
+    config = trained / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 40'))
+    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    assert "the model bert: rank 1 differs from rank 0" in assert_ended(done, 2)
+    shutil.rmtree(trained)
+    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    assert "--init bert: no such folder on some machines" in assert_ended(done, 2)
+
+
+def enter_own_folder(folder: Path) -> None:
+    """Lets a rank work in a folder that only it has."""
+    os.chdir(folder / os.environ["RANK"])
+
+
 def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     """Trains in a process that has not loaded the hub's library yet, which reads its settings only once."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -210,6 +232,10 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     assert "begins with owner/bert: 2 layers of 32" in done.stdout
     assert downloads(site, "model.safetensors") == downloads(site, "config.json") == 1
     assert not downloads(site, "README.md")
+    asked_once = [
+        request.path for request in site.requests if request.path.endswith("/models/owner/bert/revision/main")
+    ]
+    assert len(asked_once) == 1, "rank 0 finds the commit for all"
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
     assert "\nbase_model: owner/bert\n" in card.split("---")[1]
     asked = len(site.requests)
