@@ -158,6 +158,23 @@ def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: P
     assert torch.equal(third[32:63], first[1:32])
 
 
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        (64, ["--phases.0.length", "64", "--phases.1.length", "64"]),
+        (64, ["--phases.0.length", "32", "--phases.1.length", "32"]),
+        (48, ["--phases.0.length", "32", "--phases.1.length", "48"]),
+        (48, ["--phases.0.length", "32", "--phases.1.length", "64", "--model.positions", "64"]),
+    ],
+)
+def test_the_recipe_takes_other_lengths(place: Place, positions: int, words: list[str]) -> None:
+    """As the documentation says for data of one length and for a BERT with fewer positions."""
+    bert = write_bert(place.folder / "bert", place.data, positions=positions)
+    few = "--phases.0.steps 2 --phases.1.steps 1 --phases.0.batch 4 --phases.1.batch 2 --evaluation.examples 8".split()
+    adapting = dataclasses.replace(place, recipe=Path("adapt"))
+    assert_well(train(adapting.command("run", "--init", bert, *words, *few), 1))
+
+
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
     """Old ids stay, new pieces learn; a run goes on from a run that was extended."""
     wiki = write_wiki(adapting.folder / "wiki", documents=60, seed=7)
