@@ -35,10 +35,11 @@ from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
-from pretraining.config.overrides import load_recipe_and_data
+from pretraining.config.overrides import load_recipe_and_data, peek
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
 from pretraining.processes.ending import Ending, exit_now
+from pretraining.processes.group import SharedError
 from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import Origin, OriginFinder
@@ -94,7 +95,12 @@ def main(arguments: list[str]) -> int:
         else:
             warn(wanted, world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out or wanted.run, ending)
-            run(partial(read_request, arguments, wanted, overrides, world), ending, console)
+            run(
+                find_device(wanted, overrides),
+                partial(read_request, arguments, wanted, overrides, world),
+                ending,
+                console,
+            )
     return ending.code
 
 
@@ -121,6 +127,12 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
 
 
+def find_device(wanted: Train, overrides: list[str]) -> Literal["auto", "cpu", "cuda"]:
+    """Where to compute, which ranks must know before they meet, and so before they read the recipe as a whole."""
+    device = peek(wanted.recipe, overrides, "parallel", "device")
+    return "cpu" if device == "cpu" else "cuda" if device == "cuda" else "auto"
+
+
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
     out = wanted.out or wanted.run
@@ -131,6 +143,8 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     found = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         recipe, manifest, origin = read_all(wanted, overrides, world.size, cast(Literal["cpu", "cuda"], found))
+    except SharedError:
+        raise  # another rank's
     except UserError as error:
         raise UserError("\n".join([*faults, str(error)])) from None
     names = [phase.name for phase in recipe.phases]
@@ -156,8 +170,8 @@ def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
 ) -> tuple[Recipe, Manifest | None, Origin | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
-    finder = OriginFinder(wanted.out or wanted.run)
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
+    finder = OriginFinder(wanted.out or wanted.run, peek(wanted.recipe, given, "base_model"))
     recipe, manifest = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )

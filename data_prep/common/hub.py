@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.common.errors import UserError
 
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""What goes wrong on a disk, not on the network."""
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # bert-base-uncased, google-bert/bert-base-uncased
 
 
-def find_folder(given: str, files: Sequence[str]) -> Path:
+def find_folder(given: str, files: Sequence[str], fetch: Callable[[str, Sequence[str]], Path] | None = None) -> Path:
     """Finds what a user names: a path that exists, otherwise the model of this name on the hub.
 
     Of a model the files of these names or patterns are fetched into the hub's own cache, from HF_ENDPOINT where that is
-    set, and without the network under HF_HUB_OFFLINE. Processes that ask at the same time fetch a file once.
+    set, and without the network under HF_HUB_OFFLINE. Processes that ask at the same time fetch a file once. `fetch` is
+    another way than `fetch_model`.
     """
     path = Path(given)
     if path.exists():
         return path
     if not NAME.fullmatch(given):
         raise UserError(f"{given}: no such folder, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
-    return fetch_model(given, files)
+    try:
+        return (fetch or fetch_model)(given, files)
+    except UserError as error:
+        raise UserError(f"{given}: no such folder here; as a name on the hub: {error}") from error
 
 
-def fetch_model(name: str, files: Sequence[str], revision: str | None = None) -> Path:
-    """Fetches files of a model on the hub that the cache lacks; returns their folder, which is called as the commit."""
+def fetch_model(name: str, files: Sequence[str], revision: str | None = None, from_cache: bool = False) -> Path:
+    """Fetches files of a model on the hub that the cache lacks; returns their folder, which is called as the commit.
+
+    With `from_cache` the hub is not asked at all.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
     with hub_errors(
-        f"{name} ({constants.ENDPOINT}/{name})",
+        f"{constants.ENDPOINT}/{name}",
         "model",
-        lacking="no such folder, and no such model on the hub (is it OWNER/NAME?)",
+        lacking="no such model there (is it OWNER/NAME?)",
         mirror="set HF_ENDPOINT to a mirror, or name a folder",
         revision=revision,
     ):
-        return Path(snapshot_download(name, allow_patterns=list(files), revision=revision))
+        wanted = list(files)
+        return Path(snapshot_download(name, allow_patterns=wanted, revision=revision, local_files_only=from_cache))
 
 
 @contextmanager
@@ -72,6 +83,8 @@ def hub_errors(where: str, kind: str, *, lacking: str, mirror: str, revision: st
         yield
     except Exception as error:
         meaning = next((meaning for kind, meaning in meanings if isinstance(error, kind)), None)
+        if isinstance(error, OSError) and error.errno in STORAGE:
+            meaning = f"{constants.HF_HOME}: cannot be written: make room there, or name another folder in HF_HOME"
         if meaning is None:
             raise
         said = str(error).partition("\n")[0]

@@ -5,6 +5,7 @@ A folder of transformers, of shards or of a run has one; so has a model on the H
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.hub import find_folder
 from data_prep.vocabulary.vocabulary import (
-    SPECIAL,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VOCABULARY,
@@ -24,7 +24,17 @@ from data_prep.vocabulary.vocabulary import (
 FILES = (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
 IN_A_RUN = "tokenizer"
 """The folder of a run that holds its vocabulary."""
-NORMALIZER = "BertNormalizer"
+KINDS = ("BertTokenizer", "BertTokenizerFast")
+"""Classes of transformers that cut text as it is cut here."""
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Those that do what tokenizer.json says, whatever that is."""
+STEPS = {
+    ("normalizer", "type"): "BertNormalizer",
+    ("pre_tokenizer", "type"): "BertPreTokenizer",
+    ("model", "type"): "WordPiece",
+    ("model", "continuing_subword_prefix"): "##",
+}
+"""What a tokenizer.json says of one that cuts text as it is cut here."""
 CHECKPOINT = "checkpoint.json"
 """The file that a checkpoint of a run has; the run's folder is the second above it."""
 
@@ -34,8 +44,11 @@ def find_vocabulary(given: str, cased: bool) -> Vocabulary:
 
     A vocab.txt says nothing of case, so the user does. Everything else says it, and the user cannot contradict.
     """
-    if Path(given).is_file() or Path(given).suffix == ".txt":
-        return load_vocabulary(Path(given), cased)
+    path = Path(given)
+    if path.is_file() and path.suffix == ".json":
+        raise UserError(f"--vocab {given}: name its folder, {path.parent}, or a {VOCABULARY}")
+    if path.is_file() or path.suffix == ".txt":
+        return _read_file(path, cased)
     try:
         vocabulary = read_vocabulary(find_folder(given, FILES))
     except UserError as error:
@@ -43,6 +56,19 @@ def find_vocabulary(given: str, cased: bool) -> Vocabulary:
     if cased and not vocabulary.cased:
         raise UserError(f"--cased: the vocabulary of --vocab {given} is for text in lower case; leave out --cased")
     return vocabulary
+
+
+def _read_file(path: Path, cased: bool) -> Vocabulary:
+    """Reads a vocab.txt; where it has capitals, somebody must have said what becomes of those of the text."""
+    vocabulary = load_vocabulary(path, cased)
+    if cased or not _has_capitals(vocabulary.pieces):
+        return vocabulary
+    if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
+        return read_vocabulary(path.parent)
+    raise UserError(
+        f"--vocab {path}: has pieces with capital letters, which text in lower case never matches: add --cased, or "
+        f"name a folder that has it beside a {TOKENIZER_CONFIG}"
+    )
 
 
 def short_name(given: str) -> str:
@@ -63,15 +89,32 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
             "since its weights mean nothing without its pieces"
         )
-    normalizer = tokenizer.get("normalizer") or {}
-    if (kind := normalizer.get("type", NORMALIZER)) != NORMALIZER:
-        raise UserError(f"{folder / TOKENIZER}: normalises text by {kind}; only {NORMALIZER} is known here")
-    says = {**_bert_settings(normalizer), **{name: value for name, value in config.items() if value is not None}}
-    lower = says.get("do_lower_case", not any(_has_capital(piece) for piece in pieces))
-    unknown = {"strip_accents": lower, "tokenize_chinese_chars": True}  # what would need to be so
-    for name in (name for name, needed in unknown.items() if needed and says.get(name) is False):
-        raise UserError(f"{folder}: cuts text with {name} = false; here accents go with case, and Chinese is cut apart")
+    _check_kind(folder, tokenizer, config)
+    settings = _bert_settings(tokenizer.get("normalizer") or {})
+    says = {**settings, **{name: value for name, value in config.items() if value is not None}}
+    lower = says.get("do_lower_case", not _has_capitals(pieces))
+    needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
+    for name in (name for name, value in needed.items() if says.get(name, value) != value):
+        how = f"{name} = {json.dumps(says[name])}" + " in text that keeps case" * (
+            name == "strip_accents" and not lower
+        )
+        raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
     return Vocabulary(pieces, cased=not lower)
+
+
+def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raises UserError where a folder's tokenizer is not BERT's, so that its pieces would stand for other text."""
+    known = KINDS + GENERAL * ("model" in tokenizer)
+    if (kind := config.get("tokenizer_class")) not in (None, *known):
+        raise UserError(f"{folder / TOKENIZER_CONFIG}: cuts text by {kind}; only {KINDS[0]} is known here")
+    if (words := config.get("word_tokenizer_type", "basic")) != "basic":
+        raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {KINDS[0]} does is known here")
+    for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
+        part = tokenizer.get(step) or {"type": None}
+        if (says := part.get(key, needed)) != needed:
+            raise UserError(
+                f"{folder / TOKENIZER}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here"
+            )
 
 
 def folder_of_vocabulary(folder: Path) -> Path:
@@ -96,10 +139,9 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     """The pieces in a tokenizer.json, in the order of their ids."""
-    model = tokenizer.get("model") or {}
-    ids = model.get("vocab")
-    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
-        raise UserError(f"{path}: cuts words by {model.get('type')}; only WordPiece, that of BERT, is known here")
+    ids = (tokenizer.get("model") or {}).get("vocab")
+    if not isinstance(ids, dict):
+        raise UserError(f"{path}: no model.vocab that gives ids to pieces")
     pieces = tuple(sorted(ids, key=ids.__getitem__))
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
@@ -116,6 +158,6 @@ def _bert_settings(normalizer: dict[str, Any]) -> dict[str, Any]:
     return {new: normalizer[old] for old, new in names.items() if normalizer.get(old) is not None}
 
 
-def _has_capital(piece: str) -> bool:
+def _has_capitals(pieces: tuple[str, ...]) -> bool:
     """Whether a piece has a letter that text in lower case never has; special pieces stand in brackets."""
-    return not piece.startswith("[") and piece != piece.lower() and piece not in SPECIAL
+    return any(not piece.startswith("[") and piece != piece.lower() for piece in pieces)

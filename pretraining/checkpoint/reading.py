@@ -67,10 +67,25 @@ def put_back(run: Path) -> None:
                 old.rename(old.with_suffix(""))
 
 
-def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """Says what is wrong with a checkpoint; every rank checks its part of the files."""
+def require_whole_weights(checkpoint: Path) -> None:
+    """Raises an error unless the weights are what they were when they were written, whatever became of the rest.
+
+    Where ranks are connected, all of them call it together, and each checks its part.
+    """
+    connected = dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if connected else (0, 1)
+    fault = find_fault(checkpoint, rank, ranks, f"{WEIGHT}-")
+    if connected:
+        gather(None, fault)
+    elif fault is not None:
+        raise DamageError(fault)
+
+
+def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
+    """Says what is wrong with a checkpoint, or its files of this beginning; every rank checks its part of them."""
     try:
-        for file in read_record(checkpoint).files[rank::ranks]:
+        files = [file for file in read_record(checkpoint).files if file.path.startswith(beginning)]
+        for file in files[rank::ranks]:
             file.check(checkpoint)
     except DamageError as error:
         return str(error)

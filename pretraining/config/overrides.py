@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -112,6 +113,21 @@ def load_recipe(
     if faults or recipe is None:
         raise UserError("\n".join(faults))
     return recipe
+
+
+def peek(path: Path, overrides: Sequence[str], *key: str) -> str | None:
+    """A text of a recipe that is needed before the recipe can be read as a whole; None where there is none.
+
+    Whatever is wrong with the recipe `load_recipe` tells.
+    """
+    with suppress(UserError, KeyError, TypeError):
+        raw: Any = _read_file(find_recipe(path))
+        for override in parse_overrides(overrides)[0]:
+            _apply(raw, override)
+        for part in key:
+            raw = raw[part]
+        return raw if isinstance(raw, str) else None
+    return None
 
 
 def _with_short_flag(fault: str) -> str:

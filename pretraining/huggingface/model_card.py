@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
@@ -63,9 +63,16 @@ class BaseSummary:
     """What is told of the model whose weights a run began with; a run keeps it with its checkpoints."""
 
     name: str
-    """Its folder, run or name on the hub, as the user gave it."""
+    """Its name on the hub, or that of its folder or run."""
     on_hub: bool
     """Whether it is a name on the Hugging Face hub."""
+    from_hub: str | None = None
+    """The model on the hub that it was made from itself, where that is known."""
+
+    @property
+    def hub_model(self) -> str | None:
+        """The model on the hub that all began with; None where none is known."""
+        return self.name if self.on_hub else self.from_hub
 
     def __str__(self) -> str:
         """Its name; of a folder, without what lies above it on this machine."""
@@ -117,16 +124,25 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
+def read_base_model(card: Path) -> str | None:
+    """The model on the hub that a card says its model was made from; None where it names none, or several."""
+    try:
+        base = (metadata_load(card) or {}).get("base_model") if card.is_file() else None
+    except Exception:  # whatever a card by anybody makes YAML raise: nothing depends on it
+        return None
+    return base if isinstance(base, str) else None
+
+
 def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
     """What the hub reads of a card."""
-    base = provenance and provenance.base
+    base = provenance.base if provenance else None
     content = ModelCardData(
         library_name="transformers",
         pipeline_tag="fill-mask",
         tags=["bert", "fill-mask"],
         license=licence,
         language=provenance.data.settings.get("language") if provenance else None,
-        base_model=base.name if base and base.on_hub else None,
+        base_model=base.hub_model if base else None,
     )
     return f"---\n{content.to_yaml()}\n---"
 

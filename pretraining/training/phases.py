@@ -92,14 +92,16 @@ class TrainingPhase:
             f"sequences of length {phase.length}{cut}, {self.accumulation} x {self.micro_batch} a rank"
         )
 
-    def copy_positions(self, engine: Engine, trained: int) -> None:
-        """Gives positions beyond those that were trained the embeddings of these, where the recipe says so.
+    def copy_positions(self, engine: Engine, known: int) -> str | None:
+        """Gives positions beyond those that are known the embeddings of these, where the recipe says so; says which.
 
-        `trained` is 0 where nothing was trained yet: then there is nothing to copy.
+        `known` is 0 where nothing was trained yet: then there is nothing to copy.
         """
-        phase = self.settings
-        if 0 < trained < phase.length and phase.new_positions == "copied":
-            engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, trained))
+        phase, rows = self.settings, engine.model.shape.positions
+        if not 0 < known < phase.length or phase.new_positions != "copied":
+            return None
+        engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, known))
+        return f"positions {known:,} to {rows - 1:,} begin as copies of those before them"
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

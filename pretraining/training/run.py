@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -28,21 +29,24 @@ LOCK = "lock"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 
 
-def run(read_request: Callable[[], Request], ending: Ending, console: Console) -> None:
-    """Trains what is left of a run, and exports it. A fault in reading the request is raised when all ranks hear it."""
-    world, request, failure, device = ending.world, None, None, torch.device("cpu")
+def run(
+    wanted: Literal["auto", "cpu", "cuda"], read_request: Callable[[], Request], ending: Ending, console: Console
+) -> None:
+    """Trains what is left of a run, and exports it. The ranks meet on the wanted device and then read the request
+    together: what fails on one of them, all hear."""
+    world, failure, device = ending.world, None, torch.device("cpu")
     try:
-        request = read_request()
-        device = choose_device(request.recipe.parallel.device, world)
+        device = choose_device(wanted, world)
     except UserError as error:
         failure = error
     connect(world, device)
     with contextlib.ExitStack() as stack:
-        control = stack.enter_context(Control(world, request.time_limit if request else None))
         with shared_errors():
+            request = read_request()
             if failure is not None:
                 raise failure
-            assert request is not None
+        control = stack.enter_context(Control(world, request.time_limit))
+        with shared_errors():
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
             require_one_request(request)
             if world.rank == 0:
@@ -62,6 +66,7 @@ def require_one_request(request: Request) -> None:
     """Raises an error on every rank unless all were started with the same command on the same data."""
     agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
     agree(request.stop_after, "--stop-after")
+    agree(request.origin.content if request.origin else None, f"the model {request.recipe.base_model}")
 
 
 def train_through(context: Context, start: StartingPoint) -> Trainer:

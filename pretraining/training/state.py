@@ -39,6 +39,8 @@ class RunState:
     """pieces of the steps up to the last that was logged, likewise"""
     trained_length: int = 0
     """the longest sequences that the weights were trained on, in this run or before it"""
+    begun_positions: int = 0
+    """positions that the model which the run began with had embeddings of, trained as far as anybody knows"""
     trained_segments: int = 2
     """segments that they were trained on, in this run or before it: 1 where there never were pairs"""
 
@@ -49,6 +51,11 @@ class RunState:
         self.trained_length = max(self.trained_length, length)
         if self.examples_seen is not None:
             self.examples_seen += examples
+
+    @property
+    def known_positions(self) -> int:
+        """Positions from the first on whose embeddings are worth keeping; those beyond were never trained."""
+        return max(self.trained_length, self.begun_positions)
 
     def count_pieces(self, pieces: float) -> None:
         """Counts what the steps since the last log have read."""

@@ -110,8 +110,9 @@ class Trainer:
         self.log.say(phase.announcement(self.state))
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
-        if not self.state.phase_step:
-            phase.copy_positions(self.engine, self.state.trained_length)
+        copied = None if self.state.phase_step else phase.copy_positions(self.engine, self.state.known_positions)
+        if copied is not None:
+            self.log.say(copied)
         self.batch_saved = phase.batch_number(self.state.phase_step)
         self.meter.begin()
         with phase.batches(self.state) as steps:

@@ -102,5 +102,12 @@ def test_a_name_on_the_hub(wiki: Path, tmp_path: Path, site: Site, monkeypatch: 
     assert not [request for request in site.requests if "safetensors" in request.path]
     done = subprocess.run(command(wiki, out, "--vocab", "owner/nothing"), capture_output=True, text=True)
     assert done.returncode == 2
-    where = f"--vocab owner/nothing ({site.url}/owner/nothing)"
-    assert f"{where}: no such folder, and no such model on the hub" in done.stderr
+    where = f"--vocab owner/nothing: no such folder here; as a name on the hub: {site.url}/owner/nothing"
+    assert f"{where}: no such model there (is it OWNER/NAME?)" in done.stderr
+    (tmp_path / "full").touch()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "full" / "cache"))
+    done = subprocess.run(command(wiki, out, "--vocab", "owner/bert"), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        f"{tmp_path}/full/cache: cannot be written: make room there, or name another folder in HF_HOME" in done.stderr
+    )

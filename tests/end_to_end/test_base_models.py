@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,19 +156,56 @@ def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) 
     before, after = (
         read_folder(folder)[1]["embeddings.position.weight"] for folder in (short, adapting.folder / "run" / "export")
     )
+    assert ("positions 40 to 63 begin as copies of those before them\n" in said) == (new == "copied")
     assert torch.equal(after[:40], before)
     assert torch.equal(after[40:], before[1:25]) == (new == "copied")
     fewer = adapting.command("fewer", "--init", adapting.folder / "run", "--model.positions", "40")
     assert "--model.positions = 40: " in assert_ended(launch(fewer, 1), 2)
 
 
-def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path) -> None:
-    """Though no phase of this run has trained those that the second one needs."""
+@pytest.mark.parametrize("length", [64, 40])
+def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, bert: Path, length: int) -> None:
+    """Though no phase of this run has trained those that the second one needs, and its tokenizer may use fewer."""
+    config = bert / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"model_max_length": 64', f'"model_max_length": {length}'))
     words = ["--phases.1.new_positions", "copied", "--phases.0.learning_rate", "1e-30"]
-    assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    said = assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    assert ("; positions 40 to 63 as they are, though its tokenizer cuts before\n" in said) == (length == 40)
+    assert "begin as copies" not in said
     name = "embeddings.position.weight"
     before, after = (read_folder(folder)[1][name] for folder in (bert, adapting.folder / "run" / "export"))
     assert torch.equal(before, after)
+
+
+def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: Place) -> None:
+    """Also by way of a run that trained no more of them, but not those of a BERT that it began with."""
+    short = ["--stop-after", "short", "--phases.0.learning_rate", "1e-30"]
+    copied = ["--phases.1.new_positions", "copied", "--phases.0.learning_rate", "1e-30"]
+    assert_well(train(place.command("first", *short), 1))
+    assert_well(train(adapting.command("second", "--init", place.folder / "first", *short), 1))
+    said = assert_well(train(adapting.command("third", "--init", place.folder / "second", *copied), 1))
+    assert "positions 32 to 63 begin as copies of those before them\n" in said
+    name = "embeddings.position.weight"
+    first, third = (load_checkpoint(place.folder / run)[1][name] for run in ("first", "third"))
+    assert torch.equal(third[:32], first[:32])
+    assert torch.equal(third[32:63], first[1:32])
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        (64, ["--phases.0.length", "64", "--phases.1.length", "64"]),
+        (64, ["--phases.0.length", "32", "--phases.1.length", "32"]),
+        (48, ["--phases.0.length", "32", "--phases.1.length", "48"]),
+        (48, ["--phases.0.length", "32", "--phases.1.length", "64", "--model.positions", "64"]),
+    ],
+)
+def test_the_recipe_takes_other_lengths(place: Place, positions: int, words: list[str]) -> None:
+    """As the documentation says for data of one length and for a BERT with fewer positions."""
+    bert = write_bert(place.folder / "bert", place.data, positions=positions)
+    few = "--phases.0.steps 2 --phases.1.steps 1 --phases.0.batch 4 --phases.1.batch 2 --evaluation.examples 8".split()
+    adapting = dataclasses.replace(place, recipe=Path("adapt"))
+    assert_well(train(adapting.command("run", "--init", bert, *words, *few), 1))
 
 
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
@@ -190,6 +230,41 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     assert torch.equal(first, again)
 
 
+def test_a_run_is_a_base_without_its_moments(adapting: Place, place: Place) -> None:
+    """All ranks check its weights together; in cards its checkpoints and its export are called as it is."""
+    assert_well(train(place.command("first", "--stop-after", "short"), 2))
+    checkpoint = place.folder / "first" / "checkpoints" / "step-00000005"
+    for moment in checkpoint.glob("exp_avg*"):
+        moment.unlink()
+    assert_well(train(adapting.command("second", "--init", checkpoint), 2))
+    assert_well(train(adapting.command("third", "--init", place.folder / "second" / "export"), 1))
+    for run, base in (("second", "first"), ("third", "second")):
+        assert f"began with the weights of {base}." in (place.folder / run / "export" / "README.md").read_text()
+    damaged = checkpoint / "weight-00001-of-00002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    refused = assert_ended(launch(adapting.command("fourth", "--init", checkpoint), 2), 2)
+    assert str(damaged) in refused
+
+
+def test_a_base_that_differs_between_ranks_is_an_error(adapting: Place, bert: Path) -> None:
+    """As folders of the same name on the disks of two machines may."""
+    trained = write_bert(adapting.folder / "1" / "bert", adapting.data)
+    (adapting.folder / "0").mkdir()
+    bert.rename(adapting.folder / "0" / "bert")
+    config = trained / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 40'))
+    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    assert "the model bert: rank 1 differs from rank 0" in assert_ended(done, 2)
+    shutil.rmtree(trained)
+    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    assert "--init bert: no such folder on some machines" in assert_ended(done, 2)
+
+
+def enter_own_folder(folder: Path) -> None:
+    """Lets a rank work in a folder that only it has."""
+    os.chdir(folder / os.environ["RANK"])
+
+
 def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     """Trains in a process that has not loaded the hub's library yet, which reads its settings only once."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
@@ -207,9 +282,17 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     assert "begins with owner/bert: 2 layers of 32" in done.stdout
     assert downloads(site, "model.safetensors") == downloads(site, "config.json") == 1
     assert not downloads(site, "README.md")
+    asked_once = [
+        request.path for request in site.requests if request.path.endswith("/models/owner/bert/revision/main")
+    ]
+    assert len(asked_once) == 1, "rank 0 finds the commit for all"
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
     assert "\nbase_model: owner/bert\n" in card.split("---")[1]
     asked = len(site.requests)
+    run = adapting.folder / "run"
+    assert_well(train(adapting.command("again", "--init", run / "export"), 1))
+    assert_well(train(adapting.command("third", "--init", adapting.folder / "again"), 1))
+    assert "\nbase_model: owner/bert\n" in (adapting.folder / "third" / "export" / "README.md").read_text()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert command(adapting, "offline", "owner/bert").returncode == 0
     assert len(site.requests) == asked
@@ -223,12 +306,13 @@ def test_names_that_are_none(adapting: Place, site: Site, monkeypatch: pytest.Mo
     """Unknown to the hub; no name at all; and a hub that does not answer."""
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/bert")
-    where = f"--init owner/bert ({site.url}/owner/bert)"
-    assert f"error: {where}: no such folder, and no such model on the hub" in done.stderr
+    where = "error: --init owner/bert: no such folder here; as a name on the hub: "
+    assert f"{where}{site.url}/owner/bert: no such model there" in done.stderr
     done = command(adapting, "run", "my/own/bert")
     assert "--init my/own/bert: no such folder, and not the name of a model on the Hugging Face hub" in done.stderr
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be reached: check the network, or set HF_ENDPOINT" in command(adapting, "run", "owner/bert").stderr
+    done = command(adapting, "run", "owner/bert")
+    assert f"{where}http://127.0.0.1:9/owner/bert: cannot be reached: check the network" in done.stderr
 
 
 @pytest.mark.usefixtures("surroundings")

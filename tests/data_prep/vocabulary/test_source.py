@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertTokenizer
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import find_vocabulary, read_vocabulary, short_name
@@ -66,7 +67,19 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
             ("tokenizer_config.json", ["strip_accents"], False, "strip_accents = false"),
             ("tokenizer_config.json", ["tokenize_chinese_chars"], False, "tokenize_chinese_chars = false"),
             ("tokenizer.json", ["normalizer", "strip_accents"], False, "strip_accents = false"),
-            ("tokenizer.json", ["normalizer", "type"], "Sequence", "normalises text by Sequence"),
+            ("tokenizer.json", ["normalizer", "type"], "Sequence", 'normalizer.type = "Sequence"'),
+            ("tokenizer.json", ["normalizer"], None, "normalizer.type = null; only BertNormalizer"),
+            (
+                "tokenizer.json",
+                ["pre_tokenizer"],
+                {"type": "WhitespaceSplit"},
+                'pre_tokenizer.type = "WhitespaceSplit"',
+            ),
+            ("tokenizer.json", ["pre_tokenizer"], None, "pre_tokenizer.type = null"),
+            ("tokenizer.json", ["model", "continuing_subword_prefix"], "", 'continuing_subword_prefix = ""; only ##'),
+            ("tokenizer.json", ["model", "type"], "BPE", 'model.type = "BPE"; only WordPiece'),
+            ("tokenizer_config.json", ["tokenizer_class"], "BertJapaneseTokenizer", "by BertJapaneseTokenizer; only"),
+            ("tokenizer_config.json", ["word_tokenizer_type"], "mecab", "finds words by mecab"),
         ]
     ):
         folder = written(tmp_path / str(number), LOWER, cased=False)
@@ -76,13 +89,38 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
     kept = written(tmp_path / "cased", MIXED, cased=True)
     change(kept / "tokenizer_config.json", "strip_accents", value=False)
     assert read_vocabulary(kept).cased  # who keeps case keeps accents
+    change(kept / "tokenizer_config.json", "strip_accents", value=True)
+    with pytest.raises(UserError, match="strip_accents = true in text that keeps case"):
+        read_vocabulary(kept)
+
+
+def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    config = folder / "tokenizer_config.json"
+    for kind in ("BertTokenizerFast", "PreTrainedTokenizerFast"):
+        change(config, "tokenizer_class", value=kind)
+        assert read_vocabulary(folder) == Vocabulary(LOWER, cased=False)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="cuts text by PreTrainedTokenizerFast"):
+        read_vocabulary(folder)
+    change(config, "tokenizer_class")
+    assert read_vocabulary(folder) == Vocabulary(LOWER, cased=False)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_what_transformers_saves_is_taken(tmp_path: Path, cased: bool) -> None:
+    pieces = MIXED if cased else LOWER
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=not cased)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert read_vocabulary(tmp_path / "saved") == Vocabulary(pieces, cased)
 
 
 def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "bert", LOWER, cased=False)
     (folder / "vocab.txt").unlink()
-    change(folder / "tokenizer.json", "model", "type", value="BPE")
-    with pytest.raises(UserError, match="cuts words by BPE; only WordPiece"):
+    change(folder / "tokenizer.json", "model", "vocab", value=["a", "b"])
+    with pytest.raises(UserError, match=r"tokenizer.json: no model.vocab that gives ids"):
         read_vocabulary(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where"):
@@ -109,6 +147,25 @@ def test_only_a_plain_file_leaves_the_casing_to_the_user(tmp_path: Path) -> None
     assert find_vocabulary(str(written(tmp_path / "mixed", MIXED, cased=True)), cased=False).cased
     with pytest.raises(UserError, match=r"missing.txt: no such file"):
         find_vocabulary(str(tmp_path / "missing.txt"), cased=False)
+
+
+def test_capitals_in_a_plain_file_need_a_word_on_case(tmp_path: Path) -> None:
+    """Text in lower case would never match them; a file beside it may say it, or the user does."""
+    folder = written(tmp_path / "mixed", MIXED, cased=True)
+    file = folder / "vocab.txt"
+    assert find_vocabulary(str(file), cased=False).cased
+    change(folder / "tokenizer_config.json", "do_lower_case", value=True)
+    assert not find_vocabulary(str(file), cased=False).cased
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"--vocab .*: has pieces with capital letters.*: add --cased"):
+        find_vocabulary(str(file), cased=False)
+    assert find_vocabulary(str(file), cased=True).cased
+
+
+def test_a_tokenizer_json_is_named_by_its_folder(tmp_path: Path) -> None:
+    folder = written(tmp_path / "bert", LOWER, cased=False)
+    with pytest.raises(UserError, match=f"--vocab {folder}/tokenizer.json: name its folder, {folder}"):
+        find_vocabulary(str(folder / "tokenizer.json"), cased=False)
 
 
 def test_a_manifest_has_no_paths_of_this_machine(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def record(section: dict[str, Any]) -> RunRecord:
 
 @pytest.mark.parametrize("scores", [SCORES, replace(SCORES, next_loss=None, next_accuracy=None), None])
 def test_what_is_written_is_read(scores: Any) -> None:
-    state = RunState(1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, trained_segments=1)
+    state = RunState(
+        1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1
+    )
     written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND)
     assert record(written.as_json()) == written
 
