@@ -30,11 +30,12 @@ GERMAN = "Grüße aus Köln.\n\nEs regnet, z. B. heute.\n" * 9
         (JPEG, "a JPEG image"),
         (b"%PDF-1.7\n%\xe2\xe3", "a PDF\n    pdftotext {path} NEW.txt makes a text of it"),
         (b"PK\x03\x04\x14", "a zip archive or a document in one (docx, odt, epub)\n    unpack it, or save it as text"),
-        (gzip.compress(GERMAN.encode()), "compressed by gzip\n    give it a name that ends in .gz"),
+        (gzip.compress(GERMAN.encode(), mtime=0), "compressed by gzip\n    give it a name that ends in .gz"),
         (GERMAN.encode("utf-16"), "text in UTF-16\n    iconv -f utf-16 -t utf-8 {path} > NEW.txt makes UTF-8 of it"),
         (GERMAN.encode("utf-16-le"), "text in UTF-16\n    iconv -f utf-16le -t utf-8 {path} > NEW.txt makes"),
         (GERMAN.encode("utf-16-be"), "text in UTF-16\n    iconv -f utf-16be -t utf-8 {path} > NEW.txt makes"),
     ],
+    ids="binary jpeg pdf zip gzip utf-16 utf-16-le utf-16-be".split(),
 )
 def test_a_file_that_is_no_text_whatever_its_name(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = write(tmp_path / name, content)
