@@ -18,10 +18,11 @@ from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
+from pretraining.training.changes import continued, is_trained
 from pretraining.training.exporting import EXPORT, export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.request import Context, Request
-from pretraining.training.resume import StartingPoint, find_starting_point, is_trained, make_trainer
+from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
 from pretraining.training.trainer import Trainer
 
 LOCK = "lock"
@@ -49,7 +50,11 @@ def run(read_request: Callable[[], Request], ending: Ending, console: Console) -
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
-            start = None if is_trained(request, context) else find_starting_point(request, context)
+            latest = find_latest(request, context)
+            if latest is not None:
+                request = continued(request, latest.record)
+            trained = latest is not None and is_trained(latest.run)
+            start = None if trained else find_starting_point(request, context, latest)
         with watch:
             is_done = start is None or train_through(request, context, start).is_done
             if world.rank == 0 and is_done:
@@ -77,7 +82,7 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             del trainer, start
             gc.collect()
             request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
-            start = find_starting_point(request, context)
+            start = find_starting_point(request, context, find_latest(request, context))
 
 
 def what_goes_wrong(trainer: Trainer) -> Skip | None:

@@ -13,7 +13,9 @@ from support.training import SAVES, Place, assert_ended, assert_same, contents, 
 from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints
 
 
-@pytest.mark.parametrize(("file", "damage"), [(FILES[0], flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)])
+@pytest.mark.parametrize(
+    ("file", "damage"), [(FILES[0], flip), (RECORD, flip), slow(FILES[2], truncate), slow(RECORD, Path.unlink)]
+)
 def test_a_run_goes_on_from_the_checkpoint_before(
     place: Place, straight: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
