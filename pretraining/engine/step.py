@@ -30,7 +30,7 @@ class Seeds:
 
 
 class GivenUpError(Exception):
-    """All ranks have given up a step before its last micro-batch: the weights are as they were before it."""
+    """All ranks have given up a step or an evaluation before its end: the weights are as they were before it."""
 
 
 @dataclass(frozen=True)

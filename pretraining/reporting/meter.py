@@ -23,6 +23,7 @@ class Stopwatch:
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._device, self._clock = device, clock
         self._start, self._paused = clock(), 0.0
+        self._pause_began: float | None = None
 
     def lap(self) -> float:
         """Begins a new lap and returns the seconds of the one that ends."""
@@ -31,8 +32,9 @@ class Stopwatch:
         return max(seconds, 1e-9)
 
     def elapsed(self) -> float:
-        """The seconds of the lap so far."""
-        return self._clock() - self._start - self._paused
+        """The seconds of the lap so far; in a pause, those before it."""
+        now = self._clock() if self._pause_began is None else self._pause_began
+        return now - self._start - self._paused
 
     def start_earlier(self, seconds: float) -> None:
         """Counts so many seconds more into the lap, which a run had of it before it was stopped."""
@@ -40,14 +42,19 @@ class Stopwatch:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops for evaluation and saving. What the GPU still has to do when it begins is counted."""
+        """Stops for evaluation and saving; a pause within another is a part of it. What the GPU still has to do when it
+        begins is counted."""
+        if self._pause_began is not None:
+            yield
+            return
         synchronize(self._device)
-        start = self._clock()
+        begin = self._pause_began = self._clock()
         try:
             yield
         finally:
             synchronize(self._device)
-            self._paused += self._clock() - start
+            self._paused += self._clock() - begin
+            self._pause_began = None
 
 
 @dataclass(frozen=True)

@@ -70,16 +70,22 @@ class RunLog:
         launcher that asks for the stop may be gone before all is saved."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
         self._first, self._active, self._stopping = first_step, active, stopping
+        self._last: dict[str, int] = {}
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
         self._events: EventFile | None = None
         self._live: Live | None = None
         self._opened = ExitStack()
 
+    def keep(self, kind: str, last_step: int) -> None:
+        """Says, before the log is opened, that records of this kind stay up to a step alone: a run that goes on writes
+        later ones again."""
+        self._last[kind] = last_step
+
     def __enter__(self) -> RunLog:
         if not self._active:
             return self
-        cut_metrics(self._path, self._first)
+        cut_metrics(self._path, self._first, self._last)
         with ExitStack() as opened:
             with _as_user_error(self._path):
                 self._file = self._path.open("ab")
@@ -171,8 +177,9 @@ def _plain(value: float | None) -> float | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def cut_metrics(path: Path, first_step: int) -> None:
-    """Leaves only the lines of steps before `first_step`, so that no step is there twice when it is done again."""
+def cut_metrics(path: Path, first_step: int, last_steps: Mapping[str, int] | None = None) -> None:
+    """Leaves only the lines of steps before `first_step`, so that no step is there twice when it is done again; of
+    kinds that `last_steps` has, only those up to its step."""
     if not path.exists():
         return
     try:
@@ -180,14 +187,20 @@ def cut_metrics(path: Path, first_step: int) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     torn = lines.pop()  # what follows the last line's end: a line that was not finished
-    kept = [line for number, line in enumerate(lines, 1) if line and _step_of(path, number, line) < first_step]
+    last = {} if last_steps is None else last_steps
+    kept = []
+    for number, line in enumerate(lines, 1):
+        if line:
+            kind, step = _kind_and_step(path, number, line)
+            kept += [line] if step < first_step and step <= last.get(kind, step) else []
     if torn or len(kept) < len(lines):
         with replacing(path) as file:
             file.writelines(line + b"\n" for line in kept)
 
 
-def _step_of(path: Path, number: int, line: bytes) -> int:
+def _kind_and_step(path: Path, number: int, line: bytes) -> tuple[str, int]:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError) as error:
+        record = json.loads(line)
+        return str(record.get("kind")), int(record["step"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}:{number}: no record of a step\nrepair the line, or move the file away") from error

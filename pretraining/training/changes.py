@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ Change = tuple[str, Any, Any]
 HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "guards", "deepspeed")
 """Sections of a recipe that say how a run is done, and not what is trained."""
 NOT_SET = "not set"
-CARD_LICENCE = "card.licence"
+BASE_MODEL, LICENCE = "base_model", "card.licence"
+HEAD = "the head for next sentences"
+"""What `Shape.differences` calls it."""
+FOLDERS = ("--out", "--run", "--init", "--base_model", "--base-model")
+"""Options of a command that name what a run begins with, and where it goes."""
 
 
 def is_trained(run: RunRecord) -> bool:
@@ -32,19 +37,36 @@ def is_trained(run: RunRecord) -> bool:
     return run.state.phase >= len(run.recipe["phases"])
 
 
+def continued(request: Request, record: CheckpointRecord) -> Request:
+    """The request as the run goes on with it: its base model and licence are kept where the command names none.
+
+    Raises UserError for what the run cannot be continued with, and for what asks a finished run for more.
+    """
+    kept = replace(request, recipe=_with_what_is_kept(request.recipe, RunRecord.of(record).recipe))
+    require_continuation(record, kept)
+    return kept
+
+
+def _with_what_is_kept(recipe: Recipe, before: dict[str, Any]) -> Recipe:
+    base, licence = before.get(BASE_MODEL), before.get("card", {}).get("licence")
+    same_base = base and Path(recipe.base_model or base).resolve() == Path(base).resolve()
+    card = recipe.card.model_copy(update={"licence": recipe.card.licence or licence})
+    return recipe.model_copy(update={BASE_MODEL: base if same_base else recipe.base_model, "card": card})
+
+
 def require_continuation(record: CheckpointRecord, request: Request) -> None:
     """Refuses what a run cannot be continued with, and what asks a finished run for more."""
     run = RunRecord.of(record)
     recipe, before = request.recipe, recipe_of(run, request.out)
-    require_vocabulary(run, request)
     if is_trained(run):
         if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
-            cure = _cure(record, run, request, changes)
+            cure = _cure_of_trained(record, request, changes)
             raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
         return
+    require_data(run, request)
     settings: list[Change] = [
-        ("base_model", before.base_model or "none", recipe.base_model or "none"),
         *record.shape.differences(request.shape),
+        (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _names(before), _names(recipe)),
         *lengths_of_done_phases(run.state.phase, before, recipe),
@@ -55,26 +77,29 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := [change for change in settings if change[1] != change[2]]:
-        cure = "give what was, or name a new folder"
+        has_other_heads = any(name == HEAD for name, _, _ in changes)  # nobody can give what the data decides
+        cure = _new_run(record, request) if has_other_heads else "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
 
 
-def require_vocabulary(run: RunRecord, request: Request) -> None:
-    """Refuses data with other pieces, or other casing: the weights mean nothing to them, whatever is allowed."""
-    if run.data.vocabulary != request.manifest.content["vocabulary"]["sha256"] and not is_trained(run):
+def require_data(run: RunRecord, request: Request) -> None:
+    """Refuses other data, unless the recipe allows other text; another vocabulary would mean other weights."""
+    if not has_vocabulary(run, request):
         raise UserError(
-            f"--data {request.data}: has another vocabulary than {request.out} was trained with; "
-            f"make it with shard.py --vocab {request.out}, or name a new folder"
+            f"--data {request.data}: has another vocabulary than {request.out} was trained with; make it with "
+            f"shard.py --vocab {request.out}, or name a new folder"
+        )
+    before, here = run.data.fingerprint, request.manifest.fingerprint
+    if before != here and not request.recipe.data.allow_other:
+        raise UserError(
+            f"--data {request.data}: {request.out} was trained on other data (fingerprint {before[:12]}, here "
+            f"{here[:12]}); give that folder, or allow it: --data.allow_other true"
         )
 
 
-def with_what_is_kept(recipe: Recipe, run: RunRecord) -> Recipe:
-    """The recipe with what a run keeps of its first start where a later one does not name it: the model that it began
-    with, and its licence."""
-    kept = run.recipe.get("base_model") if recipe.base_model is None else recipe.base_model
-    licence = run.recipe.get("card", {}).get("licence") if recipe.card.licence is None else recipe.card.licence
-    card = recipe.card.model_copy(update={"licence": licence})
-    return recipe.model_copy(update={"base_model": kept, "card": card})
+def has_vocabulary(run: RunRecord, request: Request) -> bool:
+    """Whether the data has the very pieces that a run was trained with."""
+    return bool(run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"])
 
 
 def recipe_of(run: RunRecord, folder: Path) -> Recipe:
@@ -124,29 +149,38 @@ def _told(what: str, changes: Sequence[Change], cure: str) -> str:
     return "\n".join([what, *(f"  {name} was {then}, now {now}" for name, then, now in changes), cure])
 
 
-def _cure(record: CheckpointRecord, run: RunRecord, request: Request, changes: Sequence[Change]) -> str:
+def _cure_of_trained(record: CheckpointRecord, request: Request, changes: Sequence[Change]) -> str:
     """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
-    if [name for name, _, _ in changes] == [CARD_LICENCE]:
+    names = [name for name, _, _ in changes]
+    if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
-    same_vocabulary = run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"]
-    if record.shape.differences(request.shape) or not same_vocabulary:
+    return "name a new folder" if BASE_MODEL in names else _new_run(record, request)
+
+
+def _new_run(record: CheckpointRecord, request: Request) -> str:
+    """The words that start a new run with the weights of this one, whatever launcher stands before them."""
+    sizes = [name for name, _, _ in record.shape.differences(request.shape) if name != HEAD]
+    if sizes or not has_vocabulary(RunRecord.of(record), request):
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
-    words = [*without_options(request.command, ("--out", "--run", "--init")), "--init", str(request.out), "--out", new]
-    return f"to train more, start a new run with its weights, which does all phases of its recipe:\n{shlex.join(words)}"
+    words, typed = ["--init", str(request.out), "--out", new], options(request.command, FOLDERS)
+    return (
+        "to train on, start a new run with its weights, which does all phases of its recipe: the same command with\n"
+        f"  {shlex.join(words)}\nin place of\n  {shlex.join(typed)}"
+    )
 
 
-def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The words of a command without some options and their values."""
-    kept: list[str] = []
+def options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The words of a command that are some options and their values."""
+    found: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word in names:
-            next(rest, None)
-        elif word.partition("=")[0] not in names:
-            kept.append(word)
-    return kept
+        if word.partition("=")[0] in names:
+            found.append(word)
+            if "=" not in word:
+                found += [value for value in (next(rest, None),) if value is not None]
+    return found
 
 
 def what_has_changed(record: CheckpointRecord, request: Request, context: Context, engine: Engine) -> list[str]:

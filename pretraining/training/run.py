@@ -19,10 +19,11 @@ from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
+from pretraining.training.changes import continued, is_trained
 from pretraining.training.exporting import EXPORT, export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
 from pretraining.training.request import Context, Request
-from pretraining.training.resume import StartingPoint, find_starting_point, make_trainer
+from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
 from pretraining.training.trainer import Trainer
 
 LOCK = "lock"
@@ -53,9 +54,13 @@ def run(
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
-            start = find_starting_point(request, context)
+            latest = find_latest(request, context)
+            if latest is not None:
+                request = continued(request, latest.record)
+            trained = latest is not None and is_trained(latest.run)
+            start = None if trained else find_starting_point(request, context, latest)
         with watch:
-            is_done = start is None or train_through(context, start).is_done
+            is_done = start is None or train_through(request, context, start).is_done
             if world.rank == 0 and is_done:
                 with watch.pause():
                     finish(request.out, console, trained_now=start is not None)
@@ -69,10 +74,10 @@ def require_one_request(request: Request) -> None:
     agree(request.origin.content if request.origin else None, f"the model {request.recipe.base_model}")
 
 
-def train_through(context: Context, start: StartingPoint) -> Trainer:
+def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
     """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
     while True:
-        request, trainer = start.request, make_trainer(context, start)
+        trainer = make_trainer(request, context, start)
         wrong = what_goes_wrong(trainer)
         if wrong is None:
             return trainer
@@ -82,9 +87,7 @@ def train_through(context: Context, start: StartingPoint) -> Trainer:
             del trainer, start
             gc.collect()
             request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
-            found = find_starting_point(request, context)
-            assert found is not None, "what goes wrong is not at its end"
-            start = found
+            start = find_starting_point(request, context, find_latest(request, context))
 
 
 def what_goes_wrong(trainer: Trainer) -> Skip | None:

@@ -75,6 +75,7 @@ class Trainer:
         self.meter.restore(record.rank_states, self.context.world.rank, self.context.world.size)
         self.guard.losses.extend(run.logged_losses)
         self.scores, self.base = run.scores, run.base
+        self.log.keep(EvaluationRecord.kind, 0 if run.scores is None else run.scores.step)
 
     def close(self) -> None:
         """Lets go of all, so that another trainer can take over."""
@@ -116,6 +117,7 @@ class Trainer:
         self.batch_saved = phase.batch_number(self.state.phase_step)
         self.meter.begin()
         with phase.batches(self.state) as steps:
+            self.evaluate_what_a_stop_left(phase)
             for batches in steps:
                 if phase.is_over(self.state):
                     break
@@ -141,7 +143,7 @@ class Trainer:
                 gives_up=self.context.control.asked_anywhere,
             )
         except GivenUpError:
-            self.stop_within_step(phase)
+            self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
         except CollapseError:
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.diverged(reason, self.batch_saved, number + 1) from None
@@ -174,37 +176,36 @@ class Trainer:
         self.meter.step(learning_rate, batches.waited)
 
     def after_step(self, phase: TrainingPhase, last: bool) -> None:
-        """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does."""
+        """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does.
+
+        Whoever stops a run may not wait for an evaluation: the next start makes it up.
+        """
         recipe, step = self.request.recipe, self.state.step
         saves = is_due(step, recipe.checkpoints.every) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
         decision = self.decide(checks=logs or saves or self.engine.device.type == "cpu")
-        stops = decision != Decision.GO_ON
         phase.clock.step()
-        if logs or saves or stops or not phase.clock.agreed:
+        if logs or saves or not phase.clock.agreed:
             phase.clock.agree()
         if logs:
             self.log_step(phase)
-        if stops:
-            self.save(phase)
-            self.saver.finish()  # whoever stops us may not wait for an evaluation
+        if decision != Decision.GO_ON:
+            self.stop(phase, decision)
         if evaluates:
             self.evaluate(phase)
             phase.clock.agree()  # that took time, and no step did
-        if saves or (stops and evaluates):
+        if saves:
             self.save(phase)
         self.saver.report()
-        if stops:
-            self.stop_here(decision)
 
-    def stop_within_step(self, phase: TrainingPhase) -> NoReturn:
-        """Saves where the last step has ended; the one that was given up is done again by whoever goes on."""
-        decision = self.decide(checks=True)
-        if phase.batch_number(self.state.phase_step) != self.batch_saved:
+    def evaluate_what_a_stop_left(self, phase: TrainingPhase) -> None:
+        """Evaluates where the last start has stopped before it could; what the end of a phase needs, that does."""
+        is_between = self.state.phase_step and not phase.is_last_step(self.state)
+        is_scored = self.scores is not None and self.scores.step == self.state.step
+        if is_between and not is_scored and is_due(self.state.step, self.request.recipe.evaluation.every):
+            self.evaluate(phase)
             phase.clock.agree()
-            self.save(phase)
-        self.stop_here(decision)
 
     def finish_phase(self, phase: TrainingPhase) -> None:
         """Scores and saves the end of a phase, where the next begins."""
@@ -212,16 +213,13 @@ class Trainer:
         if self.meter.steps:
             self.log_step(phase)
         if decision != Decision.GO_ON:
-            self.save(phase)
-            self.saver.finish()  # whoever stops us may not wait for an evaluation
+            self.stop(phase, decision)
         now = (self.state.step, phase.number + 1)
         if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
             self.evaluate(phase)
         self.state.begin_phase(phase.number + 1)
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint()
-        if decision != Decision.GO_ON and self.state.phase < self.request.num_phases:
-            self.stop_here(decision)
 
     def decide(self, checks: bool) -> Decision:
         """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
@@ -232,8 +230,11 @@ class Trainer:
             raise self.diverged(first.text, first.batch, first.batch + 1)
         return decision
 
-    def stop_here(self, decision: Decision) -> NoReturn:
-        """Ends the run before its end; all is saved."""
+    def stop(self, phase: TrainingPhase, decision: Decision) -> NoReturn:
+        """Ends the run before its end, and saves first, unless where it stands is saved already."""
+        if phase.batch_number(self.state.phase_step) != self.batch_saved:
+            phase.clock.agree()
+            self.save(phase)
         self.saver.finish()
         if not self.state.step:
             raise StoppedError(f"stopped by {decision.cause} in the first step; the same command begins anew", decision)
@@ -285,7 +286,9 @@ class Trainer:
 
     def evaluate(self, phase: TrainingPhase) -> None:
         """Scores the model on the held-out examples of the phase's length, if there are any."""
-        if phase.validation is not None:
+        if phase.validation is None:
+            return
+        try:
             with self.meter.watch.pause():
                 self.scores = evaluate(
                     self.engine,
@@ -294,17 +297,12 @@ class Trainer:
                     limit=self.request.recipe.evaluation.examples or None,
                     step=self.state.step,
                     phase=phase.number + 1,
-                    mark=lambda: self.save_if_asked(phase),
+                    mark=self.context.watch.mark,
+                    gives_up=self.context.control.asked_anywhere,
                 )
-            self.log.write(self.scores)
-
-    def save_if_asked(self, phase: TrainingPhase) -> None:
-        """Saves in the middle of an evaluation, once, where a signal has come: it may not wait for the end of it."""
-        self.context.watch.mark()
-        unsaved = phase.batch_number(self.state.phase_step) != self.batch_saved
-        if unsaved and self.context.control.asked_anywhere():
-            self.save(phase)
-            self.saver.finish()
+        except GivenUpError:
+            self.stop(phase, self.decide(checks=True))
+        self.log.write(self.scores)
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""

@@ -112,6 +112,15 @@ def test_a_finished_run_that_is_started_again_writes_nothing(place: Place, strai
     assert everything(run) == before
 
 
+def cured(command: list[str], errors: str) -> list[str]:
+    """The command as the end of an error says that it should be: with these words in place of those."""
+    found = re.search(r"with\n  (.*)\nin place of\n  (.*)\s*$", errors)
+    assert found is not None, errors
+    words, typed = (shlex.split(line) for line in found.groups())
+    assert set(typed) <= set(command)
+    return [word for word in command if word not in typed] + words
+
+
 MORE = {
     "--phases.1.steps 9": "phases.1.steps was 3, now 9",
     "--phases.0.steps 9": "phases.0.steps was 5, now 9",
@@ -128,12 +137,24 @@ def test_a_finished_run_that_is_asked_for_more_names_the_command_that_does_it(pl
         errors = assert_ended(launch(place.command(run, *words.split()), ranks=1), 2, f"  {change}\n")
         assert errors.startswith(f"error: --out {run}: is trained to its end\n")
         assert everything(run) == before
-    command = shlex.split(errors.splitlines()[-1])
-    assert command[0] == "python"
-    assert command[1].endswith("pretraining/train.py")
+    command = cured(place.command(run, *words.split()), errors)
     assert command[-4:] == ["--init", str(run), "--out", f"{run}-2"]
-    assert "phase short (1 of 2): 5 steps" in assert_well(train(command[2:], 1))
+    assert "phase short (1 of 2): 5 steps" in assert_well(train(command, 1))
     assert len(records(Path(f"{run}-2"))) == 8
+
+
+def test_the_cure_takes_the_place_of_all_that_names_folders(place: Place, straight: Path) -> None:
+    """Of a base model too, however it was typed; and whatever launcher stands before the command."""
+    run = shutil.copytree(straight, place.folder / "run")
+    command = place.command(run, "--init", run, "--phases.1.steps", "9")
+    first = cured([*command[:-2]], f"with\n  --init {run} --out {run}-2\nin place of\n  --out {run} --init {run}")
+    assert_well(train(first, 1))
+    for named in (["--init", str(run)], ["--base_model", str(run)], [f"--base-model={run}"]):
+        given = place.command(f"{run}-2", *named, "--phases.1.steps", "9")
+        errors = assert_ended(launch(given), 2, "phases.1.steps was 3, now 9")
+        again = cured(given, errors)
+        assert again[-4:] == ["--init", f"{run}-2", "--out", f"{run}-2-2"]
+        assert again[:-4] == [word for word in given if word not in (*named, "--out", f"{run}-2")]
 
 
 def test_a_licence_needs_no_training(place: Place, straight: Path) -> None:
@@ -157,7 +178,7 @@ def test_a_finished_run_with_a_phase_more_or_other_data_or_another_model(
     other = dataclasses.replace(place, data=other_data).command(run, "--data.allow-other", "true")
     for command, told in ((another, "phases.2.steps was not set, now 3"), (other, "the fingerprint of the data was ")):
         errors = assert_ended(launch(command, ranks=1), 2, f"--out {run}: is trained to its end\n", f"  {told}")
-        assert errors.endswith(f"--init {run} --out {run}-2\n")
+        assert f"\n  --init {run} --out {run}-2\n" in errors
     assert_ended(launch(place.command(run, "--resume", "never"), ranks=1), 2, "has checkpoints; name a new folder")
     errors = assert_ended(launch(place.command(run, "--model.layers", "3"), ranks=1), 2, "model.layers was 2, now 3")
     assert errors.endswith("\nname a new folder\n"), "its weights do not fit"

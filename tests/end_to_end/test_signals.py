@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import signal_within_evaluation, signal_within_step, slow_save, slow_start
+from support.faults import kill_at, signal_within_evaluation, signal_within_step, slow_save, slow_start, stop_at
 from support.marks import slow
 from support.processes import wait_for
 from support.training import (
@@ -21,6 +21,7 @@ from support.training import (
     assert_well,
     contents,
     launch,
+    records,
     stopped_at,
     train,
     train_straight,
@@ -142,14 +143,31 @@ def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
 
 
-def test_a_signal_does_not_wait_for_an_evaluation(place: Place) -> None:
-    """The save comes first, in the middle of it; what it has scored is in the log once."""
-    evaluating = ["--checkpoints.keep", "9", "--evaluation.every", "3", "--phases.0.steps", "7"]
-    straight = train_straight(place, "straight evaluated", *evaluating)
-    command = place.command("run", *evaluating)
-    going = launch(command, fault=partial(signal_within_evaluation, 3))
-    errors = assert_ended(going, Code.STOPPED)
-    assert going.done()[0].output.count("step-00000003") >= 1, "saved before the evaluation was over"
-    assert errors.startswith("stopped by a signal after step ")
+EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoints.keep", "9", "--phases.0.steps", "7"]
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
+    """It is given up, and made up by the next start; so is one that a kill has made of no account."""
+    assert_well(train(place.command("straight", *EVALUATING), 1))
+    command, run = place.command("run", *EVALUATING), place.folder / "run"
+    going = launch(command, 1, fault=partial(signal_within_evaluation, step))
+    assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")
+    assert going.done()[0].output.count(f"saved {run}/checkpoints/step-{step:08}") == 1
+    assert [record["step"] for record in records(run, "evaluation")] == [done for done in (3, 6) if done < step]
+    killed = launch(command, 1, fault=partial(kill_at, step + 2))
+    assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
+    assert_well(train(command, 1))
+    assert_same(run, place.folder / "straight")
+
+
+def test_a_signal_at_a_step_with_an_evaluation_and_a_save_saves_once(place: Place) -> None:
+    straight = train_straight(place, "straight evaluated", *EVALUATING)
+    command, run = place.command("run", *EVALUATING), place.folder / "run"
+    for step in (3, 6, 7):
+        going = launch(command, fault=partial(stop_at, step))
+        assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")
+        assert going.done()[0].output.count(f"saved {run}/checkpoints/step-{step:08}") == 1
+        assert not [record for record in records(run, "evaluation") if record["step"] == step]
     assert_well(train(command))
-    assert_same(place.folder / "run", straight)
+    assert_same(run, straight)

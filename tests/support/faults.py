@@ -84,16 +84,26 @@ def signal_within_step(step: int) -> None:
 def signal_within_evaluation(step: int) -> None:
     """A fault: in the evaluation after this step, the last rank hears a signal before its first batch."""
     stopping.QUESTION_SECONDS = 0.0  # as above
-    evaluate = Trainer.save_if_asked
-    heard: list[int] = []
+    evaluate = Trainer.evaluate
 
-    def noted(self: Trainer, phase: TrainingPhase) -> None:
-        if self.state.step == step and self.context.world.rank == self.context.world.size - 1 and not heard:
-            heard.append(step)
+    def heard(self: Trainer, phase: TrainingPhase) -> None:
+        if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         evaluate(self, phase)
 
-    replace(Trainer, "save_if_asked", noted)
+    replace(Trainer, "evaluate", heard)
+
+
+def kill_at(step: int) -> None:
+    """A fault: before this step of the run, all ranks are killed."""
+    train_step = Trainer.train_step
+
+    def step_or_die(self: Trainer, *arguments: Any) -> None:
+        if self.state.step + 1 == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train_step(self, *arguments)
+
+    replace(Trainer, "train_step", step_or_die)
 
 
 def slow_save(seconds: float) -> None:

@@ -99,6 +99,21 @@ def test_time_in_pauses_is_not_counted() -> None:
     assert watch.lap() == pytest.approx(5.0)
 
 
+def test_a_pause_within_a_pause_is_a_part_of_it() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock=clock)
+    clock.now += 2.0
+    with watch.pause():
+        clock.now += 30.0
+        with watch.pause():
+            clock.now += 20.0
+        clock.now += 10.0
+        assert watch.elapsed() == pytest.approx(2.0)
+    clock.now += 1.0
+    assert watch.elapsed() == pytest.approx(3.0)
+    assert watch.lap() == pytest.approx(3.0)
+
+
 def test_the_time_left_follows_the_newest_pace() -> None:
     clock = Clock()
     meter = Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=clock))
