@@ -71,9 +71,7 @@ def find_faults(
     faults = [*_model_faults(recipe.model), *_duration_faults(recipe), *_hardware_faults(recipe, device)]
     for number, phase in enumerate(recipe.phases):
         faults += _phase_faults(recipe, number, phase)
-        if lengths is not None and phase.length > max(
-            lengths, default=0
-        ):  # a shorter one is cut out of longer examples
+        if lengths is not None and phase.length > max(lengths, default=0):  # a shorter one is cut out of longer ones
             there, needed = ", ".join(map(str, sorted(lengths))), " ".join(map(str, sorted({*lengths, phase.length})))
             faults.append(
                 f"phases.{number}.length = {phase.length}: the data has {there}; "

@@ -7,10 +7,11 @@ shown to users where the setting is missing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
@@ -31,9 +32,16 @@ def _positive_or_auto(value: Any) -> Any:
     raise PydanticCustomError("positive_or_auto", 'a whole number of at least 1 is needed, or "auto"')
 
 
-LICENCE = r"[a-z0-9][a-z0-9.+-]*"
-"""How the hub spells licences."""
-LICENCE_HINT = "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
+def check_licence(value: str) -> str:
+    """Takes a licence as the hub spells it."""
+    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
+        return value
+    raise PydanticCustomError("licence", LICENCE_HINT)
+
+
+LICENCE_HINT: Final = (
+    "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
+)
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 Count = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
@@ -97,7 +105,7 @@ class Data(Section):
     """The shards, whose folder is given as --data."""
 
     allow_other: bool = False
-    """Continue a run on other data than its checkpoint was made from."""
+    """Continue a run on other text than its checkpoint was made from, with the same vocabulary."""
 
 
 class Optimizer(Section):
@@ -244,7 +252,7 @@ class Checkpoints(Section):
 class Card(Section):
     """What the model card says that nothing else tells."""
 
-    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] | None = None
+    licence: Annotated[str, AfterValidator(check_licence)] | None = None
     """Licence of the model, as the hub spells it: apache-2.0, mit, cc-by-sa-4.0 (default: not specified)."""
 
 

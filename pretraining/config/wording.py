@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretraining.config.settings import LICENCE_HINT, Phase, Recipe, Section
+from pretraining.config.settings import Phase, Recipe, Section
 from pretraining.config.toml_text import Key, dotted, shown
 
 NEEDED = {
@@ -27,7 +27,6 @@ NEEDED = {
     "less_than_equal": "at most {le}",
     "less_than": "below {lt}",
     "literal_error": "one of {expected}",
-    "string_pattern_mismatch": LICENCE_HINT,  # nothing else has a pattern
 }
 """What pydantic's kinds of errors ask for."""
 

@@ -20,7 +20,6 @@ SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
 HELD_OUT = ", held out"
 """The end of the name of the examples of a length that are held out."""
-"""How the hub names a model: owner/name."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,11 @@ class DataSummary:
             vocabulary=content["vocabulary"]["sha256"],
             fingerprint=manifest.fingerprint,
         )
+
+    def length_for(self, length: int) -> int:
+        """The length of the examples that a phase of this length reads, which are cut if they are longer."""
+        stored = {int(name.removesuffix(HELD_OUT)) for name in self.examples}
+        return min((longer for longer in stored if longer >= length), default=length)
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,9 @@ def _phase_row(recipe: Mapping[str, Any], provenance: Provenance, number: int) -
     name, duration = str(phase.get("name", number + 1)), _duration(recipe, phase)
     if number == provenance.phase:  # it goes on
         duration = f"{provenance.phase_step:,} {'of' if phase.get('steps') else 'steps so far, of'} {duration}"
-    length = f"{phase['length']:,} pieces"
+    length, stored = f"{phase['length']:,} pieces", provenance.data.length_for(phase["length"])
+    if stored > phase["length"]:
+        length += f", cut out of {stored:,}"
     longer = all(earlier["length"] < phase["length"] for earlier in recipe["phases"][:number])
     if number and longer and phase.get("new_positions") == "copied":
         length += ", new positions begun as copies"

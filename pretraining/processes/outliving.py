@@ -28,7 +28,7 @@ def outlive_mpirun() -> None:
     The process itself never comes back: it passes signals on to the child, and ends as the child ends. Where it is
     killed, the child hears SIGTERM, on Linux.
     """
-    if not started_by_mpi() or "RANK" in os.environ:  # torchrun under mpirun gives its ranks more time
+    if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
         return
     parent = os.getpid()
     child = os.fork()

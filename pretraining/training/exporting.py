@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import TOKENIZER, find_checkpoint
-from pretraining.config.settings import LICENCE, LICENCE_HINT
+from pretraining.config.settings import check_licence
 from pretraining.huggingface.folders import CONFIG, read_folder, read_length, read_vocabulary, write_folder
 from pretraining.huggingface.model_card import Provenance, model_card
 from pretraining.huggingface.verify import verify_export
@@ -35,13 +35,13 @@ class Exported:
     """the largest between logits of the source and of what was written"""
     readers: tuple[str, ...]
     """who read it back"""
-    left_out: tuple[str, ...] = ()
-    """heads of the source that are of no use without others that it lacks"""
+    left_out: str = ""
+    """heads of the source that were not written, and why"""
 
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
         agree = f"to {self.difference:.1g}" if self.difference else "exactly"
-        left_out = f"; left out: {', '.join(self.left_out)}, half of what predicts next sentences" * bool(self.left_out)
+        left_out = f"; left out: {self.left_out}" * bool(self.left_out)
         return (
             f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree {agree}"
             f"{left_out}"
@@ -60,8 +60,8 @@ class Source:
     """the longest text that it was trained on, or that its own tokenizer lets through"""
     licence: str | None = None
     """that of the recipe, where it names one"""
-    left_out: tuple[str, ...] = ()
-    """heads that are of no use without others that it lacks"""
+    left_out: str = ""
+    """heads of it that are of no use, and why"""
     vocabulary_sha256: str | None = None
     provenance: Provenance | None = None
     """how the weights came to be, where that is known"""
@@ -79,8 +79,10 @@ def export(
 
     `licence` is what the model card says of it, by default what the recipe says.
     """
-    if licence is not None and not re.fullmatch(LICENCE, licence):
-        raise UserError(f"--licence {licence}: {LICENCE_HINT}")
+    try:
+        licence = None if licence is None else check_licence(licence)
+    except PydanticCustomError as error:
+        raise UserError(f"--licence {licence}: {error}") from None
     model = read_source(source, checkpoint)
     vocabulary = vocabulary or model.vocabulary
     if model.vocabulary_sha256 not in (None, read_vocabulary(vocabulary).sha256):
@@ -122,26 +124,37 @@ def _read_transformers(source: Path) -> Source:
         raise UserError(
             f"{source}: lacks {', '.join(lacking)}; only a model that predicts masked pieces can be exported"
         )
-    length, left_out = read_length(source, shape), []
+    length, left_out = read_length(source, shape), ""
     if lacking:
-        shape = replace(shape, next_sentence=False)
-        wanted = {weight.ours for weight in list_weights(shape)}
-        left_out = list(dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted))
-        weights = {name: weight for name, weight in weights.items() if name in wanted}
-    return Source(shape, weights, source, length, left_out=tuple(left_out))
+        shape, weights, heads = without_next_sentences(shape, weights)
+        left_out = f"{heads}, half of what predicts next sentences" * bool(heads)
+    return Source(shape, weights, source, length, left_out=left_out)
+
+
+def without_next_sentences(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[Shape, dict[str, Tensor], str]:
+    """A model without what predicts next sentences, and the names of the heads that went."""
+    shape = replace(shape, next_sentence=False)
+    wanted = {weight.ours for weight in list_weights(shape)}
+    heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
+    return shape, {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
 def _read_run(source: Path, checkpoint: str | None) -> Source:
     folder = find_checkpoint(source, checkpoint)
     record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
-    state, shape = run.state, record.shape
+    state, shape, left_out = run.state, record.shape, ""
+    scores = {} if run.scores is None else run.scores.figures()
     if state.trained_segments == 1:
         weights = with_first_segment_alone(weights)
+        if shape.next_sentence:  # in runs of earlier versions
+            shape, weights, heads = without_next_sentences(shape, weights)
+            left_out = f"{heads}, which data without pairs cannot train"
+            scores = {name: value for name, value in scores.items() if not name.startswith("next_")}
     provenance = Provenance(
         run.data,
         run.recipe,
-        scores={} if run.scores is None else run.scores.figures(),
+        scores=scores,
         step=state.step,
         phase=state.phase,
         phase_step=state.phase_step,
@@ -156,6 +169,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         vocabulary=folder.parent.parent / TOKENIZER,
         length=min(state.trained_length or shape.positions, shape.positions),
         licence=run.recipe.get("card", {}).get("licence"),
+        left_out=left_out,
         vocabulary_sha256=run.data.vocabulary,
         provenance=provenance,
     )

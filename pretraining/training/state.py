@@ -106,8 +106,11 @@ class RunRecord:
 
     @classmethod
     def _of_section(cls, section: Mapping[str, Any]) -> RunRecord:
-        recipe = {**section["recipe"], "phases": [_renamed(phase) for phase in section["recipe"]["phases"]]}
-        scores = _renamed(section["metrics"])
+        recipe = {
+            **section["recipe"],
+            "phases": [_renamed(phase, PHASE_NAMES) for phase in section["recipe"]["phases"]],
+        }
+        scores = _renamed(section["metrics"], SCORE_NAMES)
         scores.pop("perplexity", None)
         return cls(
             state=RunState(**_with_what_was_trained(section)),
@@ -120,8 +123,9 @@ class RunRecord:
         )
 
 
-RENAMED = {
-    "rate": "learning_rate",
+PHASE_NAMES = {"rate": "learning_rate"}
+"""Settings of phases that earlier versions called otherwise, and what they are called today."""
+SCORE_NAMES = {
     "masked": "masked_loss",
     "next": "next_loss",
     "next_sentence": "next_loss",
@@ -129,11 +133,11 @@ RENAMED = {
     "examples": "scored_examples",
     "seconds": "evaluation_seconds",
 }
-"""Keys of earlier versions, and what they are called today."""
+"""Scores that earlier versions called otherwise, and what they are called today."""
 
 
-def _renamed(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {RENAMED.get(name, name): value for name, value in table.items()}
+def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in table.items()}
 
 
 def _with_what_was_trained(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,21 @@ def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Plac
     assert (run / "recipe.toml").read_text() == kept
 
 
+def test_another_base_model_is_refused_where_a_run_is(adapting: Place, bert: Path, place: Place) -> None:
+    """It keeps its own, by whatever path that is named; also where it has none, and where it is trained."""
+    other = write_bert(place.folder / "other", place.data)
+    for name, words, before in (("with", ["--init", bert], bert), ("without", [], "not set")):
+        recipe = adapting if words else place
+        assert_well(train(recipe.command(name, *words, "--stop-after", "short"), 1))
+        refused = launch(recipe.command(name, "--init", other, "--model.intermediate", "48" if words else "128"), 1)
+        told = f"  base_model was {before}, now {other}\ngive what was, or name a new folder\n"
+        assert_ended(refused, 2, told)
+    assert_well(train(adapting.command("with", "--init", bert.parent / "." / "other" / ".." / bert.name), 1))
+    assert load_recipe(adapting.folder / "with" / "recipe.toml").base_model == str(bert)
+    done = launch(adapting.command("with", "--init", other), 1)
+    assert_ended(done, 2, f"  base_model was {bert}, now {other}\nname a new folder\n")
+
+
 def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: Place) -> None:
     """Also from a run and its checkpoints, whose weights are as scrambled by it."""
     ours = read_vocabulary(place.data)

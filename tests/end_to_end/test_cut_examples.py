@@ -23,6 +23,9 @@ def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Pla
     assert "sequences of length 24, cut out of examples of 32, " in said
     assert "sequences of length 48, cut out of examples of 64, " in said
     assert len(records(shorter.folder / "alone", "evaluation")) == 2
+    card = (shorter.folder / "alone" / "export" / "README.md").read_text()
+    assert "| short | 24 pieces, cut out of 32 |" in card
+    assert "| long | 48 pieces, cut out of 64 |" in card
     assert_well(train(shorter.command("two"), ranks=2))
     assert_same_curve(shorter.folder / "two", shorter.folder / "alone", 1e-4)
 

@@ -10,6 +10,9 @@ import signal
 import socket
 from pathlib import Path
 
+from conftest import write_wiki
+from support.base_models import swapped
+from support.sharding import run as shard
 from support.training import (
     ENDLESS,
     SAVES,
@@ -25,6 +28,7 @@ from support.training import (
     train_straight,
 )
 
+from data_prep.vocabulary.source import read_vocabulary
 from pretraining import export as exporting
 from pretraining.checkpoint.record import finished_checkpoints
 from pretraining.processes.ending import Code
@@ -167,6 +171,17 @@ def test_a_licence_needs_no_training(place: Place, straight: Path) -> None:
     assert "license: apache-2.0" in (run / "export" / "README.md").read_text()
 
 
+def test_a_licence_stays_where_a_later_command_names_none(place: Place, straight: Path) -> None:
+    run = stopped_at(straight, place.folder / "run", 5)
+    assert_well(train(place.command(run, "--card.licence", "mit", "--stop-after", "short", *SAVES), 1))
+    assert_well(train(place.command(run, "--card.licence", "mit", *SAVES), 1))
+    stopped_at(run, place.folder / "again", 6)
+    assert_well(train(place.command("again", *SAVES), 1))
+    for folder in (run, place.folder / "again"):
+        assert 'licence = "mit"' in (folder / "recipe.toml").read_text()
+        assert "license: mit" in (folder / "export" / "README.md").read_text()
+
+
 def test_a_finished_run_with_a_phase_more_or_other_data_or_another_model(
     place: Place, straight: Path, other_data: Path
 ) -> None:
@@ -212,6 +227,20 @@ def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
     output = assert_well(train(changed))
     for change in (f"seed {SEED} -> 2", "phases.1.batch 12 -> 24", "phases.0.batch 24 -> 48 (that phase is done)"):
         assert f"changed since then: {change}\n" in output
+
+
+def test_another_vocabulary_is_refused_also_where_other_data_is_allowed(place: Place, straight: Path) -> None:
+    run = stopped_at(straight, place.folder / "run", 5)
+    swapped(read_vocabulary(place.data), 100, 200).write(place.folder / "vocabulary")
+    data, wiki = place.folder / "data", write_wiki(place.folder / "wiki", documents=60)
+    assert shard(wiki, data, "--vocab", str(place.folder / "vocabulary" / "vocab.txt")) == 0
+    changed = dataclasses.replace(place, data=data).command(run, *SAVES, "--data.allow-other", "true")
+    errors = assert_ended(launch(changed), 2, f"--data {data}: has another vocabulary than {run} was trained with; ")
+    assert f"make it with shard.py --vocab {run}, " in errors
+    assert read_vocabulary(run) == read_vocabulary(place.data), "it is left as it was"
+    assert shard(wiki, place.folder / "cured", "--vocab", str(run)) == 0
+    cured = dataclasses.replace(place, data=place.folder / "cured").command(run, *SAVES, "--data.allow-other", "true")
+    assert "continues after step 5" in assert_well(train(cured))
 
 
 def test_other_data_is_refused_unless_it_is_allowed(place: Place, straight: Path, other_data: Path) -> None:

@@ -73,7 +73,8 @@ def test_the_kill_of_a_process_group_is_outlived(tmp_path: Path) -> None:
 
 
 def test_without_mpirun_there_is_no_child(tmp_path: Path) -> None:
-    """Nor under another launcher that mpirun has started."""
-    assert start(tmp_path, "end", RANK="0", OMPI_COMM_WORLD_SIZE="2").wait(30) == 75
-    child, parent = child_and_parent(tmp_path)
-    assert child == parent
+    """Nor under torchrun that mpirun has started; a RANK that somebody has set by hand says nothing of that."""
+    for variables, alone in (({"TORCHELASTIC_RUN_ID": "none"}, True), ({}, False)):
+        assert start(tmp_path, "end", RANK="0", OMPI_COMM_WORLD_SIZE="2", **variables).wait(30) == 75
+        child, parent = child_and_parent(tmp_path)
+        assert (child == parent) == alone
