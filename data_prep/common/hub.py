@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.common.errors import UserError
+from data_prep.common.terminal import is_terminal
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """What goes wrong on a disk, not on the network."""
@@ -42,7 +43,7 @@ def fetch_model(name: str, files: Sequence[str], revision: str | None = None, fr
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         disable_progress_bars()
     with hub_errors(
         f"{constants.ENDPOINT}/{name}",

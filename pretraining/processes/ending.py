@@ -48,9 +48,7 @@ class Code(IntEnum):
     CURE = 2  # something must be mended first: the message says what
     STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
     RANK_LOST = 76  # a rank died or hangs: start the same command again
-    INTERRUPTED = (
-        130  # somebody pressed Ctrl-C: once, and the run has saved; twice or before it trained, and it has not
-    )
+    INTERRUPTED = 130  # somebody pressed Ctrl-C: the run has saved, unless twice or before it trained
 
 
 class Outcome(NamedTuple):

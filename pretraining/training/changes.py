@@ -16,6 +16,7 @@ from pretraining.checkpoint.record import CheckpointRecord
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
+from pretraining.model.shape import NOT_IN_RECIPES
 from pretraining.training.exporting import EXPORT
 from pretraining.training.request import Context, Request
 from pretraining.training.state import RunRecord
@@ -26,8 +27,8 @@ HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "g
 """Sections of a recipe that say how a run is done, and not what is trained."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
-HEAD = "the head for next sentences"
-"""What `Shape.differences` calls it."""
+HEAD = NOT_IN_RECIPES["next_sentence"]
+"""What `Shape.differences` calls the head that the data decides about."""
 FOLDERS = ("--out", "--run", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
