@@ -35,7 +35,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
-from pretraining.config.overrides import load_recipe_and_data, peek
+from pretraining.config.overrides import FORM, load_recipe_and_data
+from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
 from pretraining.processes.ending import Ending, exit_now
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> int:
             warn(wanted, world, open_console(stderr=True, soft_wrap=True))
             record_early(wanted.out or wanted.run, ending)
             run(
-                find_device(wanted, overrides),
+                peek_device(FORM, wanted.recipe, overrides),
                 partial(read_request, arguments, wanted, overrides, world),
                 ending,
                 console,
@@ -125,12 +126,6 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
-
-
-def find_device(wanted: Train, overrides: list[str]) -> Literal["auto", "cpu", "cuda"]:
-    """Where to compute, which ranks must know before they meet, and so before they read the recipe as a whole."""
-    device = peek(wanted.recipe, overrides, "parallel", "device")
-    return "cpu" if device == "cpu" else "cuda" if device == "cuda" else "auto"
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
@@ -171,7 +166,7 @@ def read_all(
 ) -> tuple[Recipe, Manifest | None, Origin | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
-    finder = OriginFinder(wanted.out or wanted.run, peek(wanted.recipe, given, "base_model"))
+    finder = OriginFinder(wanted.out or wanted.run, peek(FORM, wanted.recipe, given, "base_model"))
     recipe, manifest = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )

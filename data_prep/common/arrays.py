@@ -1,4 +1,4 @@
-"""Types of NumPy arrays: the name that annotations have for them, and the smallest that holds a range of numbers."""
+"""NumPy arrays: the name that annotations have for them, the smallest type for a range of numbers, and gathering."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ Array: TypeAlias = NDArray[Any]
 def smallest_type(largest: int) -> np.dtype[Any]:
     """Finds the smallest unsigned integer type that holds 0 … largest, so that files stay small."""
     return np.min_scalar_type(largest)
+
+
+def ranges(starts: Array, lengths: Array) -> Array:
+    """Joins ranges of numbers: from every start on, as many as its length says; they gather stretches of an array."""
+    ends = np.cumsum(lengths)
+    numbers: Array = np.repeat(starts - (ends - lengths), lengths)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -81,6 +81,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):  # it may never have been there
             unfinished.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    except UserError:  # of what makes the content
+        unfinished.unlink()
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:

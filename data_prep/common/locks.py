@@ -12,14 +12,18 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 
 
+class HeldError(UserError):
+    """Another process holds the lock."""
+
+
 @contextmanager
 def locked(path: Path, place: str, refusal: str, unknown: str = "another process") -> Iterator[bool]:
     """Holds the lock file at `path`, whose folder it makes, and names this process in it.
 
-    Raises UserError where the file cannot be written or another process holds it. `place` is what the user calls the
-    folder; `refusal` tells the user what is wrong and what helps, with {owner} for the process that holds the lock, or
-    for `unknown` where the file names none. Yields whether the file system has locks at all: some network file systems
-    are mounted without, and a run goes on there unprotected.
+    Raises HeldError where another process holds the file, and UserError where it cannot be written. `place` is what the
+    user calls the folder; `refusal` tells the user what is wrong and what helps, with {owner} for the process that has
+    the lock, or for `unknown` where the file names none. Yields whether the file system has locks at all: some network
+    file systems are mounted without, and a run goes on there unprotected.
 
     The lock is one of POSIX: it belongs to this process alone, so it ends with the process however that ends, even
     where a child of the process lives on. A second lock of the same process is not refused.
@@ -35,7 +39,7 @@ def locked(path: Path, place: str, refusal: str, unknown: str = "another process
             protected = True
         except (BlockingIOError, PermissionError):  # POSIX lets a file system answer with either
             file.seek(0)
-            raise UserError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
+            raise HeldError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
         except OSError:
             protected = False
         try:

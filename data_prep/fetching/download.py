@@ -38,6 +38,8 @@ class Item:
     """What a user can do when the server refuses."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What the server is sent besides, such as a token of the user."""
+    said: str = ""
+    """Who says the checksum, for the message that it is another, where that is not the server."""
 
     @property
     def algorithm(self) -> str:
@@ -165,8 +167,9 @@ class Download:
             bad, number = path.with_name(f"{self._item.path.name}.bad{number}"), number + 1
         path.replace(bad)
         self._record.unlink(missing_ok=True)
+        said = f" ({self._item.said})" if self._item.said else ""
         raise UserError(
-            f"{self._item.path}: its {self._item.algorithm} is {found}, it should be {expected}\n"
+            f"{self._item.path}: its {self._item.algorithm} is {found}, it should be {expected}{said}\n"
             f"it is now {bad}, to look at or to delete; the same command fetches it anew from {self._item.url}"
         )
 

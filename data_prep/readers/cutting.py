@@ -33,8 +33,8 @@ def ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that can be read from anywhere; a compressed one stays whole."""
     if path.suffix in COMPRESSED:
         return whole(path, span_bytes)
-    size = path.stat().st_size
-    return [Span(str(path), at, min(at + span_bytes, size)) for at in range(0, size, span_bytes)]
+    size, step = path.stat().st_size, max(span_bytes, len(BYTE_ORDER_MARK) + 1)  # the first holds what follows the mark
+    return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
 def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:

@@ -22,11 +22,18 @@ PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,} [a-z]{2,}")
 
 
 def files() -> list[Path]:
-    """Lists every other Python file of the standard library and the installed packages: some 20 MB of text."""
+    """Lists the files of the corpus: some 20 MB of text."""
+    return halves()[0]
+
+
+def halves() -> tuple[list[Path], list[Path]]:
+    """Lists the Python files of the standard library and the installed packages: those that are the corpus, and as many
+    between them that no corpus has, for tasks whose texts a model is to see for the first time."""
     folders = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
-    found = {path: folder for folder in folders for path in folder.rglob("*.py") if path.is_file()}
-    skipped = {"test", "tests", "__pycache__"}
-    return sorted(path for path, folder in found.items() if not skipped & set(path.relative_to(folder).parts))[::2]
+    skipped = {"test", "tests", "__pycache__", "site-packages"}  # the last inside another folder: not this Python's own
+    found = [(path, path.relative_to(folder).parts) for folder in folders for path in folder.rglob("*.py")]
+    paths = sorted({path for path, parts in found if not skipped & set(parts) and path.is_file()})
+    return paths[::2], paths[1::2]
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:

@@ -61,7 +61,7 @@ def find_vocabulary(given: str, cased: bool) -> Vocabulary:
 def _read_file(path: Path, cased: bool) -> Vocabulary:
     """Reads a vocab.txt; where it has capitals, somebody must have said what becomes of those of the text."""
     vocabulary = load_vocabulary(path, cased)
-    if cased or not _has_capitals(vocabulary.pieces):
+    if cased or not has_capitals(vocabulary.pieces):
         return vocabulary
     if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
         return read_vocabulary(path.parent)
@@ -92,7 +92,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     _check_kind(folder, tokenizer, config)
     settings = _bert_settings(tokenizer.get("normalizer") or {})
     says = {**settings, **{name: value for name, value in config.items() if value is not None}}
-    lower = says.get("do_lower_case", not _has_capitals(pieces))
+    lower = says.get("do_lower_case", not has_capitals(pieces))
     needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
     for name in (name for name, value in needed.items() if says.get(name, value) != value):
         how = f"{name} = {json.dumps(says[name])}" + " in text that keeps case" * (
@@ -158,6 +158,6 @@ def _bert_settings(normalizer: dict[str, Any]) -> dict[str, Any]:
     return {new: normalizer[old] for old, new in names.items() if normalizer.get(old) is not None}
 
 
-def _has_capitals(pieces: tuple[str, ...]) -> bool:
+def has_capitals(pieces: tuple[str, ...]) -> bool:
     """Whether a piece has a letter that text in lower case never has; special pieces stand in brackets."""
     return any(not piece.startswith("[") and piece != piece.lower() for piece in pieces)

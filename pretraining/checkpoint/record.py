@@ -29,6 +29,8 @@ FOLDER = "checkpoints"
 RECORD = CHECKPOINT
 TOKENIZER = IN_A_RUN
 """The folder of a run that holds the vocabulary."""
+EXPORT = "export"
+"""The folder of a run that its model is exported into."""
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""
 CHECKSUM = "sha256"

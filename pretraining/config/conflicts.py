@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from data_prep.common.errors import UserError
 from data_prep.settings import SHORTEST
 from pretraining.config.packages import TRACKERS, apex_fault, tracker_fault
 from pretraining.config.settings import (
     SCHEDULE_KEYS,
+    Compute,
     Model,
     Optimizer,
+    Parallel,
     Phase,
+    Precision,
     Recipe,
     count_micro_batches,
     largest_divisor,
@@ -60,6 +63,22 @@ OPEN = (
 """Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
 
 
+class Computing(Protocol):
+    """What settings of training have alike, whatever is trained."""
+
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def parallel(self) -> Parallel: ...
+
+    @property
+    def compute(self) -> Compute: ...
+
+
 def find_faults(
     recipe: Recipe,
     *,
@@ -83,6 +102,12 @@ def find_faults(
             faults.append(str(error))
     faults += [*_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
     return faults if device is None else [*faults, *_package_faults(recipe, device)]
+
+
+def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
+    """Lists what cannot be of the optimizer and the hardware, with its cure; device None is not known yet."""
+    faults = [*_hardware_faults(settings, device), *_optimizer_faults(settings.optimizer)]
+    return faults if device is None else [*faults, *_apex_faults(settings, device)]
 
 
 def _model_faults(model: Model) -> Iterator[str]:
@@ -180,7 +205,7 @@ def _warmup_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
         yield f"{at}: the schedule has {total} steps in all ({names}); give fewer than these"
 
 
-def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+def _hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
     """Looks at precision, ZeRO and the device; `found` is what `auto` would take, "cpu" where there is no GPU."""
     parallel, wanted = recipe.parallel, recipe.parallel.device
     device = found if wanted == "auto" else wanted
@@ -209,6 +234,14 @@ def _hardware_faults(recipe: Recipe, found: Literal["cpu", "cuda"] | None) -> It
 
 def _package_faults(recipe: Recipe, found: Literal["cpu", "cuda"]) -> Iterator[str]:
     """Looks at what else must be here, on the machine that trains."""
+    yield from _apex_faults(recipe, found)
+    for section in TRACKERS:
+        options = recipe.deepspeed.get(section)
+        if isinstance(options, dict) and options.get("enabled") and (fault := tracker_fault(section)):
+            yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
+
+
+def _apex_faults(recipe: Computing, found: Literal["cpu", "cuda"]) -> Iterator[str]:
     parallel, at = recipe.parallel, 'optimizer.kernels = "apex"'
     if recipe.optimizer.kernels == "apex":
         if parallel.device == "cpu" or found == "cpu":
@@ -217,13 +250,9 @@ def _package_faults(recipe: Recipe, found: Literal["cpu", "cuda"]) -> Iterator[s
             yield f'{at}: moves weights on a GPU, and parallel.offload = "{parallel.offload}"; take "auto"'
         elif fault := apex_fault():
             yield f'{at}: {fault}, or take "auto"'
-    for section in TRACKERS:
-        options = recipe.deepspeed.get(section)
-        if isinstance(options, dict) and options.get("enabled") and (fault := tracker_fault(section)):
-            yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
 
 
-def _tf32_faults(recipe: Recipe, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+def _tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:
     if recipe.precision.tf32 and device == "cpu":
         yield (f'precision.tf32 = true: only a GPU has TF32 (parallel.device = "{recipe.parallel.device}"); take false')
     elif recipe.precision.tf32 and recipe.precision.dtype != "fp32":

@@ -7,14 +7,14 @@ All of it is read off the settings, so that a key is described where it is defin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pretraining.config.conflicts import OPEN
-from pretraining.config.settings import Phase, Recipe, Section
+from pretraining.config.settings import Recipe, Section
 from pretraining.config.toml_text import toml_value
-from pretraining.config.wording import SECTIONS
+from pretraining.config.wording import is_list, tables
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
 MACHINE = 1 << 31
@@ -48,34 +48,38 @@ recipe, such as batches, precision and the ZeRO stage, is refused here with the 
 
 
 def reference() -> str:
-    """The whole page."""
-    values = [name for name in Recipe.model_fields if name not in {*SECTIONS, "phases", "deepspeed"}]
-    parts = [OPENING, "## At the top\n\n" + table(Recipe, values)]
-    for name in Recipe.model_fields:
-        if name in SECTIONS:
-            parts.append(section(f"[{name}]", SECTIONS[name]))
-        elif name == "phases":
-            parts.append(section("[[phases]]", Phase))
-    return "\n".join([*parts, DEEPSPEED])
+    """The whole page of pre-training."""
+    return page(Recipe, OPENING, {"deepspeed": DEEPSPEED})
 
 
-def section(title: str, settings: type[Section]) -> str:
-    """A heading, what the table is for, and its keys."""
+def page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
+    """A page of all that settings can say; `others` has the parts on tables that are not ours, by their names."""
+    inner = tables(settings)
+    values = [name for name in settings.model_fields if name not in {*inner, *others}]
+    parts = [opening, "## At the top\n\n" + table(settings, values)]
+    for name in inner:
+        title, own = f"[[{name}]]" if is_list(settings, name) else f"[{name}]", settings.model_fields[name].default
+        parts.append(section(title, inner[name], own if isinstance(own, Section) else None))
+    return "\n".join([*parts, *others.values()])
+
+
+def section(title: str, settings: type[Section], own: Section | None) -> str:
+    """A heading, what the table is for, and its keys; `own` has the values where the whole table is left out."""
     about = "\n\n".join(" ".join(part.split()) for part in (settings.__doc__ or "").split("\n\n"))
-    return f"## {title}\n\n{about}\n\n{table(settings, list(settings.model_fields))}"
+    return f"## {title}\n\n{about}\n\n{table(settings, list(settings.model_fields), own)}"
 
 
-def table(settings: type[Section], names: list[str]) -> str:
+def table(settings: type[Section], names: list[str], own: Section | None = None) -> str:
     """Some keys of a section, a row each."""
     properties = settings.model_json_schema()["properties"]
-    rows = [row(name, settings, properties[name]) for name in names]
+    rows = [row(name, settings, properties[name], own) for name in names]
     return "\n".join(["| key | meaning | takes | default |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def row(name: str, settings: type[Section], schema: dict[str, Any]) -> str:
+def row(name: str, settings: type[Section], schema: dict[str, Any], own: Section | None = None) -> str:
     field = settings.model_fields[name]
-    meaning = " ".join((field.description or "").split())
-    default = "needed" if field.is_required() else "not set" if field.default is None else code(field.default)
+    meaning, value = " ".join((field.description or "").split()), getattr(own, name, field.default)
+    default = "needed" if field.is_required() else "not set" if value is None else code(value)
     cells = [f"`{name}`", meaning, ", or ".join(takes(schema)), default]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -95,8 +99,9 @@ def takes(schema: dict[str, Any]) -> Iterator[str]:
     elif "const" in schema:
         yield code(schema["const"])
     elif schema["type"] == "array":
-        items = schema["prefixItems"]
-        yield f"a list of {len(items)}, each {next(takes(items[0]))}"
+        items = schema.get("prefixItems", [])  # of a list of any length, every item is as `items` says
+        count = f" of {len(items)}" if items else ""
+        yield f"a list{count}, each {next(takes(items[0] if items else schema['items']))}"
     elif schema["type"] != "null":
         found = [
             words.format(f"{schema[key]:g}") for key, words in LIMITS.items() if schema.get(key, MACHINE) < MACHINE

@@ -1,7 +1,7 @@
 """What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
 
-`overrides.py` reads recipes, and `conflicts.py` knows which settings do not go together. The docstring of a setting is
-shown to users where the setting is missing.
+`reading.py` and `overrides.py` read recipes, and `conflicts.py` knows which settings do not go together. The docstring
+of a setting is shown to users where the setting is missing.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings, defaults included, in the types of TOML and JSON, which are read back as the same."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def as_toml(self) -> str:
+        """All settings as a file that reads back as the same."""
+        return toml_text(self.as_dict())
 
 
 class Model(Section):
@@ -327,17 +335,13 @@ class Recipe(Section):
         return tuple(owners)
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings, defaults included, in the types of TOML and JSON; `Recipe` reads them back."""
-        content = self.model_dump(mode="json", exclude_none=True)
+        """All settings but those of the schedule in phases that have none of their own."""
+        content = super().as_dict()
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
                 for name in SCHEDULE_KEYS:
                     phase.pop(name, None)
         return content
-
-    def as_toml(self) -> str:
-        """All settings as a file that `load_recipe` reads."""
-        return toml_text(self.as_dict())
 
 
 def _running_sums(values: Sequence[float]) -> list[float]:

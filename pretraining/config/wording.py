@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pretraining.config.settings import Phase, Recipe, Section
+from pretraining.config.settings import Section
 from pretraining.config.toml_text import Key, dotted, shown
 
 NEEDED = {
@@ -30,11 +30,6 @@ NEEDED = {
 }
 """What pydantic's kinds of errors ask for."""
 
-SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation
-    for name, field in Recipe.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-}
 USUAL_NAMES = {
     usual: ours
     for ours, names in {
@@ -43,6 +38,7 @@ USUAL_NAMES = {
         "batch": "global_batch batch_size global_batch_size train_batch_size",
         "micro_batch": "micro_batch_size per_device_train_batch_size",
         "steps": "num_train_steps max_steps total_steps",
+        "epochs": "num_train_epochs num_epochs",
         "decay": "scheduler schedule lr_schedule lr_scheduler_type",
         "warmup": "warmup_proportion warmup_ratio",
         "warmup_steps": "num_warmup_steps",
@@ -61,13 +57,16 @@ USUAL_NAMES = {
 """What other trainers call our settings."""
 
 
-def explain(error: Mapping[str, Any], bare: bool) -> str:
-    """Words one of pydantic's errors as what follows the key; `bare` where just the name was given, as for a switch."""
+def explain(error: Mapping[str, Any], bare: bool, settings: type[Section]) -> str:
+    """Words one of pydantic's errors on these settings as what follows the key.
+
+    `bare` where just the name was given, as one writes a switch.
+    """
     kind, key, context = error["type"], error["loc"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        return f": unknown{_suggest(key)}"
+        return f": unknown{_suggest(key, settings)}"
     if kind == "missing":
-        return ": is missing" if isinstance(key[-1], int) else f": is missing: {_describe(key)}"
+        return ": is missing" if isinstance(key[-1], int) else f": is missing: {_describe(key, settings)}"
     if bare:
         return f": a value is missing: --{dotted(key)} VALUE"
     if kind == "literal_error":
@@ -77,33 +76,47 @@ def explain(error: Mapping[str, Any], bare: bool) -> str:
     return f" = {shown(error['input'])}: {needed}"
 
 
-def _describe(key: Key) -> str:
+def _describe(key: Key, settings: type[Section]) -> str:
     """The docstring of a setting, as part of a sentence."""
-    section: Any = Recipe
     for part in key[:-1]:
         if isinstance(part, str):
-            section = {**SECTIONS, "phases": Phase}.get(part, section)
-    text = section.model_fields[str(key[-1])].description or ""
+            settings = tables(settings)[part]
+    text = settings.model_fields[str(key[-1])].description or ""
     return (text[:1].lower() + text[1:]).rstrip(".")
 
 
-def known_keys() -> Iterator[Key]:
-    """All that a recipe may say; phases with number 0."""
-    for name in Recipe.model_fields:
+def tables(settings: type[Section]) -> dict[str, type[Section]]:
+    """The tables of settings, and what the lists of tables in them have, by their names."""
+    found = {}
+    for name, field in settings.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)[:1]):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found[name] = kind
+    return found
+
+
+def is_list(settings: type[Section], name: str) -> bool:
+    """Whether a table stands in settings as often as one likes: [[phases]]."""
+    return get_origin(settings.model_fields[name].annotation) is tuple
+
+
+def known_keys(settings: type[Section]) -> Iterator[Key]:
+    """All that can be said; of lists of tables with number 0."""
+    inner = tables(settings)
+    for name in settings.model_fields:
         yield (name,)
-        if name in SECTIONS:
-            yield from ((name, inner) for inner in SECTIONS[name].model_fields)
-        elif name == "phases":
-            yield from ((name, 0, inner) for inner in Phase.model_fields)
+        if name in inner:
+            above: Key = (name, 0) if is_list(settings, name) else (name,)
+            yield from ((*above, key) for key in inner[name].model_fields)
 
 
-def _suggest(key: Key) -> str:
+def _suggest(key: Key, settings: type[Section]) -> str:
     """The known name that was probably meant, with its full path; otherwise the names there are."""
-    name, above = str(key[-1]), key[:-1]
+    name, above, every = str(key[-1]), key[:-1], list(known_keys(settings))
     plain = tuple(0 if isinstance(part, int) else part for part in above)
-    beside = [known for known in known_keys() if known[:-1] == plain]
-    elsewhere = [known for known in known_keys() if known[:-1] != plain]
-    joined = {"_".join(map(str, known)): known for known in known_keys() if len(known) > 1}
+    beside = [known for known in every if known[:-1] == plain]
+    elsewhere = [known for known in every if known[:-1] != plain]
+    joined = {"_".join(map(str, known)): known for known in every if len(known) > 1}
     if not above and (near := difflib.get_close_matches(name, joined, 1, 0.85)):
         return f"; did you mean {dotted(joined[near[0]])}?"  # --model-size
     for wanted, cutoff in ((USUAL_NAMES.get(name, name), 0.7), (name, 0.6)):

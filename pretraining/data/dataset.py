@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.common.arrays import Array
+from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
 from data_prep.shards import Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
-from pretraining.data.rows import Rows, Window, spans
+from pretraining.data.rows import Rows, Window
 
 OPEN_SHARDS = 8
 """How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""
@@ -77,8 +77,8 @@ class Dataset:
         positions = np.empty(predictions.sum(), np.int64)
         starts = np.cumsum(predictions) - predictions
         for shard, chosen in self._by_shard(examples):
-            source = spans(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
-            positions[spans(starts[chosen], predictions[chosen])] = shard.positions[source]
+            source = ranges(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
+            positions[ranges(starts[chosen], predictions[chosen])] = shard.positions[source]
         window = Window.of(lengths, boundaries, self.length)
         return window.lengths, window.count(positions, predictions)
 
@@ -100,10 +100,10 @@ class Dataset:
         starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
         for shard, chosen in self._by_shard(examples):
             row = examples.row[chosen]
-            source = spans(shard.offsets[row], lengths[chosen])
-            pieces[spans(starts[chosen], lengths[chosen])] = shard.pieces[source]
-            source = spans(shard.masked_offsets[row], predictions[chosen])
-            target = spans(masked_starts[chosen], predictions[chosen])
+            source = ranges(shard.offsets[row], lengths[chosen])
+            pieces[ranges(starts[chosen], lengths[chosen])] = shard.pieces[source]
+            source = ranges(shard.masked_offsets[row], predictions[chosen])
+            target = ranges(masked_starts[chosen], predictions[chosen])
             positions[target], labels[target] = shard.positions[source], shard.labels[source]
             random_next[chosen] = shard.random_next.take(pa.array(row))
         rows = Rows(where, lengths, pieces, boundaries, random_next, predictions, positions, labels)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.common.arrays import Array
+from data_prep.common.arrays import Array, ranges
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Rows:
     def cut(self, limit: int) -> Rows:
         """The same examples with at most so many pieces."""
         window = Window.of(self.lengths, self.boundaries, limit)
-        places = np.arange(len(self.pieces)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        places = ranges(np.zeros_like(self.lengths), self.lengths)
         marks = (places == 0) | (places == np.repeat(self.lengths - 1, self.lengths))  # [CLS] and the last [SEP]
         left = window.holds(self.positions, self.predictions)
         return Rows(
@@ -84,12 +84,3 @@ class Window:
         ends = np.cumsum(counts)
         kept: Array = before[ends] - before[ends - counts]
         return kept
-
-
-def spans(starts: Array, sizes: Array) -> Array:
-    """Joins stretches of indices: start, start+1, …, `size` of them, for every start."""
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    places: Array = np.repeat(starts - (ends - sizes), sizes)
-    places += np.arange(total)
-    return places

@@ -19,7 +19,7 @@ from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
 from pretraining.engine.optimizers import build_optimizer
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
-from pretraining.model.encoder import Encoder
+from pretraining.model.encoder import Trainable
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """The attributes of DeepSpeed's loss scaler that decide the scale of the loss."""
@@ -32,7 +32,7 @@ class CollapseError(Exception):
 class Engine:
     """A model in training: forward, backward and the optimizer's step, over all ranks."""
 
-    def __init__(self, model: Encoder, settings: EngineSettings, device: torch.device):
+    def __init__(self, model: Trainable, settings: EngineSettings, device: torch.device):
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
@@ -45,7 +45,7 @@ class Engine:
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         self.optimizer: AdamW = build_optimizer(model, settings.optimizer)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
-        self.model: Encoder = self.deepspeed.module
+        self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
         self.optimizer.prepare(self.flat_tensors, model.fused_parts)
@@ -167,7 +167,7 @@ class Engine:
 
 
 def initialize_deepspeed(
-    model: Encoder, optimizer: AdamW, settings: EngineSettings, dtype: torch.dtype, device: torch.device
+    model: Trainable, optimizer: AdamW, settings: EngineSettings, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Sets up DeepSpeed's own engine."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -179,7 +179,9 @@ def initialize_deepspeed(
         deepspeed.utils.logger.setLevel(logging.ERROR)
         # It would try its compilers, and compile an operation between CPUs that only inference calls.
         deepspeed.ops.__compatible_ops__ = {}
-        with _making(EngineWithZero1):
+        # It would collect garbage four times, a second in all, to print how much memory there is.
+        deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
+        with _making(EngineWithZero1), _without_compiling():
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -200,6 +202,18 @@ def _making(kind: type) -> Iterator[None]:
         yield
     finally:
         deepspeed.DeepSpeedEngine = before
+
+
+@contextlib.contextmanager
+def _without_compiling() -> Iterator[None]:
+    """Leaves functions as they are that torch.compile decorates: DeepSpeed imports its Muon, which nobody here uses,
+    and that would load all of the compiler at every start, for seconds."""
+    before = torch.compile
+    torch.compile = lambda function, **_: function  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = before
 
 
 @contextlib.contextmanager

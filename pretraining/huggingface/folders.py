@@ -2,10 +2,12 @@
 
     BERT/
       config.json              the sizes, as transformers' BertConfig names them
-      model.safetensors        the weights of BertForPreTraining, or of BertForMaskedLM where the model has no
-                               next-sentence head; read also in parts, or from pytorch_model.bin
+      model.safetensors        the weights of BertForPreTraining, of BertForMaskedLM where the model has no
+                               next-sentence head, or of a model that was fine-tuned; read also in parts, or from
+                               pytorch_model.bin
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
+      task.json                what was fine-tuned here: what must be known to use it, besides its config
 
 Ours differ from theirs in three ways: query, key and value are one weight, rows of the vocabulary are padded, and the
 decoder of the masked head is the word embeddings themselves, never a copy. Nothing else knows their names, and
@@ -32,19 +34,19 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import UNFINISHED, read_json, replacing, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
+from pretraining.huggingface.config import config_of, head_of, shape_of
+from pretraining.huggingface.task_head import ARCHITECTURES, TaskHead
 from pretraining.huggingface.weights import (
     LISTED,
-    config_of,
     from_transformers,
     has_next_sentence,
     refuse_faults,
-    shape_of,
     to_transformers,
 )
 from pretraining.model.shape import Shape
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD)
+CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
+FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD, TASK)
 OLD_WEIGHTS = "pytorch_model.bin"
 INDEX = ".index.json"
 REPLACED = ".old"
@@ -60,6 +62,25 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     shape = replace(shape, next_sentence=has_next_sentence(weights))
     state, missing = from_transformers(weights, shape, str(folder))
     return shape, state, missing
+
+
+def read_encoder(folder: Path) -> tuple[Shape, dict[str, Tensor]]:
+    """Reads an encoder, with its pooler where there is one, in a folder of transformers; heads are left out."""
+    shape = replace(read_shape(folder), next_sentence=False)
+    return shape, from_transformers(_read_weights(folder), shape, str(folder), "none")[0]
+
+
+def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
+    """Reads a model that was fine-tuned for a task, here or by transformers; what is missing of it is an error."""
+    shape, head = replace(read_shape(folder), next_sentence=False), read_head(folder)
+    if head is None:
+        raise UserError(f"{folder / CONFIG}: names none of {', '.join(ARCHITECTURES.values())}: not fine-tuned")
+    return shape, head, from_transformers(_read_weights(folder), shape, str(folder), head)[0]
+
+
+def read_head(folder: Path) -> TaskHead | None:
+    """Reads for which task the config of a folder says that its model was fine-tuned; None where for none."""
+    return head_of(_read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def read_shape(folder: Path) -> Shape:
@@ -149,28 +170,92 @@ def write_folder(
     what the tokenizer is to cut texts to (default: the positions). `check` sees the finished folder before it takes its
     name and the place of an earlier export; what it raises prevents that.
     """
-    config, pad = _tokenizer_config(vocabulary, shape, length)
-    weights = {name: weight.to(dtype) for name, weight in to_transformers(state, shape).items()}
+    pieces = read_vocabulary(vocabulary)
+    _check_size(pieces, shape, vocabulary / VOCABULARY)
+    tokenizer = _read_table(vocabulary / TOKENIZER_CONFIG)
+    weights = _checked(folder, to_transformers(state, shape), dtype)
+    with _replacing_folder(folder.resolve()) as unfinished:
+        for name in (VOCABULARY, TOKENIZER):
+            with replacing(unfinished / name) as file:
+                file.write((vocabulary / name).read_bytes())
+        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
+        write_json(unfinished / CONFIG, config_of(shape, pieces.special.pad, dtype))
+        _write_model(unfinished, weights, card)
+        if check is not None:
+            check(unfinished)
+
+
+def write_fine_tuned(
+    folder: Path,
+    shape: Shape,
+    head: TaskHead,
+    state: Mapping[str, Tensor],
+    vocabulary: Vocabulary,
+    card: str,
+    task: Mapping[str, Any],
+    length: int,
+    dtype: torch.dtype = torch.float32,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes a fine-tuned model as a folder that transformers loads, whole or not at all, as `write_folder` does.
+
+    `task` is what must be known to use it besides the names of its labels, and becomes task.json.
+    """
+    _check_size(vocabulary, shape, folder)
+    weights = _checked(folder, to_transformers(state, shape, head), dtype)
+    with _replacing_folder(folder.resolve()) as unfinished:
+        vocabulary.write(unfinished)
+        tokenizer = _read_table(unfinished / TOKENIZER_CONFIG)
+        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
+        write_json(unfinished / CONFIG, config_of(shape, vocabulary.special.pad, dtype, head))
+        write_json(unfinished / TASK, task)
+        _write_model(unfinished, weights, card)
+        if check is not None:
+            check(unfinished)
+
+
+def write_bare(folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any]) -> None:
+    """Writes weights that no class of transformers has, with a card and task.json, whole or not at all."""
+    checked = _checked(folder, weights, torch.float32)
+    with _replacing_folder(folder.resolve()) as unfinished:
+        write_json(unfinished / TASK, task)
+        _write_model(unfinished, checked, card)
+
+
+def read_task(folder: Path) -> dict[str, Any]:
+    """Reads what must be known to use a fine-tuned model; empty where it was not fine-tuned here."""
+    return _read_table(folder / TASK) if (folder / TASK).is_file() else {}
+
+
+def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
+    """Raises UserError unless the vocabulary has a piece for every row of the embeddings."""
+    if len(vocabulary) != shape.vocabulary:
+        raise UserError(
+            f"{where}: {len(vocabulary):,} pieces, but the model has {shape.vocabulary:,}: "
+            "not the vocabulary it was trained with"
+        )
+
+
+def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights as they are written; UserError where some are no numbers."""
+    weights = {name: weight.to(dtype) for name, weight in weights.items()}
     refuse_faults(
         str(folder),
         [f"{name} has values that are no numbers" for name, weight in weights.items() if not weight.isfinite().all()],
     )
-    with _replacing_folder(folder.resolve()) as unfinished:
-        write_json(unfinished / CONFIG, config_of(shape, pad, dtype))
-        for name in (VOCABULARY, TOKENIZER):
-            with replacing(unfinished / name) as file:
-                file.write((vocabulary / name).read_bytes())
-        write_json(unfinished / TOKENIZER_CONFIG, config)
-        with replacing(unfinished / CARD) as file:
-            file.write(card.encode())
-        try:
-            save_file(weights, unfinished / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
-        with (unfinished / WEIGHTS).open("rb") as file:
-            os.fsync(file.fileno())
-        if check is not None:
-            check(unfinished)
+    return weights
+
+
+def _write_model(unfinished: Path, weights: dict[str, Tensor], card: str) -> None:
+    """Writes the card and the weights into a folder that has no name yet."""
+    with replacing(unfinished / CARD) as file:
+        file.write(card.encode())
+    try:
+        save_file(weights, unfinished / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+    with (unfinished / WEIGHTS).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
@@ -186,18 +271,6 @@ def read_length(folder: Path, shape: Shape) -> int:
     path = folder / TOKENIZER_CONFIG
     length = _read_table(path).get("model_max_length") if path.is_file() else None
     return int(min(length, shape.positions)) if isinstance(length, int | float) and length >= 1 else shape.positions
-
-
-def _tokenizer_config(vocabulary: Path, shape: Shape, length: int | None) -> tuple[dict[str, Any], int]:
-    """Makes the content of tokenizer_config.json, and finds the id of `[PAD]`."""
-    pieces = read_vocabulary(vocabulary)
-    if len(pieces) != shape.vocabulary:
-        raise UserError(
-            f"{vocabulary / VOCABULARY}: {len(pieces):,} pieces, but the model has {shape.vocabulary:,}: "
-            "not the vocabulary it was trained with"
-        )
-    config = _read_table(vocabulary / TOKENIZER_CONFIG)
-    return {**config, "model_max_length": length or shape.positions}, pieces.special.pad
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def model_card(
     parts = [
         _front_matter(licence, provenance),
         _introduction(shape, provenance),
-        _table(["", ""], _sizes(shape, length, licence, provenance)),
+        table(["", ""], _sizes(shape, length, licence, provenance)),
         _loading(shape, folder, length, provenance),
     ]
     if provenance is not None:
@@ -156,7 +156,7 @@ def _introduction(shape: Shape, provenance: Provenance | None) -> str:
     text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
     if provenance is None:
         return f"{text}."
-    origin = f" Its training began with the weights of {_text(provenance.base)}." if provenance.base else ""
+    origin = f" Its training began with the weights of {as_text(provenance.base)}." if provenance.base else ""
     return f"{text}, pre-trained with Cloze.{origin}"
 
 
@@ -209,16 +209,16 @@ def _data(data: DataSummary) -> str:
     ]
     unit = "whole words" if made.get("masking") == "whole-word" else "single pieces"
     facts = [
-        f"{data.pieces:,} pieces of text" + (f" in `{_text(made['language'])}`" if made.get("language") else ""),
+        f"{data.pieces:,} pieces of text" + (f" in `{as_text(made['language'])}`" if made.get("language") else ""),
         f"{made.get('mask_rate', 0.15):.0%} of the pieces masked, {unit}, {_times(made.get('duplicates', 1))}",
         "full sentences up to the length, no pairs" if made.get("pairs") == "none" else "pairs of segments",
     ]
     return "\n\n".join(
         [
             "## Data",
-            _table(["source", "documents"], data.sources.items()),
+            table(["source", "documents"], data.sources.items()),
             f"{'; '.join(facts)}.",
-            _table(["examples of at most", "for training", "held out"], examples),
+            table(["examples of at most", "for training", "held out"], examples),
             f"Fingerprint of the shards, which the same text and settings have again: `{data.fingerprint}`.",
         ]
     )
@@ -241,7 +241,7 @@ def _training(shape: Shape, provenance: Provenance) -> str:
     if "seed" in recipe:
         facts.append(f"- seed: {recipe['seed']}")
     said = f"The weights are those after step {provenance.step:,}{seen}."
-    return "\n\n".join(["## Training", _table(heading, rows), "\n".join(facts), said])
+    return "\n\n".join(["## Training", table(heading, rows), "\n".join(facts), said])
 
 
 def _phase_row(recipe: Mapping[str, Any], provenance: Provenance, number: int) -> list[str]:
@@ -325,7 +325,7 @@ def _validation(provenance: Provenance) -> str:
         if value is not None:
             rows.append([words, f"{100 * value:.1f}%" if unit == "%" else f"{value:.4g} {unit}", meaning])
     on = f"On {int(scores.get('scored_examples') or 0):,} examples{f' of length {length}' if length else ''} held out"
-    return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + _table(
+    return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + table(
         ["score", "value", "what it is"], rows
     )
 
@@ -344,13 +344,13 @@ SCORES = {
 """The scores of a validation: their names in its figures, and here, their units, and what they are."""
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of Markdown."""
-    cells = [[_text(cell) for cell in row] for row in rows]
+    cells = [[as_text(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *cells))
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as people read it, and safe in a table."""
     if isinstance(value, int):
         return f"{value:,}"

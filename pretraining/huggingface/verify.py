@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.folders import read_folder
-from pretraining.huggingface.weights import architecture
-from pretraining.model.batch import PretrainingBatch
+from pretraining.huggingface.config import architecture
+from pretraining.huggingface.folders import read_fine_tuned, read_folder
+from pretraining.huggingface.task_head import TaskHead
+from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.bert import Bert, Logits
 from pretraining.model.shape import Shape
 
@@ -23,6 +25,11 @@ TOLERANCE, RELATIVE = 1e-4, 1e-5
 """How far logits may be apart, and how much more by the size of the largest: sums in another order differ by that."""
 PREDICTIONS = 16
 """Positions of a test sequence whose logits are compared."""
+LOGITS = {"masked": "masked", "next_sentence": "next-sentence"}
+"""The logits of pre-training, and what messages call them."""
+LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
+"""Computes the logits of a fine-tuned model from its weights: a row for every sequence, or, where the head sees pieces
+and not sequences, for every piece."""
 
 
 def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> list[tuple[str, float]]:
@@ -31,15 +38,39 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
     Returns who read it with the largest difference found; raises UserError if one is larger than it may be.
     """
     batch = probe(shape)
-    wanted = _our_logits(shape, state, batch)
+    wanted = _our_logits(shape, state, batch)._asdict()
     read_shape, read_state, missing = read_folder(folder)
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
-    results = [("Cloze", _difference(folder, "Cloze", wanted, _our_logits(read_shape, read_state, batch)))]
-    theirs = _their_logits(folder, shape, batch)
-    if theirs is not None:
-        results.append(("transformers", _difference(folder, "transformers", wanted, theirs)))
+    found = {"Cloze": _our_logits(read_shape, read_state, batch)._asdict()}
+    if (model := _load_theirs(folder, architecture(shape))) is not None:
+        found["transformers"] = _their_logits(model, batch)._asdict()
+    results = []
+    for reader, logits in found.items():
+        of_heads = [_difference(folder, reader, LOGITS[name], wanted[name], logits[name]) for name in LOGITS]
+        results.append((reader, max(of_heads)))
     return results
+
+
+def verify_fine_tuned(
+    folder: Path,
+    shape: Shape,
+    head: TaskHead,
+    state: Mapping[str, Tensor],
+    logits_of: LogitsOf,
+    dtype: torch.dtype = torch.float32,
+) -> list[tuple[str, float]]:
+    """Does what `verify_export` does for a model that was fine-tuned, and whose weights were written as `dtype`."""
+    batch, shape = probe(shape), replace(shape, next_sentence=False)
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as before
+        wanted = logits_of(shape, head, {name: value.to("cpu", dtype).float() for name, value in state.items()}, batch)
+        read_shape, read_head, read_state = read_fine_tuned(folder)
+        if (read_shape, read_head) != (shape, head):
+            raise UserError(f"{folder}: not exported: {read_shape}, {read_head} were read back; wanted {shape}, {head}")
+        found = {"Cloze": logits_of(read_shape, read_head, read_state, batch)}
+        if (model := _load_theirs(folder, head.architecture)) is not None:
+            found["transformers"] = _their_task_logits(model, head, batch)
+    return [(reader, _difference(folder, reader, head.kind, wanted, logits)) for reader, logits in found.items()]
 
 
 def probe(shape: Shape) -> PretrainingBatch:
@@ -77,9 +108,8 @@ def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBat
     return model.heads(model.encode(batch), batch)
 
 
-@torch.inference_mode()
-def _their_logits(folder: Path, shape: Shape, batch: PretrainingBatch) -> Logits | None:
-    """Computes logits by transformers itself, sequence by sequence; None where it is not installed."""
+def _load_theirs(folder: Path, kind: str) -> Any:
+    """Loads a folder into a class of transformers, which must find every weight; None where it is not installed."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
@@ -88,7 +118,7 @@ def _their_logits(folder: Path, shape: Shape, batch: PretrainingBatch) -> Logits
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model, report = getattr(transformers, architecture(shape)).from_pretrained(
+        model, report = getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # whatever it finds wrong
@@ -98,31 +128,54 @@ def _their_logits(folder: Path, shape: Shape, batch: PretrainingBatch) -> Logits
             logging.enable_progress_bar()
     if faults := {name: found for name, found in report.items() if found}:
         raise UserError(f"{folder}: not exported: transformers reports {faults}")
-    model.eval()
-    masked, next_sentence = [], []
-    starts = batch.starts.tolist()
-    for start, end in pairwise(starts):
+    return model.eval()
+
+
+def _one_by_one(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Yields where every sequence begins and ends, and what transformers' models take of it."""
+    for start, end in pairwise(batch.starts.tolist()):
         pieces, segments = batch.pieces[None, start:end], batch.segments[None, start:end]
-        output = model(input_ids=pieces, token_type_ids=segments, attention_mask=torch.ones_like(pieces))
+        given = {"input_ids": pieces, "token_type_ids": segments, "attention_mask": torch.ones_like(pieces)}
+        yield start, end, given
+
+
+@torch.inference_mode()
+def _their_logits(model: Any, batch: PretrainingBatch) -> Logits:
+    """Computes the logits of pre-training by transformers itself, sequence by sequence."""
+    masked, next_sentence = [], []
+    for start, end, given in _one_by_one(batch):
+        output = model(**given)
         chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
         masked.append(output[0][0, chosen])
         next_sentence += output[1:]  # nothing where the model has no such head
     return Logits(torch.cat(masked), torch.cat(next_sentence) if next_sentence else None)
 
 
-def _difference(folder: Path, reader: str, wanted: Logits, found: Logits) -> float:
+def _their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
+    """Computes the logits of a task by transformers itself: a row for every sequence, or for every piece."""
+    rows = []
+    for _, _, given in _one_by_one(batch):
+        if head.kind == "choice":
+            given = {name: value[None] for name, value in given.items()}  # one text to choose from
+        output = model(**given)
+        if head.kind == "spans":
+            rows.append(torch.stack([output.start_logits[0], output.end_logits[0]], dim=1))
+        else:
+            rows.append(output.logits[0] if head.kind == "tags" else output.logits)
+    return torch.cat(rows)
+
+
+def _difference(folder: Path, reader: str, called: str, wanted: Tensor | None, found: Tensor | None) -> float:
     """Measures the largest difference of two models' logits; UserError if rounding does not explain it."""
-    largest = 0.0
-    for name, ours, theirs in zip(("masked", "next-sentence"), wanted, found, strict=True):
-        if ours is None or theirs is None:
-            assert ours is theirs, "the architecture that was written says which heads are read"
-            continue
-        allowed = TOLERANCE + RELATIVE * float(ours.abs().max())
-        difference = float((ours - theirs).abs().max())
-        if not difference <= allowed:  # so that NaN is refused
-            raise UserError(
-                f"{folder}: not exported: {name} logits read back by {reader} differ from the source's by "
-                f"{difference:.3g}, more than {allowed:.3g}; an earlier export is left as it was"
-            )
-        largest = max(largest, difference)
-    return largest
+    if wanted is None or found is None:
+        assert wanted is found, "the architecture that was written says which heads are read"
+        return 0.0
+    assert wanted.shape == found.shape, f"{called} logits of {tuple(wanted.shape)} and {tuple(found.shape)}"
+    allowed = TOLERANCE + RELATIVE * float(wanted.abs().max())
+    difference = float((wanted - found).abs().max())
+    if not difference <= allowed:  # so that NaN is refused
+        raise UserError(
+            f"{folder}: not exported: {called} logits read back by {reader} differ from the source's by "
+            f"{difference:.3g}, more than {allowed:.3g}; an earlier export is left as it was"
+        )
+    return difference

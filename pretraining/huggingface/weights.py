@@ -1,52 +1,30 @@
-"""The names and sizes of weights and settings, in transformers and here."""
+"""The names and sizes of weights, in transformers and here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.model.shape import Shape
 
 HEADS = {"pooler": "bert.pooler.", "masked_head": "cls.predictions.", "next_head": "cls.seq_relationship."}
-"""Heads that weights may lack as a whole: how our names begin, and how those in transformers do."""
+"""The heads of pre-training: how our names begin, and how those in transformers do."""
+TASK_HEADS = ("classifier.", "qa_outputs.")
+"""How the names of a task's head begin in transformers; ours is always `head`."""
+Heads = Literal["pre-training", "none"] | TaskHead
+"""What stands on an encoder: what it learned from; nothing but a pooler, where there is one; or the head of a task."""
 COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 """Weights that some versions store twice; both must be the same."""
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("bert",),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-    "quantization_config": (None,),
-    "pruned_heads": (None, {}),
-}
-"""Settings of a config with the values that our encoder computes; where a config does not say, it means the first."""
-SIZES = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-}
-"""Whole numbers of a config: our names, and those in transformers."""
-RATES = {
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "epsilon": "layer_norm_eps",
-}
-"""Shares and other small numbers of a config: our names, and those in transformers."""
-DEFAULTS = {field.name: field.default for field in fields(Shape) if field.default is not MISSING}
 PADDED = ("embeddings.word.weight", "masked_head.bias")
 """Our weights that have a row for every piece of the padded vocabulary."""
 LISTED = 10
@@ -73,12 +51,11 @@ class Weight:
         return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
 
-def list_weights(shape: Shape) -> list[Weight]:
-    """Lists every weight of an encoder with its heads."""
-    h, v = shape.hidden, shape.vocabulary
-    prediction = "cls.predictions"
+def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
+    """Lists every weight of an encoder with what stands on it."""
+    h = shape.hidden
     weights = [
-        Weight("embeddings.word.weight", ("bert.embeddings.word_embeddings.weight",), (v, h)),
+        Weight("embeddings.word.weight", ("bert.embeddings.word_embeddings.weight",), (shape.vocabulary, h)),
         Weight("embeddings.position.weight", ("bert.embeddings.position_embeddings.weight",), (shape.positions, h)),
         Weight("embeddings.segment.weight", ("bert.embeddings.token_type_embeddings.weight",), (shape.segments, h)),
         *_affine("embeddings.norm", ["bert.embeddings.LayerNorm"], h),
@@ -86,18 +63,23 @@ def list_weights(shape: Shape) -> list[Weight]:
     for layer in range(shape.layers):
         weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
     pooler = _affine("pooler", ["bert.pooler.dense"], h, h)
+    if heads == "none":
+        return weights + pooler
+    if isinstance(heads, TaskHead):
+        theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
+        return weights + pooler * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
+    return weights + (pooler if shape.next_sentence else []) + _pretraining_heads(shape)
+
+
+def _pretraining_heads(shape: Shape) -> list[Weight]:
+    h, prediction = shape.hidden, "cls.predictions"
     masked_head = [
         *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
         *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
-        Weight("masked_head.bias", (f"{prediction}.bias",), (v,)),
+        Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
     ]
     next_head = _affine("next_head", ["cls.seq_relationship"], 2, h)
-    return weights + (pooler + masked_head + next_head if shape.next_sentence else masked_head)
-
-
-def architecture(shape: Shape) -> str:
-    """Names the class of transformers that has the same heads."""
-    return "BertForPreTraining" if shape.next_sentence else "BertForMaskedLM"
+    return masked_head + (next_head if shape.next_sentence else [])
 
 
 def has_next_sentence(names: Iterable[str]) -> bool:
@@ -137,9 +119,9 @@ def _affine(ours: str, theirs: Sequence[str], rows: int, *columns: int) -> list[
     ]
 
 
-def to_transformers(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+def to_transformers(state: Mapping[str, Tensor], shape: Shape, heads: Heads = "pre-training") -> dict[str, Tensor]:
     """Makes of our weights those that transformers saves: new tensors, no padding, no copy of the decoder."""
-    weights = list_weights(shape)
+    weights = list_weights(shape, heads)
     assert state.keys() == {weight.ours for weight in weights}, "not the weights of a whole model of ours"
     theirs: dict[str, Tensor] = {}
     for weight in weights:
@@ -151,27 +133,30 @@ def to_transformers(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tens
 
 
 def from_transformers(
-    state: Mapping[str, Tensor], shape: Shape, where: str = "these weights"
+    state: Mapping[str, Tensor], shape: Shape, where: str = "these weights", heads: Heads = "pre-training"
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Makes of the weights of any BERT ours, in fp32, and names those of ours that it does not have.
 
-    Only whole heads may be missing; whoever loads the rest gives them fresh values. Everything else is an error: a
-    weight without a place, a weight of another size, a layer or half a head that is not there.
+    Only whole heads of pre-training may be missing; whoever loads the rest gives them fresh values. Heads that are not
+    among those asked for are left out, but of pre-training all are asked for. Everything else is an error: a weight
+    without a place, a weight of another size, a layer or half a head that is not there.
     """
-    found = _with_usual_names(state, where)
-    weights, faults, ours = list_weights(shape), [], {}
+    unasked = () if heads == "pre-training" else (*HEADS.values(), *TASK_HEADS)
+    found = _with_usual_names(state, where, unasked)
+    weights, faults, ours = list_weights(shape, heads), [], {}
     places = {name: weight for weight in weights for name in weight.theirs}
     for name, (given, tensor) in found.items():
         size = tuple(tensor.shape)
         if name not in places:
-            heads = "its two heads" if shape.next_sentence else "a masked head alone"
-            faults.append(f"{given} {size} has no place in a BERT of {shape.layers} layers with {heads}")
+            if not name.startswith(unasked):
+                called = _called(shape, heads)
+                faults.append(f"{given} {size} has no place in a BERT of {shape.layers} layers with {called}")
         elif size != places[name].part:
             faults.append(f"{given} is {size}; by the config it should be {places[name].part}")
         elif not tensor.is_floating_point():
             faults.append(f"{given} holds {tensor.dtype}; only unquantised weights can be read")
     missing = [weight for weight in weights if not all(name in found for name in weight.theirs)]
-    lost = [weight for weight in missing if not _may_be_missing(weight, found)]
+    lost = [weight for weight in missing if isinstance(heads, TaskHead) or not _may_be_missing(weight, found)]
     faults += [f"{name} is missing" for weight in lost for name in weight.theirs if name not in found]
     refuse_faults(where, faults)
     for weight in weights:
@@ -181,13 +166,25 @@ def from_transformers(
     return ours, tuple(weight.ours for weight in missing)
 
 
-def _with_usual_names(state: Mapping[str, Tensor], where: str) -> dict[str, tuple[str, Tensor]]:
-    """Finds weights by the names that BertForPreTraining has today; with every one the given name, for messages."""
+def _called(shape: Shape, heads: Heads) -> str:
+    """What messages call that which stands on an encoder."""
+    if heads == "pre-training":
+        return "its two heads" if shape.next_sentence else "a masked head alone"
+    return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
+
+
+def _with_usual_names(
+    state: Mapping[str, Tensor], where: str, unasked: tuple[str, ...]
+) -> dict[str, tuple[str, Tensor]]:
+    """Finds weights by the names that transformers gives them today; with every one the given name, for messages.
+
+    A decoder of its own is refused where its head is asked for.
+    """
     found: dict[str, tuple[str, Tensor]] = {}
     for given, tensor in state.items():
         if given.split(".")[-1] == "position_ids":
             continue  # a buffer of older versions: 0, 1, 2, …
-        name = given if given.startswith(("bert.", "cls.")) else f"bert.{given}"
+        name = given if given.startswith(("bert.", "cls.", *TASK_HEADS)) else f"bert.{given}"
         for old, new in OLD_ENDS.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
         if name in found:
@@ -197,7 +194,7 @@ def _with_usual_names(state: Mapping[str, Tensor], where: str) -> dict[str, tupl
         if copy in found:
             given, tensor = found.pop(copy)
             other = found.setdefault(name, (given, tensor))[1]
-            if not torch.equal(other, tensor):
+            if not copy.startswith(unasked) and not torch.equal(other, tensor):
                 raise UserError(
                     f"{where}: {given} {tuple(tensor.shape)} differs from {name} {tuple(other.shape)}: "
                     "a decoder of its own is not supported, only one tied to the word embeddings"
@@ -206,7 +203,7 @@ def _with_usual_names(state: Mapping[str, Tensor], where: str) -> dict[str, tupl
 
 
 def _may_be_missing(weight: Weight, found: Mapping[str, object]) -> bool:
-    """Whether the weight is part of a head of which nothing is there."""
+    """Whether the weight is part of a head of pre-training of which nothing is there."""
     prefix = HEADS.get(weight.ours.partition(".")[0])
     return prefix is not None and not any(name.startswith(prefix) for name in found)
 
@@ -225,45 +222,3 @@ def refuse_faults(where: str, faults: list[str]) -> None:
     if faults:
         more = [f"… and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
         raise UserError("\n".join([f"{where}: {fault}" for fault in faults[:LISTED]] + more))
-
-
-def config_of(shape: Shape, pad: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Makes the config.json of a folder; `pad` is the id of the piece `[PAD]`."""
-    return {
-        "architectures": [architecture(shape)],
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
-        **{theirs: getattr(shape, ours) for ours, theirs in RATES.items()},
-        "initializer_range": 0.02,
-        "pad_token_id": pad,
-        "tie_word_embeddings": True,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-
-
-def shape_of(config: Mapping[str, Any], where: str) -> Shape:
-    """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
-    faults = [
-        f"{name} is {config[name]!r}; only {values[0]!r} is supported"
-        for name, values in SUPPORTED.items()
-        if config.get(name, values[0]) not in values
-    ]
-    refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
-    sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
-    rates = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in RATES.items()}
-    faults += [
-        f"{SIZES[ours]} is {value!r}; it should be a whole number of 1 or more"
-        for ours, value in sizes.items()
-        if type(value) is not int or value < 1
-    ]
-    faults += [
-        f"{RATES[ours]} is {value!r}; it should be a number from 0 to 1"
-        for ours, value in rates.items()
-        if not isinstance(value, int | float) or not 0 <= value < 1
-    ]
-    if not faults and sizes["hidden"] % sizes["heads"]:
-        faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
-    refuse_faults(where, faults)
-    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}}
-    return Shape(**values)

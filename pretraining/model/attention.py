@@ -34,6 +34,10 @@ class Layout(Protocol):
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
 
+    def spare_rows(self, states: Tensor) -> int:  # noqa: ARG002
+        """How many rows of zeros are to follow the n hidden states, which belong to no sequence and stay zeros."""
+        return 0
+
 
 def lay_out(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False) -> Layout:
     """Chooses by the hidden states, (n, hidden), how sequences are attended over; nothing here waits for a GPU.
@@ -56,7 +60,7 @@ def has_flash(states: Tensor, heads: int) -> bool:
     return fits and built and torch.cuda.get_device_capability(states.device) >= FLASH_CAPABILITY
 
 
-class Packed:
+class Packed(Layout):
     """Sequences as they lie, for kernels that are told where they begin."""
 
     def __init__(self, starts: Tensor, longest: int):
@@ -70,7 +74,7 @@ class Packed:
         return out.reshape(len(qkv), -1)
 
 
-class Padded:
+class Padded(Layout):
     """Sequences padded to the longest, which any device and type can compute."""
 
     def __init__(self, starts: Tensor, longest: int, pieces: int):
@@ -105,7 +109,7 @@ class Group:
     """length that all of them are padded to"""
 
 
-class Grouped:
+class Grouped(Layout):
     """Sequences by their lengths, rounded up, for our kernels on a CPU."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...]):
@@ -121,12 +125,22 @@ class Grouped:
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout)
 
+    def spare_rows(self, states: Tensor) -> int:
+        """Rounds the rows up, by a 16th or less, so that few numbers of them occur.
+
+        For each new one oneDNN makes code for every product in bf16, which takes as long as ten small products, and
+        keeps it.
+        """
+        grain = max(16, 1 << len(states).bit_length() >> 4)
+        return -len(states) % grain if states.dtype == torch.bfloat16 else 0
+
 
 class _GroupedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout) -> Tensor:
         n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
         out = qkv.new_empty(n, hidden)
+        out[_pieces(groups) :] = 0
         saved = []
         for group in groups:
             s, length = len(group.starts), group.length
@@ -151,6 +165,7 @@ class _GroupedAttention(torch.autograd.Function):
         n, hidden = grad.shape
         size, grad = hidden // heads, grad.contiguous()
         grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
+        grad_qkv[_pieces(ctx.groups) :] = 0
         saved = iter(ctx.saved_tensors)
         for group, parts, shares in zip(ctx.groups, saved, saved, strict=True):
             query, key, value = parts
@@ -174,3 +189,8 @@ class _GroupedAttention(torch.autograd.Function):
                 "merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, s, heads, length, size
             )
         return grad_qkv, grad_bias.to(grad.dtype), None, None, None
+
+
+def _pieces(groups: list[Group]) -> int:
+    """How many pieces the sequences have together; rows behind them belong to none."""
+    return sum(int(group.lengths.sum()) for group in groups)

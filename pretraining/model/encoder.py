@@ -1,10 +1,13 @@
 """BERT's encoder, on sequences laid one after another without padding.
 
-n pieces, s sequences, H hidden. Linear layers and norms see the n real pieces and nothing else.
+n pieces, s sequences, H hidden. Linear layers and norms see the n real pieces, in bf16 on a CPU some rows of zeros too.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -76,10 +79,12 @@ class Embeddings(nn.Module):
         self.word = Table(shape.padded_vocabulary, shape.hidden)
         self.position = Table(shape.positions, shape.hidden)
         self.segment = Table(shape.segments, shape.hidden)
+        self.tells_segments = shape.segments > 1
         self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
-        ids = (batch.pieces, batch.positions, batch.segments)
+        segments = batch.segments if self.tells_segments else torch.zeros_like(batch.segments)
+        ids = (batch.pieces, batch.positions, segments)
         total = embed(self.word.weight, self.position.weight, self.segment.weight, ids)
         return drop(self.norm(total), dropout)
 
@@ -125,16 +130,31 @@ class Layer(nn.Module):
         return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
 
 
-class Encoder(nn.Module):
+class Trainable(nn.Module):
+    """What an engine can train: a model of these sizes, whose dropout follows a seed."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.dropout_seed = 0
+        """Decides what dropout drops; every step of training sets another one."""
+
+    def compile_layers(self) -> None:
+        """Lets torch.compile translate what it can; nothing, unless a model says what."""
+
+    @staticmethod
+    def fused_parts(name: str) -> int:  # noqa: ARG004
+        """How many parameters of the paper lie one after another in the parameter of this name."""
+        return 1
+
+
+class Encoder(Trainable):
     """BERT's encoder without heads: embeddings and layers. A model with heads derives from it."""
 
     def __init__(self, shape: Shape, recompute: bool = False):
         """`recompute`: the backward pass computes each layer once more instead of keeping what it needs."""
-        super().__init__()
-        self.shape = shape
+        super().__init__(shape)
         self.recompute = recompute
-        self.dropout_seed = 0
-        """Decides what dropout drops; every step of training sets another one."""
         self.embeddings = Embeddings(shape)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.compiled = False
@@ -170,9 +190,18 @@ class Encoder(nn.Module):
 
     def encode(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        hidden, attention = self._dropouts(batch)
+        return deque(self.states(batch), maxlen=1)[0]
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        """Computes the hidden states, (n, H), that the embeddings give, then those of each layer."""
+        hidden, attention = self.dropouts(batch)
         x = self.embeddings(batch, hidden)
+        yield x
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled)
+        n, spare = len(x), layout.spare_rows(x)
+        if spare:
+            x, keys = F.pad(x, (0, 0, 0, spare)), F.pad(hidden.keys, (0, spare))
+            hidden, attention = replace(hidden, keys=keys), replace(attention, keys=keys)
         for number, layer in enumerate(self.layers, start=1):
             site = SITES * number
             dropouts = LayerDropouts(attention.at(site), hidden.at(site + 1), hidden.at(site + 2))
@@ -180,13 +209,13 @@ class Encoder(nn.Module):
                 x = checkpoint(layer, x, layout, dropouts, use_reentrant=False)
             else:
                 x = layer(x, layout, dropouts)
-        return x
+            yield x[:n] if spare else x
 
     def first_states(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Picks the hidden states of [CLS], (s, H), which stand for their sequences."""
         return hidden[batch.starts[:-1].long()]
 
-    def _dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
+    def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """What is dropped of hidden states, and what of the probabilities of attention."""
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)

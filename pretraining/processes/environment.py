@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 import warnings
+from pathlib import Path
 
-SPINS = "2000"
-"""How often a thread of GNU OpenMP looks whether the others are there, before it gives up its core. With more, threads
-burn the core that the one they wait for needs. Measured on 2 cores with another program on one of them: 12 times slower
-with OpenMP's own value; with nothing else running, 3% faster."""
-
-PRODUCTS = "64"
-"""For how many sizes of matrix products oneDNN keeps code and buffers. Every micro-batch has its own number of pieces,
-so it meets many. Measured at mini size after 40 steps: 2.2 GB with oneDNN's own 1,024, 1.7 GB with 64, and no slower.
-"""
+SPINS_ALONE, SPINS_AMONG_OTHERS = "1000000", "2000"
+"""How often a thread of GNU OpenMP looks whether the others are there, before it gives up its core: many times, some
+ten milliseconds, or few. Waking it takes as long as a small product; but where another program wants a core, threads
+burn the one that the thread they wait for needs. Measured on 2 cores, a step of mini on 32 short sentences: 48 ms with
+many looks and 104 with few; with another program on one of the cores 600 and 102. In pre-training, whose steps are
+large and whose runs are long, many looks are worth 3%."""
+LOOK_SECONDS, BUSY = 0.1, 0.3
+"""For how long cores are watched, and the share of that time in which one is at work that is not ours alone."""
+STAT = Path("/proc/stat")
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variable for the allocator of a GPU's memory, and its older name, which PyTorch prefers where both are set."""
@@ -26,11 +28,12 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 NEVER, PAD = -1, 1 << 26
 
 
-def prepare_process() -> None:
-    """Makes threads wait without burning cores, and malloc keep freed memory: giving it back and asking anew for each
-    tensor costs a page fault every 4 KiB (measured at base size: 10 to 25% of a step). On a GPU, segments grow."""
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRODUCTS)
+def prepare_process(small_steps: bool = False) -> None:
+    """Makes threads wait without burning cores that others want, and malloc keep freed memory: giving it back and
+    asking anew for each tensor costs a page fault every 4 KiB (measured at base size: 10 to 25% of a step). On a GPU,
+    segments grow. A command with `small_steps` looks whether its cores are its own when it begins."""
+    if "GOMP_SPINCOUNT" not in os.environ:
+        os.environ["GOMP_SPINCOUNT"] = SPINS_ALONE if small_steps and cores_are_idle() else SPINS_AMONG_OTHERS
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # gloo warns of what the user cannot change
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = GROWING
@@ -41,3 +44,25 @@ def prepare_process() -> None:
         return  # not glibc
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
         mallopt(option, value)
+
+
+def cores_are_idle() -> bool:
+    """Whether nobody works on the cores that this process may use; False where that cannot be seen."""
+    try:
+        before = _seconds_of_cores()
+        time.sleep(LOOK_SECONDS)
+        after = _seconds_of_cores()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return bool(before) and all(after[core] - seconds < BUSY * LOOK_SECONDS for core, seconds in before.items())
+
+
+def _seconds_of_cores() -> dict[int, float]:
+    """For how long each core that this process may use was at work since the machine has started."""
+    found = {}
+    for line in STAT.read_text().splitlines():
+        name, *ticks = line.split()
+        if name.removeprefix("cpu").isdecimal():
+            user, nice, system, _idle, _waiting, *interrupts = map(int, ticks[:8])
+            found[int(name.removeprefix("cpu"))] = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+    return {core: found[core] for core in os.sched_getaffinity(0) if core in found}

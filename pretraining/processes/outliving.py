@@ -34,14 +34,19 @@ def outlive_mpirun() -> None:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        end_with_parent()
         if os.getppid() != parent:  # it was killed before the child could ask to be told
             os._exit(128 + signal.SIGTERM)
         return
     for number in PASSED_ON:
         signal.signal(number, lambda heard, _: _pass_on(heard, child))
     _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Lets this process hear a signal when the one that started it is killed; on Linux."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def _pass_on(number: int, child: int) -> None:

@@ -64,12 +64,14 @@ class RunLog:
         first_step: int = 0,
         active: bool = True,
         stopping: Callable[[], bool] = lambda: False,
+        name: str = "",
     ) -> None:
         """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
         written before a stop, and is cut away. While the run is `stopping` nobody need read the console any more: a
-        launcher that asks for the stop may be gone before all is saved."""
+        launcher that asks for the stop may be gone before all is saved. With a `name` other runs print on the console
+        too: it stands before every line, and records that a terminal would not keep are in the files alone."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
-        self._first, self._active, self._stopping = first_step, active, stopping
+        self._first, self._active, self._stopping, self._name = first_step, active, stopping, name
         self._last: dict[str, int] = {}
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
@@ -94,7 +96,7 @@ class RunLog:
                 with _as_user_error(self._events_folder):
                     self._events = EventFile(self._events_folder, self._first)
                 opened.callback(_as_user_error("the log")(self._events.close))
-            if self._console.is_terminal:
+            if self._console.is_terminal and not self._name:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 with _as_user_error("the console"):
                     self._live.start()
@@ -121,11 +123,11 @@ class RunLog:
             curves = {name: value for name, value in figures.items() if name not in record.no_curve}
             with _as_user_error(self._events_folder):
                 self._events.scalars(record.group, record.step, curves)
-        panel = None if self._live is None else record.panel(self._console.width)
+        panel = record.panel(self._console.width) if self._live is not None or self._name else None
         if self._live is not None and panel is not None:
             with _as_user_error("the console"):
                 self._live.update(panel, refresh=True)
-        else:
+        elif panel is None:
             self.say(record.line())
 
     def sync(self) -> None:
@@ -149,7 +151,8 @@ class RunLog:
     def say(self, text: str) -> None:
         """Prints a line that is for the reader alone and in no file."""
         if self._active:
-            with _as_user_error("the console", unless=self._stopping):
+            text = f"{self._name}  {text}" if self._name else text
+            with _as_user_error("the console", unless=self._stopping):  # a whole line, in one write
                 self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
                 self._console.file.flush()
 

@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.checkpoint.record import EXPORT, CheckpointRecord
+from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.model.shape import NOT_IN_RECIPES
-from pretraining.training.exporting import EXPORT
-from pretraining.training.request import Context, Request
-from pretraining.training.state import RunRecord
+from pretraining.processes.context import Context
+from pretraining.training.request import Request
 
 Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""

@@ -13,16 +13,13 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import TOKENIZER, find_checkpoint
+from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
 from pretraining.huggingface.folders import CONFIG, read_folder, read_length, read_vocabulary, write_folder
 from pretraining.huggingface.model_card import Provenance, model_card
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import Shape
-from pretraining.training.state import RunRecord
-
-EXPORT = "export"
-"""The folder of a run that its model is exported into."""
 
 
 @dataclass(frozen=True)

@@ -17,25 +17,25 @@ import torch
 from torch import nn
 
 from data_prep.common.errors import UserError
+from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.config.toml_text import shown
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import most_predictions
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import DTYPES, name_dtype
+from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.planning.fitting import MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import plan_memory
+from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import synchronize, total_memory
-from pretraining.training.request import Context, Request
-from pretraining.training.state import FoundMicroBatch
+from pretraining.training.request import Request
 
 AWKWARD = 4
 """A batch is, whose next larger micro-batch would be so many times as large."""
-SHORTAGE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-"""How CUDA, its libraries and a CPU say that there is no memory, where torch has no error of its own for it."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
 
 
@@ -225,8 +225,3 @@ def release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def is_shortage(error: RuntimeError) -> bool:
-    """Whether memory was asked for that is not there."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGE)

@@ -1,84 +1,40 @@
-"""The model that a run begins with: where it is, what it is, and how its weights become those of a new model.
+"""The model that a run begins with, and how its weights become those of a new model.
 
-It is a folder of transformers, a run, a checkpoint, or a name on the Hugging Face hub. The recipe takes its sizes from
-there, and the data must have its pieces, in the same ids: weights mean nothing to other pieces. More pieces may follow,
-and more positions; these begin anew.
+The recipe takes its sizes from there, and the data must have its pieces, in the same ids: weights mean nothing to other
+pieces. More pieces may follow, and more positions; these begin anew.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.hub import find_folder
 from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import pieces_replaced
-from data_prep.vocabulary.source import FILES, read_vocabulary
+from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
-from pretraining.checkpoint.reading import parameter_sizes, read_weights, require_whole_weights
-from pretraining.checkpoint.record import RECORD, TOKENIZER, find_checkpoint, finished_checkpoints, read_record
-from pretraining.huggingface.folders import (
-    CARD,
-    CONFIG,
-    INDEX,
-    OLD_WEIGHTS,
-    WEIGHTS,
-    read_folder,
-    read_length,
-    read_shape,
-)
-from pretraining.huggingface.model_card import BaseSummary, read_base_model
-from pretraining.huggingface.weights import PADDED, count_segments, with_first_segment_alone
+from pretraining.checkpoint.models import FoundModel, find_model_folder
+from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.checkpoint.state import RunState
+from pretraining.huggingface.folders import CONFIG, read_folder
+from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError, gather
-from pretraining.training.exporting import EXPORT
-from pretraining.training.hub import fetch_together
-from pretraining.training.state import RunRecord, RunState
+from pretraining.processes.group import SharedError
 
 CALLED = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
 """How our names of the weights of heads begin, and what the heads are called."""
 POSITIONS = "embeddings.position.weight"
-PARTS = "*-of-*"
-"""Files of weights in parts, between the name of the whole and its ending."""
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(FoundModel):
     """A model to begin with, whose weights are not read yet."""
-
-    name: str
-    """as the recipe or the command names it"""
-    folder: Path
-    """a folder of transformers, or a checkpoint"""
-    shape: Shape
-    """its sizes; of its vocabulary, the rows, of which the last may belong to no piece"""
-    vocabulary: Vocabulary
-    trained: int
-    """the longest text that it was trained on, as far as that is known"""
-    known: int
-    """positions whose embeddings are worth keeping: of a run those that were trained, otherwise all"""
-    on_hub: bool
-    from_hub: str | None = None
-    """the model on the hub that it was made from itself, where that is known"""
-
-    def summary(self) -> BaseSummary:
-        """What a run keeps of it; a checkpoint and an export are called as their run."""
-        if self.on_hub:
-            return BaseSummary(self.name, on_hub=True)
-        folder = self.folder.resolve()
-        if (folder / RECORD).exists():
-            folder = folder.parents[1]
-        elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
-            folder = folder.parent
-        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -110,14 +66,7 @@ class Origin:
 
     def read_weights(self) -> dict[str, Tensor]:
         """Reads the weights, by our names; those of whole heads may be missing."""
-        if not (self.folder / CONFIG).exists():
-            require_whole_weights(self.folder)
-            record = read_record(self.folder)
-            weights = read_weights(self.folder, parameter_sizes(record.shape))
-            alone = RunRecord.of(record).state.trained_segments == 1
-            return with_first_segment_alone(weights) if alone else weights
-        folder = fetch_weights(self.name, self.folder) if self.on_hub else self.folder
-        return read_folder(folder)[1]
+        return self.read_checkpoint() if self.is_checkpoint else read_folder(self.with_weights())[1]
 
 
 class OriginFinder:
@@ -133,7 +82,7 @@ class OriginFinder:
         self._found: Path | UserError | None = None
         if name and (out is None or recorded_shape(out) is None):
             try:
-                self._found = find_model(name)
+                self._found = find_model_folder(name)
             except SharedError:
                 raise
             except UserError as error:
@@ -147,7 +96,7 @@ class OriginFinder:
             return shape
         if isinstance(self._found, UserError):
             raise self._found
-        self.origin = find_origin(name, self._found)
+        self.origin = Origin.open(name, self._found)
         return self.origin.shape
 
 
@@ -157,47 +106,6 @@ def recorded_shape(out: Path) -> Shape | None:
         with suppress(UserError):
             return read_record(checkpoint).shape
     return None
-
-
-def find_model(name: str) -> Path:
-    """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
-    if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
-        raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
-    return find_folder(name, [CONFIG, *FILES], fetch_together)
-
-
-def find_origin(name: str, found: Path | None = None) -> Origin:
-    """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub, found already."""
-    folder, on_hub = found or find_model(name), not Path(name).exists()
-    if (folder / CONFIG).is_file() or on_hub:
-        shape, vocabulary = read_shape(folder), read_vocabulary(folder)
-        trained, known = read_length(folder, shape), shape.positions
-        from_hub = read_base_model(folder / CARD)
-    else:
-        if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
-            raise UserError(
-                f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
-            )
-        folder = find_checkpoint(folder)
-        record = read_record(folder)
-        shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
-        if vocabulary.sha256 != run.data.vocabulary:
-            raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
-        from_hub = run.base.hub_model if run.base else None
-        trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
-    if len(vocabulary) > shape.vocabulary:
-        raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-    return Origin(name, folder, shape, vocabulary, trained, known, on_hub, from_hub)
-
-
-def fetch_weights(name: str, folder: Path) -> Path:
-    """Fetches the weights of a model on the hub, of the same commit: safetensors, or what PyTorch wrote before."""
-    for whole in (WEIGHTS, OLD_WEIGHTS):
-        stem, _, end = whole.rpartition(".")
-        found = fetch_together(name, [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"], folder.name)
-        if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
-            return found
-    return folder
 
 
 @torch.no_grad()

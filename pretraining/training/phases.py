@@ -8,6 +8,7 @@ import torch
 
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
+from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import count_micro_batches
 from pretraining.data.batches import Loader
@@ -19,7 +20,6 @@ from pretraining.training.clock import Clock
 from pretraining.training.guards import Skip
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
-from pretraining.training.state import RunState
 
 
 class TrainingPhase:

@@ -1,4 +1,4 @@
-"""What a training command asks for, and all that a trainer is made of."""
+"""What a training command asks for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-from rich.console import Console
-
-from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
-from pretraining.processes.launchers import World
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
 from pretraining.training.origin import Origin
 
 
@@ -50,18 +43,3 @@ class Request:
         """How many phases are to be trained now, counted from the first of the recipe."""
         names = [phase.name for phase in self.recipe.phases]
         return len(names) if self.stop_after is None else names.index(self.stop_after) + 1
-
-
-@dataclass(frozen=True)
-class Context:
-    """The surroundings of a trainer: the other ranks, the device, and who listens to it."""
-
-    world: World
-    device: torch.device
-    console: Console
-    control: Control
-    watch: Watch
-
-    def warn(self, message: str) -> None:
-        """Prints a warning where errors go."""
-        open_console(stderr=True, soft_wrap=True).print(f"warning: {message}", markup=False)

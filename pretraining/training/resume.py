@@ -17,17 +17,18 @@ from pretraining.checkpoint.record import (
     finished_checkpoints,
     read_record,
 )
+from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
+from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
 from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
-from pretraining.training.request import Context, Request
-from pretraining.training.state import RunRecord, RunState
+from pretraining.training.request import Request
 from pretraining.training.trainer import Trainer
 
 

@@ -14,15 +14,17 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
+from pretraining.checkpoint.record import EXPORT
 from pretraining.huggingface.folders import CONFIG
+from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
 from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.changes import continued, is_trained
-from pretraining.training.exporting import EXPORT, export
+from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
-from pretraining.training.request import Context, Request
+from pretraining.training.request import Request
 from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
 from pretraining.training.trainer import Trainer
 

@@ -9,13 +9,16 @@ from typing import NoReturn
 
 from data_prep.common.progress import duration
 from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, step_of
+from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.checkpoint.writing import Saver
 from pretraining.engine.engine import CollapseError, Engine
+from pretraining.engine.shortage import is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import pretraining_loss, sums
 from pretraining.planning.remaining import RemainingWork
+from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
@@ -24,11 +27,10 @@ from pretraining.reporting.records import COUNTS, EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, Skip, first_of
-from pretraining.training.micro_batch import MicroBatches, is_shortage
+from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
-from pretraining.training.request import Context, Request
-from pretraining.training.state import RunRecord, RunState
+from pretraining.training.request import Request
 
 
 class Trainer:

@@ -10,7 +10,11 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model
+from pretraining.huggingface.folders import CONFIG, INDEX, OLD_WEIGHTS, WEIGHTS
 from pretraining.processes.group import gather
+
+PARTS = "*-of-*"
+"""Files of weights in parts, between the name of the whole and its ending."""
 
 
 def fetch_together(name: str, files: Sequence[str], revision: str | None = None) -> Path:
@@ -39,3 +43,13 @@ def _in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) 
     if errors := [message for _, message in outcomes if message is not None]:
         raise UserError(errors[0])
     return str(outcomes[0][0])
+
+
+def fetch_weights(name: str, folder: Path) -> Path:
+    """Fetches the weights of a model on the hub, of the same commit: safetensors, or what PyTorch wrote before."""
+    for whole in (WEIGHTS, OLD_WEIGHTS):
+        stem, _, end = whole.rpartition(".")
+        found = fetch_together(name, [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"], folder.name)
+        if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
+            return found
+    return folder

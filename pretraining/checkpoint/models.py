@@ -1,0 +1,118 @@
+"""A model that is there: a folder of transformers, a run, a checkpoint, or a name on the Hugging Face hub.
+
+Pre-training and fine-tuning begin with one. Its weights are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from data_prep.common.errors import UserError
+from data_prep.common.hub import find_folder
+from data_prep.vocabulary.source import FILES, read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.checkpoint.reading import parameter_sizes, read_weights, require_whole_weights
+from pretraining.checkpoint.record import (
+    EXPORT,
+    RECORD,
+    TOKENIZER,
+    find_checkpoint,
+    finished_checkpoints,
+    read_record,
+)
+from pretraining.checkpoint.state import RunRecord
+from pretraining.huggingface.folders import CARD, CONFIG, read_length, read_shape
+from pretraining.huggingface.hub import fetch_together, fetch_weights
+from pretraining.huggingface.model_card import BaseSummary, read_base_model
+from pretraining.huggingface.weights import with_first_segment_alone
+from pretraining.model.shape import Shape
+from pretraining.processes.group import gather
+
+AnyModel = TypeVar("AnyModel", bound="FoundModel")
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model whose weights are not read yet."""
+
+    name: str
+    """as the user names it"""
+    folder: Path
+    """a folder of transformers, or a checkpoint"""
+    shape: Shape
+    """its sizes; of its vocabulary, the rows, of which the last may belong to no piece"""
+    vocabulary: Vocabulary
+    trained: int
+    """the longest text that it was trained on, as far as that is known"""
+    known: int
+    """positions whose embeddings are worth keeping: of a run those that were trained, otherwise all"""
+    on_hub: bool
+    from_hub: str | None = None
+    """the model on the hub that it was made from itself, where that is known"""
+
+    @classmethod
+    def open(cls: type[AnyModel], name: str, found: Path | None = None) -> AnyModel:
+        """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub.
+
+        `found` is its folder where it was found already; if not, all ranks call this together.
+        """
+        folder, on_hub = found or find_model_folder(name), not Path(name).exists()
+        if (folder / CONFIG).is_file() or on_hub:
+            shape, vocabulary = read_shape(folder), read_vocabulary(folder)
+            trained, known = read_length(folder, shape), shape.positions
+            from_hub = read_base_model(folder / CARD)
+        else:
+            if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
+                raise UserError(
+                    f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
+                )
+            folder = find_checkpoint(folder)
+            record = read_record(folder)
+            shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
+            if vocabulary.sha256 != run.data.vocabulary:
+                raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
+            from_hub = run.base.hub_model if run.base else None
+            trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
+        if len(vocabulary) > shape.vocabulary:
+            raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
+        return cls(name, folder, shape, vocabulary, trained, known, on_hub, from_hub)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the weights are those of a checkpoint, not in a folder of transformers."""
+        return not (self.folder / CONFIG).exists()
+
+    def summary(self) -> BaseSummary:
+        """What is told of it by a model that began with it; a checkpoint and an export are called as their run."""
+        if self.on_hub:
+            return BaseSummary(self.name, on_hub=True)
+        folder = self.folder.resolve()
+        if (folder / RECORD).exists():
+            folder = folder.parents[1]
+        elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
+            folder = folder.parent
+        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub)
+
+    def read_checkpoint(self) -> dict[str, Tensor]:
+        """Reads the weights of a checkpoint. All ranks call it together."""
+        require_whole_weights(self.folder)
+        record = read_record(self.folder)
+        weights = read_weights(self.folder, parameter_sizes(record.shape))
+        alone = RunRecord.of(record).state.trained_segments == 1
+        return with_first_segment_alone(weights) if alone else weights
+
+    def with_weights(self) -> Path:
+        """The folder of transformers, into which the weights are fetched from the hub. All ranks call it together."""
+        return fetch_weights(self.name, self.folder) if self.on_hub else self.folder
+
+
+def find_model_folder(name: str) -> Path:
+    """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
+    if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
+        raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
+    return find_folder(name, [CONFIG, *FILES], fetch_together)

@@ -1,0 +1,148 @@
+"""config.json of transformers: the sizes of an encoder and what stands on it, in its words and in ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+import torch
+
+from data_prep.common.errors import UserError
+from pretraining.huggingface.task_head import ARCHITECTURES, Kind, TaskHead
+from pretraining.huggingface.weights import refuse_faults
+from pretraining.model.shape import Shape
+
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("bert",),
+    "hidden_act": ("gelu",),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (None,),
+    "pruned_heads": (None, {}),
+}
+"""Settings of a config with the values that our encoder computes; where a config does not say, it means the first."""
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+}
+"""Whole numbers of a config: our names, and those in transformers."""
+RATES = {
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "epsilon": "layer_norm_eps",
+}
+"""Shares and other small numbers of a config: our names, and those in transformers."""
+DEFAULTS = {field.name: field.default for field in fields(Shape) if field.default is not MISSING}
+PROBLEMS: dict[str, Kind] = {
+    "single_label_classification": "classes",
+    "multi_label_classification": "labels",
+    "regression": "score",
+}
+"""What transformers calls the kinds of a head for whole sequences."""
+GENERIC = re.compile(r"LABEL_\d+")
+"""What transformers calls labels that nobody has named."""
+
+
+def architecture(shape: Shape) -> str:
+    """Names the class of transformers that has the same heads of pre-training."""
+    return "BertForPreTraining" if shape.next_sentence else "BertForMaskedLM"
+
+
+def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
+    """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task.
+
+    `pad` is the id of the piece `[PAD]`.
+    """
+    return {
+        "architectures": [head.architecture if head else architecture(shape)],
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
+        **{theirs: getattr(shape, ours) for ours, theirs in RATES.items()},
+        "initializer_range": 0.02,
+        "pad_token_id": pad,
+        "tie_word_embeddings": True,
+        "dtype": str(dtype).removeprefix("torch."),
+        **(_labels_of(head) if head else {}),
+    }
+
+
+def _labels_of(head: TaskHead) -> dict[str, Any]:
+    """What a config says of a head: the names of its outputs, and of whole sequences what they are."""
+    if head.kind in ("choice", "spans"):
+        return {}
+    labels = head.labels or ("LABEL_0",)
+    problem = [{"problem_type": name} for name, kind in PROBLEMS.items() if kind == head.kind]
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        **(problem[0] if problem else {}),
+    }
+
+
+def shape_of(config: Mapping[str, Any], where: str) -> Shape:
+    """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
+    faults = [
+        f"{name} is {config[name]!r}; only {values[0]!r} is supported"
+        for name, values in SUPPORTED.items()
+        if config.get(name, values[0]) not in values
+    ]
+    refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
+    sizes = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in SIZES.items()}
+    rates = {ours: config.get(theirs, DEFAULTS.get(ours)) for ours, theirs in RATES.items()}
+    faults += [
+        f"{SIZES[ours]} is {value!r}; it should be a whole number of 1 or more"
+        for ours, value in sizes.items()
+        if type(value) is not int or value < 1
+    ]
+    faults += [
+        f"{RATES[ours]} is {value!r}; it should be a number from 0 to 1"
+        for ours, value in rates.items()
+        if not isinstance(value, int | float) or not 0 <= value < 1
+    ]
+    if not faults and sizes["hidden"] % sizes["heads"]:
+        faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
+    refuse_faults(where, faults)
+    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}}
+    return Shape(**values)
+
+
+def head_of(config: Mapping[str, Any], where: str) -> TaskHead | None:
+    """Reads what stands on the encoder by a config.json; None where it is not a head for a task."""
+    architectures = config.get("architectures") or [""]
+    kinds = [kind for kind, name in ARCHITECTURES.items() if name == architectures[0]]
+    if not kinds:
+        return None
+    if kinds[0] in ("choice", "spans"):
+        return TaskHead(kinds[0])
+    labels = _read_labels(config, where)
+    if kinds[0] == "tags":
+        return TaskHead("tags", labels)
+    problem = config.get("problem_type") or ("regression" if len(labels) == 1 else "single_label_classification")
+    if problem not in PROBLEMS:
+        raise UserError(f"{where}: problem_type is {problem!r}; it should be one of {', '.join(PROBLEMS)}")
+    if PROBLEMS[problem] != "score":
+        return TaskHead(PROBLEMS[problem], labels)
+    if len(labels) != 1:
+        raise UserError(f"{where}: a regression of {len(labels)} numbers at once; only one number is supported")
+    return TaskHead("score")
+
+
+def _read_labels(config: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The names of the labels in the order of their ids; without names, those that transformers would give."""
+    count, names = config.get("num_labels", 2), config.get("id2label")
+    if names is None and type(count) is int and count > 0:
+        return tuple(f"LABEL_{number}" for number in range(count))
+    by_id = {str(number): str(name) for number, name in names.items()} if isinstance(names, dict) else {}
+    ids = [str(number) for number in range(len(by_id))]
+    if not ids or by_id.keys() != set(ids):
+        raise UserError(f"{where}: id2label should name the labels 0, 1, 2, …, or num_labels count them; it is {names}")
+    return tuple(by_id[number] for number in ids)
