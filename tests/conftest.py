@@ -9,18 +9,20 @@ import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.processes import end_runs
 from support.turns import turn
 
-from pretraining.processes.environment import prepare_process
+from pretraining.processes.environment import SPINS_AMONG_OTHERS, prepare_process
 
 if TYPE_CHECKING:
+    from support.finetuning import Toy
     from support.training import Place
 
+os.environ.setdefault("GOMP_SPINCOUNT", SPINS_AMONG_OTHERS)  # other tests run beside, whatever it looks like now
 prepare_process()  # before any test loads torch, as the entries do
 # How long it takes to draw an example says more of a busy machine than of the test.
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -127,6 +129,30 @@ def long(shared: Place) -> Path:
     from support.training import LONG, train_straight
 
     return train_straight(shared, "long", *LONG)
+
+
+@pytest.fixture(scope="session")
+def shared_toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A small model and a small task to fine-tune it for, in folders that all tests see."""
+    from support.finetuning import write_toy
+
+    return write_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def toy(shared_toy: Toy, tmp_path: Path) -> Toy:
+    """The same with a folder of the test's own for results."""
+    return dataclasses.replace(shared_toy, folder=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def straight_toy(shared_toy: Toy) -> dict[str, Any]:
+    """What fine-tuning for the small task leaves, where nothing happens to it."""
+    from support.finetuning import fine_tune, outcome
+    from support.training import assert_well
+
+    assert_well(fine_tune(shared_toy.command("straight")))
+    return outcome(shared_toy.folder / "straight")
 
 
 @pytest.fixture

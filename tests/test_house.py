@@ -1,11 +1,8 @@
-"""The conventions of the house: floors, folders, and a README whose commands work."""
+"""The conventions of the house: floors, wings, folders, and modules that say what they are for."""
 
 from __future__ import annotations
 
 import ast
-import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, write_wiki
+from conftest import ROOT
 
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks"]
 FOLDERS = {*FLOORS, "cluster", "docs", "tests", ".ci", ".git"}
@@ -34,6 +31,14 @@ WINGS = {
         ["engine", "planning"],
         ["data", "config", "huggingface"],
         ["reporting", "processes", "model"],
+    ],
+    "finetuning": [
+        ["run_glue", "run_squad", "run_swag", "run_ner", "run_task", "predict", "evaluate_squad", "compare", "fetch"],
+        ["session", "prediction", "fetching", "reference"],
+        ["running"],
+        ["tasks", "model"],
+        ["files", "inputs", "settings"],
+        ["ragged", "places"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""
@@ -116,70 +121,3 @@ def test_no_module_hides_a_package(folder: Path) -> None:
     names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert not names & {*LOOKED_FOR, *sys.stdlib_module_names}
     assert not [name for name in names if PathFinder.find_spec(name, installed)]
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(kind: str) -> list[str]:
-    """The blocks of README and docs/ in a language."""
-    return [text for page in PAGES for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
-
-
-def readme_commands() -> list[str]:
-    """The lines of README and docs/ that a reader would type, each once."""
-    lines = "\n".join(blocks("console")).replace("\\\n", " ").splitlines()
-    typed = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
-    return list(dict.fromkeys(typed))
-
-
-NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "data_prep/fetch.py", "sbatch", "srun")
-
-
-@pytest.fixture(scope="module")
-def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place with the folders that README speaks of."""
-    folder = tmp_path_factory.mktemp("readme")
-    write_wiki(folder / "wiki")
-    (folder / "books").mkdir()
-    (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
-    [settings] = [text.removeprefix("# wiki.toml\n") for text in blocks("toml") if text.startswith("# wiki.toml")]
-    (folder / "wiki.toml").write_text(settings)
-    for name in ("data_prep", "pretraining", "benchmarks"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
-
-
-def test_readme_has_commands() -> None:
-    assert {"make demo", "make test"} <= set(readme_commands())
-    assert "python data_prep/shard.py --docs wiki/" in readme_commands()
-
-
-@pytest.mark.parametrize(
-    "command", [command for command in readme_commands() if not any(start in command for start in NEEDS_MORE)]
-)
-def test_readme_commands_work_in_their_order(command: str, readers_folder: Path) -> None:
-    words = shlex.split(command)
-    bin_folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    if words[0] == "mpirun":
-        words[1:1] = ["--allow-run-as-root", "--oversubscribe"]
-    done = subprocess.run(
-        words, cwd=readers_folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("command", [command for command in readme_commands() if "fetch.py" in command])
-def test_readme_downloads_are_understood(command: str) -> None:
-    """Without a network, a right command fails on the network and not on its words."""
-    words = shlex.split(command)[1:]
-    entry = [sys.executable, str(ROOT / words[0]), *words[1:]]
-    done = subprocess.run([*entry, "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_make_targets_of_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {line.split()[1] for line in readme_commands() if line.startswith("make ")}
-    assert named <= targets

@@ -18,7 +18,7 @@ from benchmarks import throughput
 from benchmarks.throughput import hear, take_part
 from data_prep.common.errors import UserError
 
-SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 MAKES_THE_PEER = f"""
 import json, os, sys

@@ -20,8 +20,8 @@ from support.training import (
 )
 
 from pretraining.checkpoint.record import finished_checkpoints, read_record
+from pretraining.checkpoint.state import RunRecord
 from pretraining.processes.ending import Code
-from pretraining.training.state import RunRecord
 
 AUTO = ["--phases.0.micro_batch", "auto", "--phases.1.micro_batch", "auto"]
 FOUND = "micro-batch of phase {}: {}, the largest that fits (auto)\n"

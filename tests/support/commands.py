@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
+def start(command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[str]:
     """Starts a command that Ctrl-C interrupts, even where it does not interrupt the tests.
 
     Under `nohup make test &` the tests ignore SIGINT, which children inherit; only a signal that has a handler here has
@@ -16,7 +16,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     finally:
         signal.signal(signal.SIGINT, before)
 

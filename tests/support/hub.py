@@ -1,7 +1,8 @@
-"""A Hugging Face hub on this machine that has one model."""
+"""A Hugging Face hub on this machine that has a model or data sets."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from support.website import Site
@@ -28,3 +29,21 @@ def publish_model(site: Site, name: str, folder: Path) -> None:
 def downloads(site: Site, file: str) -> int:
     """How often a file was sent."""
     return sum(request.path.endswith(f"/{file}") and request.sent > 0 for request in site.requests)
+
+
+def publish_dataset(site: Site, cdn: Site, dataset: str, files: dict[str, bytes], revision: str = "") -> None:
+    """Publishes a data set as the hub shows it, with the files on another server."""
+    api, commit = f"/api/datasets/{dataset}", hashlib.sha1(dataset.encode()).hexdigest()
+    site.replies[api + (f"/revision/{revision}" if revision else "")] = {"id": dataset, "sha": commit}
+    site.replies[f"{api}/tree/{commit}"] = [{"type": "directory", "path": "folder", "oid": "0"}] + [
+        {
+            "type": "file",
+            "path": name,
+            "size": len(content),
+            "oid": "0",
+            "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
+        }
+        for name, content in files.items()
+    ]
+    for name, content in files.items():
+        site.redirects[f"/datasets/{dataset}/resolve/{commit}/{name}"] = cdn.put(f"/blobs/{dataset}/{name}", content)

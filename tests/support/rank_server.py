@@ -24,6 +24,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 MODULES = [
     "pretraining.train",
+    "finetuning.run_task",
+    "finetuning.run_ner",
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.runtime.zero.muon.muon_optimizer",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
+from support.hub import publish_dataset
 from support.website import CONTENT, OTHER, SIZE, Handler, Request, Site, arguments, names, run
 
 from data_prep import fetch
@@ -13,31 +13,11 @@ from data_prep import fetch
 pytest_plugins = ["support.website_fixtures"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def publish_dataset(site: Site, cdn: Site, files: dict[str, bytes], revision: str = "") -> None:
-    """Publishes a data set as the hub shows it, with the files on another server."""
-    api = "/api/datasets/owner/texts"
-    site.replies[api + (f"/revision/{revision}" if revision else "")] = {"id": "owner/texts", "sha": COMMIT}
-    site.replies[f"{api}/tree/{COMMIT}"] = [{"type": "directory", "path": "folder", "oid": "0"}] + [
-        {
-            "type": "file",
-            "path": name,
-            "size": len(content),
-            "oid": "0",
-            "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
-        }
-        for name, content in files.items()
-    ]
-    for name, content in files.items():
-        site.redirects[f"/datasets/owner/texts/resolve/{COMMIT}/{name}"] = cdn.put(f"/blobs/{name}", content)
-
 
 def test_a_dataset_of_the_hub(site: Site, mirror: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     files = {"README.md": b"read", "20231101.en/train-0.parquet": CONTENT, "20231101.de/train-0.parquet": OTHER}
-    publish_dataset(site, mirror, files)
+    publish_dataset(site, mirror, "owner/texts", files)
     mirror.drops = 1
     result = run("hub", "owner/texts", "--config-name", "20231101.en", "--mirror", site.url)
     assert result.returncode == 0, result.stderr
@@ -52,7 +32,9 @@ def test_a_dataset_of_the_hub(site: Site, mirror: Site, monkeypatch: pytest.Monk
 
 
 def test_the_part_of_a_dataset_is_chosen(site: Site, mirror: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    publish_dataset(site, mirror, {"en/0.parquet": CONTENT, "de/0.parquet": OTHER, "top.parquet": b"top"})
+    publish_dataset(
+        site, mirror, "owner/texts", {"en/0.parquet": CONTENT, "de/0.parquet": OTHER, "top.parquet": b"top"}
+    )
     command = arguments("hub", "owner/texts", "--endpoint", site.url, "--out", "out")
     assert fetch.main(command) == 2
     assert "choose a part with --config-name, or all with '*': ., de, en" in capsys.readouterr().err
@@ -66,7 +48,7 @@ def test_the_part_of_a_dataset_is_chosen(site: Site, mirror: Site, capsys: pytes
 
 def test_a_dataset_that_the_hub_converted(site: Site, mirror: Site, capsys: pytest.CaptureFixture[str]) -> None:
     command = arguments("hub", "owner/texts", "--endpoint", site.url, "--out", "out")
-    publish_dataset(site, mirror, {"texts.jsonl": b"{}"})
+    publish_dataset(site, mirror, "owner/texts", {"texts.jsonl": b"{}"})
     assert fetch.main(command) == 2
     assert "no Parquet files in main or refs/convert/parquet" in capsys.readouterr().err
     converted = "f" * 40
@@ -80,7 +62,7 @@ def test_a_dataset_that_the_hub_converted(site: Site, mirror: Site, capsys: pyte
 
 
 def test_a_server_cannot_write_outside_the_folder(site: Site, mirror: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    publish_dataset(site, mirror, {"en/../../evil.parquet": CONTENT})
+    publish_dataset(site, mirror, "owner/texts", {"en/../../evil.parquet": CONTENT})
     assert fetch.main(arguments("hub", "owner/texts", "--endpoint", site.url, "--out", "out")) == 2
     assert "a file outside the data set" in capsys.readouterr().err
     assert not mirror.requests

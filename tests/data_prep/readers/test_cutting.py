@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("opening", OPENINGS, ids=lambda opening: opening.pattern.decode())
 @given(content=CONTENT, block=st.sampled_from([3, 50, 300, 1 << 20]), step=st.integers(1, 2000), mark=st.booleans())
+@example(content=b"<page>", block=3, step=1, mark=True)
 @settings(max_examples=60, deadline=None)
 def test_each_record_is_in_exactly_one_span(
     folder: Path, opening: re.Pattern[bytes], content: bytes, block: int, step: int, mark: bool

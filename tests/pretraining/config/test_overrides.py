@@ -14,7 +14,7 @@ from support.recipes import PLAIN, faults, write_plain
 
 from data_prep.common.errors import UserError
 from pretraining.config.conflicts import find_faults
-from pretraining.config.overrides import RECIPES, load_recipe, parse_value
+from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import LICENCE_HINT, Recipe
 from pretraining.config.toml_text import read_toml, toml_text, toml_value
 from pretraining.config.wording import known_keys
@@ -102,18 +102,6 @@ def test_what_is_written_as_toml_reads_back_the_same(table: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-4", 1e-4), (".5", 0.5), ("5.", 5.0), ("true", True), ("10_000", 10000), ("bf16", "bf16"), ("-1", -1),
-        ("[0.9, 0.98]", [0.9, 0.98]), ('"512"', "512"), ("a = 3", "a = 3"), ("1\nb = 2", "1\nb = 2"), ("", ""),
-    ],
-)  # fmt: skip
-def test_values_of_the_command_line(text: str, value: Any) -> None:
-    assert parse_value(text) == value
-    assert type(parse_value(text)) is type(value)
-
-
-@pytest.mark.parametrize(
     ("words", "expected"),
     [
         # kinds and limits
@@ -189,7 +177,7 @@ SCRAPS = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(known_keys(), key=str)), SCRAPS, min_size=1, max_size=5))
+@given(st.dictionaries(st.sampled_from(sorted(known_keys(Recipe), key=str)), SCRAPS, min_size=1, max_size=5))
 def test_no_scrap_of_a_recipe_gets_past_or_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, scraps: dict[Any, Any]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pretraining.config.reference import PAGE, reference, row, takes
-from pretraining.config.settings import Model, Optimizer, Parallel, Phase
+from pretraining.config.settings import Model, Optimizer, Parallel, Phase, Recipe
 from pretraining.config.wording import known_keys
 
 
@@ -15,7 +15,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_every_key_is_there() -> None:
     parts = dict(part.partition("\n")[::2] for part in reference().split("\n## ")[1:])
     titles = {(): "At the top", ("phases", 0): "[[phases]]"}
-    for *above, name in known_keys():
+    for *above, name in known_keys(Recipe):
         table = parts[titles.get(tuple(above), f"[{'.'.join(map(str, above))}]")]
         assert f"\n| `{name}` | " in table or f"[{name}]" in parts or f"[[{name}]]" in parts
 

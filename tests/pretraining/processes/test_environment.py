@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from pretraining.processes.environment import prepare_process
+from pretraining.processes import environment
+from pretraining.processes.environment import SPINS_ALONE, SPINS_AMONG_OTHERS, prepare_process
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -26,3 +28,31 @@ def test_what_the_user_says_of_the_allocator_stays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(name, "max_split_size_mb:128")
     prepare_process()
     assert {each: os.environ.get(each) for each in NAMES if each in os.environ} == {name: "max_split_size_mb:128"}
+
+
+@pytest.mark.parametrize(
+    ("looks", "spins"),
+    [((0, 0), SPINS_ALONE), ((0, 1_000_000), SPINS_AMONG_OTHERS), ((), SPINS_AMONG_OTHERS)],
+    ids=["idle", "busy", "unseen"],
+)
+def test_threads_wait_long_only_where_nobody_else_works(
+    looks: tuple[int, ...], spins: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(environment, "STAT", stat)
+    if looks:
+        stat.write_text(lines(looks[0]))
+        monkeypatch.setattr("time.sleep", lambda _: stat.write_text(lines(looks[1])))
+    for small_steps, expected in ((True, spins), (False, SPINS_AMONG_OTHERS)):
+        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        prepare_process(small_steps)
+        assert os.environ["GOMP_SPINCOUNT"] == expected
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    prepare_process(small_steps=True)
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+def lines(ticks: int) -> str:
+    """What /proc/stat says of cores that were at work for so long."""
+    cores = "".join(f"cpu{core} {ticks} 0 0 500 0 0 0 0 0 0\n" for core in os.sched_getaffinity(0))
+    return f"cpu 9 9 9 9 9 9 9 9 0 0\n{cores}intr 1\n"

@@ -13,12 +13,13 @@ from support.pretraining_reference import SMALL
 from torch import Tensor
 
 from pretraining.data.batches import full_sequences
+from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.planning.fitting import Heaviest, largest_that_fits
 from pretraining.planning.memory import plan_activations
 from pretraining.training import micro_batch
-from pretraining.training.micro_batch import fits_in_trial, is_shortage, memory_to_reserve
+from pretraining.training.micro_batch import fits_in_trial, memory_to_reserve
 
 CPU = torch.device("cpu")
 HEAVIEST = Heaviest(replace(SMALL, dropout=0.1), "fp32", length=32, predictions=5, recompute=False)

@@ -12,12 +12,12 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, BertModel
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.checkpoint.state import RunState
 from pretraining.config.base import sizes_of
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.training.origin import begin_with, extended, find_origin
-from pretraining.training.state import RunState
+from pretraining.training.origin import Origin, begin_with, extended
 
 BASE = Vocabulary(PIECES, cased=False)
 MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
@@ -25,7 +25,7 @@ MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
 
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
     """A new model with the weights of a folder, and what was said of it."""
-    origin = find_origin(str(folder))
+    origin = Origin.open(str(folder))
     shape = Shape(**{**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions})
     model = Bert(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
@@ -76,7 +76,7 @@ def test_an_encoder_without_heads(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     BertModel.from_pretrained(bert).save_pretrained(tmp_path / "encoder")
     with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"):
-        find_origin(str(tmp_path / "encoder"))
+        Origin.open(str(tmp_path / "encoder"))
     BASE.write(tmp_path / "encoder")
     model, said = begun(tmp_path / "encoder", MORE)
     assert "anew: masked head, next-sentence head, 3 pieces" in said
@@ -87,11 +87,11 @@ def test_more_pieces_than_rows_are_refused(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     MORE.write(bert)
     with pytest.raises(UserError, match="102 pieces, but the model has only 99"):
-        find_origin(str(bert))
+        Origin.open(str(bert))
 
 
 def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
-    origin = find_origin(str(write_bert(tmp_path / "bert", BASE)))
+    origin = Origin.open(str(write_bert(tmp_path / "bert", BASE)))
     assert origin._difference(BASE, BASE) is None
     assert origin._difference(MORE, BASE) is None
     said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
@@ -104,10 +104,10 @@ def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_text_was_as_long_as_the_tokenizer_lets_through(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
-    assert find_origin(str(bert)).trained == 64
+    assert Origin.open(str(bert)).trained == 64
     config = bert / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
-    assert (find_origin(str(bert)).trained, find_origin(str(bert)).known) == (48, 64)
+    assert (Origin.open(str(bert)).trained, Origin.open(str(bert)).known) == (48, 64)
 
 
 def test_means() -> None:

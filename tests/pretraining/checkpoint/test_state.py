@@ -9,10 +9,10 @@ import pytest
 from support.records import SCORES
 
 from pretraining.checkpoint.record import CheckpointRecord, MadeBy
+from pretraining.checkpoint.state import FoundMicroBatch, RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.shape import Shape
-from pretraining.training.state import FoundMicroBatch, RunRecord, RunState
 
 PHASES = [
     {"name": name, "length": length, "batch": 8, "micro_batch": "auto"} for name, length in (("a", 32), ("b", 64))

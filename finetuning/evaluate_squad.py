@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Scores predictions for SQuAD as the official scripts do, version 1.1 or 2.0 as the data is.
+
+python finetuning/evaluate_squad.py dev-v2.0.json predictions.json --null-odds null_odds.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from data_prep.common.terminal import open_console
+from finetuning.tasks.squad_rules import Numbers, Squad, evaluate_1, evaluate_2, read_by_id, read_squad
+
+NAMED = 3
+"""How many ids of a kind are named."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Prints the official figures of predictions for SQuAD."""
+
+    data: Annotated[Path, tyro.conf.Positional]
+    """The questions with their answers: SQuAD's JSON, or the Parquet of the Hugging Face hub."""
+    predictions: Annotated[Path, tyro.conf.Positional]
+    """JSON of ids with answers; in 2.0 an empty answer says that there is none."""
+    null_odds: Path | None = None
+    """JSON of ids with how sure it is that there is no answer (2.0 alone): a number each; finds the best thresholds."""
+    na_prob_thresh: float = 1.0
+    """Answers whose odds are greater than this count as empty."""
+    out: Path | None = None
+    """Also write the figures into this file."""
+
+
+def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
+    """The figures, and lines on what is odd about the predictions."""
+    squad, predictions = read_squad(wanted.data), read_by_id(wanted.predictions, str, "answers")
+    missing, unknown = _compare(squad, predictions)
+    notes = []
+    if unknown:
+        notes.append(f"{wanted.predictions}: {_name(unknown)} no question of {wanted.data} has: left out")
+    if squad.version == "1.1":
+        if wanted.null_odds:
+            raise UserError(
+                f"--null-odds: {wanted.data} is SQuAD 1.1, where every question has an answer: leave it out"
+            )
+        if missing:
+            notes.append(f"{wanted.predictions}: no answer for {_name(missing)}: counted as wrong")
+        return evaluate_1(squad.questions, predictions), notes
+    if missing:
+        raise UserError(
+            f"{wanted.predictions}: no answer for {_name(missing)} of {wanted.data}: SQuAD 2.0 wants one for each "
+            'question, "" where it has none'
+        )
+    odds = read_by_id(wanted.null_odds, float, "odds") if wanted.null_odds else None
+    if odds is not None and (missing := _compare(squad, odds)[0]):
+        raise UserError(f"{wanted.null_odds}: no odds for {_name(missing)} of {wanted.data}: every question needs them")
+    return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
+
+
+def _compare(squad: Squad, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
+    """The ids of questions that nothing is given for, and those given that no question has."""
+    asked = {question.id for question in squad.questions}
+    return [question.id for question in squad.questions if question.id not in given], [*(given.keys() - asked)]
+
+
+def _name(ids: Sequence[str]) -> str:
+    """How many ids there are, and the first of them."""
+    first = ", ".join(sorted(ids)[:NAMED])
+    return f"{len(ids):,} id{'s' * (len(ids) > 1)} ({first}{', …' if len(ids) > NAMED else ''})"
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0 done, 2 something that the user can cure."""
+    errors = open_console(stderr=True, soft_wrap=True)
+    wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
+    try:
+        numbers, notes = evaluate(wanted)
+        for note in notes:
+            errors.print(f"note: {note}", markup=False)
+        if wanted.out:
+            write_json(wanted.out, numbers)
+    except UserError as error:
+        errors.print(f"error: {error}", markup=False)
+        return 2
+    print(json.dumps(numbers, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

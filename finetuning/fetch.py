@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Fetches the data that models are compared on: the tasks of GLUE, SQuAD 1.1 and 2.0, SWAG, or makes a small task.
+
+    python finetuning/fetch.py glue
+    python finetuning/fetch.py glue --task sst2 mrpc --from-hub
+    python finetuning/fetch.py squad --version 1.1
+    python finetuning/fetch.py swag
+    python finetuning/fetch.py demo
+
+Whatever interrupts it, the same command continues it. The files lie where `run_glue.py`, `run_squad.py` and
+`run_swag.py` look for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from data_prep.fetching.client import Client
+from data_prep.fetching.entry import run_entry
+from finetuning.fetching.demo_task import Demo
+from finetuning.fetching.downloads import Glue, Squad, Swag
+
+Command = Glue | Squad | Swag | Demo
+
+
+def fetch(command: Command, client: Client) -> str:
+    """Fetches the data; returns the command that fine-tunes on it."""
+    return command.fetch(client)
+
+
+def main(arguments: list[str]) -> int:
+    """Fetches what the command line asks for; returns the exit code."""
+    kinds: dict[str, Callable[..., Command]] = {"glue": Glue, "squad": Squad, "swag": Swag, "demo": Demo}
+    return run_entry(kinds, arguments, fetch)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

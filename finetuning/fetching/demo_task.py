@@ -1,0 +1,131 @@
+"""A small task that every machine has the text for: which package does this documentation string come from?
+
+The items to train on are out of the modules that the demo corpus reads, those that are scored out of modules between
+them, which neither this task nor pre-training on the corpus has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from data_prep.common.errors import Checks, UserError
+from data_prep.common.files import replacing
+from data_prep.fetching.client import Client, Options
+from data_prep.readers import demo
+
+TASK = "package.toml"
+PYTHON = "python"
+"""What the standard library is called."""
+HIDDEN = "package"
+"""What stands where a text has the name of one of the packages."""
+SHORTEST = 80
+"""Characters that a text has at least."""
+OPENING = """\
+# Which package does this documentation string come from? Every word with the name of one of them is hidden as
+# "package". No module of dev is in train, or in the demo corpus.
+name = "package"
+kind = "classes"
+train = "train.jsonl"
+dev = "dev.jsonl"
+text = "text"
+label = "package"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Options):
+    """A task made of the documentation strings of the installed Python packages; needs no network."""
+
+    out: Path | None = None
+    """Folder for the task (default: data/demo-task)."""
+    packages: int = 8
+    """How many packages there are: those with the most texts."""
+    train: int = 250
+    """Texts of each package to train on."""
+    dev: int = 100
+    """Texts of each package to score."""
+
+    def checks(self) -> Checks:
+        """Checks what is too small to be a task."""
+        yield from super().checks()
+        yield self.packages >= 2, f"--packages {self.packages}: at least 2"
+        yield self.train >= 1 and self.dev >= 1, f"--train {self.train}, --dev {self.dev}: at least 1 each"
+
+    def fetch(self, client: Client) -> str:
+        """Writes the task; returns the command that fine-tunes on it."""
+        out = self.out or Path("data/demo-task")
+        read, unread = demo.halves()
+        splits = self.choose(texts_by_package(read), texts_by_package(unread))
+        for split, texts in splits.items():
+            with replacing(out / f"{split}.jsonl") as file:
+                file.writelines(lines(texts))
+        with replacing(out / TASK) as file:
+            file.write(OPENING.encode())
+        client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
+        return f"python finetuning/run_task.py {out / TASK}"
+
+    def choose(self, read: Mapping[str, set[str]], unread: Mapping[str, set[str]]) -> dict[str, dict[str, list[str]]]:
+        """The texts of both splits by their packages, as many of each; no text is there twice."""
+        owners = Counter(text for half in (read, unread) for texts in half.values() for text in texts)
+        own, other = (
+            {name: {text for text in texts if owners[text] == 1} for name, texts in half.items()}
+            for half in (read, unread)
+        )
+        enough = [name for name in own if len(own[name]) >= self.train and len(other.get(name, ())) >= self.dev]
+        names = sorted(sorted(enough, key=lambda name: (-len(own[name]), name))[: self.packages])
+        if len(names) < self.packages:
+            there = f"{len(names)} of the installed packages have {self.train} and {self.dev} texts"
+            raise UserError(f"--packages {self.packages}: {there}; take fewer, or fewer texts with --train and --dev")
+        named = hider(names)
+        return {
+            split: {name: [named.sub(HIDDEN, text) for text in first(texts[name], count)] for name in names}
+            for split, texts, count in (("train", own, self.train), ("dev", other, self.dev))
+        }
+
+
+def texts_by_package(files: Sequence[Path]) -> dict[str, set[str]]:
+    """The documentation strings of these modules that are long enough, by their packages."""
+    found: dict[str, set[str]] = {}
+    for path in files:
+        found.setdefault(package_of(path), set()).update(docstrings(path))
+    return found
+
+
+def package_of(path: Path) -> str:
+    """The package that a module belongs to."""
+    places = [place for place, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
+    return path.parts[places[-1] + 1].removesuffix(".py") if places else PYTHON
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """The documentation strings of a module, each without its code."""
+    for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
+        whole = " ".join(demo.prose(text))
+        if len(whole) >= SHORTEST:
+            yield whole
+
+
+def hider(names: Sequence[str]) -> re.Pattern[str]:
+    """What finds the words that have a package's name in them, as it is imported or as it is installed."""
+    installed = packages_distributions()
+    said = {spelled for name in names for spelled in (name, *installed.get(name, ()))}
+    return re.compile(rf"\w*(?:{'|'.join(map(re.escape, sorted(said, key=len, reverse=True)))})\w*", re.IGNORECASE)
+
+
+def first(texts: Iterable[str], count: int) -> list[str]:
+    """So many of the texts, by an order that depends on themselves alone and looks like chance."""
+    return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
+
+
+def lines(texts: Mapping[str, Sequence[str]]) -> Iterator[bytes]:
+    """The texts as JSON lines, with the package of each."""
+    for name, own in texts.items():
+        for text in own:
+            yield json.dumps({"text": text, "package": name}).encode() + b"\n"

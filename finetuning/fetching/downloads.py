@@ -1,0 +1,315 @@
+"""The data of GLUE, SQuAD and SWAG on the web: its addresses and checksums, and where the tasks look for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from data_prep.common.errors import Checks, UserError
+from data_prep.common.files import BLOCK, UNFINISHED, replacing, sha256
+from data_prep.fetching.client import Client, Options, is_address
+from data_prep.fetching.download import Download, Item
+from data_prep.fetching.hub import Hub
+from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, plain, splits_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that a server has."""
+
+    path: str
+    sha256: str = ""
+    """Its checksum, where two that published it independently agree."""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task of GLUE, by the name that run_glue.py has for it, and the files to fetch for it."""
+
+    name: str
+    sources: tuple[Source, ...]
+
+    @property
+    def folder(self) -> str:
+        """What GLUE calls the task."""
+        return FOLDERS.get(self.name, AX_FOLDER)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that become of what is fetched."""
+        return tuple(f"{split}.tsv" for split in splits_of(self.name))
+
+
+def zipped(name: str, archive: str, sha256: str) -> GlueTask:
+    """A task that comes as an archive."""
+    return GlueTask(name, (Source(f"glue/data/{archive}.zip", sha256),))
+
+
+# All these checksums are in Hugging Face's catalogue of data sets, and the same ones in TensorFlow Datasets' (GLUE and
+# SQuAD 1.1), in ParlAI (SQuAD 2.0) and in dataset_atlas (QQP). SWAG's are in the first alone, and so left out.
+MRPC = (
+    Source(
+        "senteval/senteval_data/msr_paraphrase_train.txt",
+        "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
+    ),
+    Source(
+        "senteval/senteval_data/msr_paraphrase_test.txt",
+        "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
+    ),
+    Source("glue/data/mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
+)
+DIAGNOSTIC = Source("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd")
+GLUE_SERVER = "https://dl.fbaipublicfiles.com"
+GLUE = {
+    "cola": zipped("cola", "CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
+    "sst2": zipped("sst2", "SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
+    "mrpc": GlueTask("mrpc", MRPC),
+    "qqp": zipped("qqp", "QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
+    "stsb": zipped("stsb", "STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
+    "mnli": zipped("mnli", "MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
+    "qnli": zipped("qnli", "QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
+    "rte": zipped("rte", "RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
+    "wnli": zipped("wnli", "WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
+    AX: GlueTask(AX, (DIAGNOSTIC,)),
+}
+"""The tasks of GLUE by the names that run_glue.py has for them."""
+
+SQUAD_SERVER = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
+SQUAD = {
+    "1.1": (
+        Source("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+        Source("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+    ),
+    "2.0": (
+        Source("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+        Source("dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+    ),
+}
+"""The files of SQuAD by their version."""
+HUB_GLUE = "nyu-mll/glue"
+HUB_SQUAD = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
+
+SWAG_SERVER = "https://raw.githubusercontent.com/rowanz/swagaf/master/data"
+SWAG = (Source("train.csv"), Source("val.csv"), Source("test.csv"))
+"""The files of SWAG."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Options):
+    """What a user can set for every set of data."""
+
+    mirror: str | None = None
+    """Address of another server with the same files (default: the official one, with its folder)."""
+
+    def checks(self) -> Checks:
+        """Checks what cannot be a server."""
+        yield from super().checks()
+        yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {GLUE_SERVER}"
+
+    def item(self, server: str, source: Source, folder: Path) -> Item:
+        """A file to fetch into a folder."""
+        address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
+        return Item(address, folder / source.name, source.sha256, "name a mirror with --mirror")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glue(DataOptions):
+    """The tasks of GLUE, from the addresses of gluebenchmark.com."""
+
+    out: Path | None = None
+    """Folder for the tasks (default: data/glue)."""
+    task: tuple[str, ...] = ()
+    """Tasks to fetch: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, ax (default: all)."""
+    from_hub: bool = False
+    """Take the Parquet files of nyu-mll/glue on the Hugging Face hub instead; --mirror is then another hub."""
+
+    def checks(self) -> Checks:
+        """Checks what is no task."""
+        yield from super().checks()
+        for given, name in zip(self.task, self.names, strict=True):
+            yield name in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, however they are spelled: SST-2 is sst2."""
+        return tuple(map(plain, self.task))
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
+        out = self.out or Path("data/glue")
+        names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
+        if self.from_hub:
+            items = [(item.path.parent.name, item) for item in hub_items(HUB_GLUE, self.mirror, client)]
+            if missing := sorted({*names} - {part for part, _ in items}):
+                raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
+            for part, item in items:
+                if part in names:
+                    Download(client, replace(item, path=out / GLUE[part].folder / item.path.name)).run()
+        else:
+            for name in names:
+                self._fetch_task(GLUE[name], out, client)
+        trained = [name for name in names if name != AX]
+        chosen = ["--task", *trained] if self.task and trained else []
+        return command("run_glue.py", chosen, self.out)
+
+    def _fetch_task(self, task: GlueTask, out: Path, client: Client) -> None:
+        """Fetches a task and lays its files out; keeps nothing of what they are made from."""
+        folder, raw = out / task.folder, out / ".downloads"
+        if all((folder / name).is_file() for name in task.files):
+            client.console.print(f"{folder}: already there")
+            return
+        items = [self.item(GLUE_SERVER, source, raw) for source in task.sources]
+        for item in items:
+            Download(client, item).run()
+        put_in_place(folder, files_of(task, [item.path for item in items]))
+        for item in items:
+            item.path.unlink()
+        if not any(raw.iterdir()):
+            raw.rmdir()
+        client.console.print(f"{folder}: {', '.join(task.files)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad(DataOptions):
+    """The files of SQuAD, from rajpurkar.github.io."""
+
+    out: Path | None = None
+    """Folder for the files (default: data/squad)."""
+    version: tuple[str, ...] = tuple(SQUAD)
+    """Versions to fetch."""
+    from_hub: bool = False
+    """Take the Parquet files of rajpurkar/squad and squad_v2 on the Hugging Face hub instead; --mirror is then another
+    hub."""
+
+    def checks(self) -> Checks:
+        """Checks what is no version."""
+        yield from super().checks()
+        yield self.version, f"--version: at least one of {', '.join(SQUAD)}"
+        for version in self.version:
+            yield version in SQUAD, f"--version {version}: there is {', '.join(SQUAD)}"
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the versions; returns the command that fine-tunes on the last of them."""
+        out = self.out or Path("data/squad")
+        for version in self.version:
+            if self.from_hub:
+                for item in hub_items(HUB_SQUAD[version], self.mirror, client):
+                    split = "train" if item.path.name.startswith("train") else "dev"
+                    Download(client, replace(item, path=out / f"{split}-v{version}.parquet")).run()
+            else:
+                for source in SQUAD[version]:
+                    Download(client, self.item(SQUAD_SERVER, source, out)).run()
+        return command("run_squad.py", ["--version", self.version[-1]], self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swag(DataOptions):
+    """The files of SWAG, from the repository of its authors."""
+
+    out: Path | None = None
+    """Folder for the files (default: data/swag)."""
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the files; returns the command that fine-tunes on them."""
+        for source in SWAG:
+            fetch_and_remember(client, self.item(SWAG_SERVER, source, self.out or Path("data/swag")))
+        return command("run_swag.py", [], self.out)
+
+
+def command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
+    """The command that fine-tunes on what was fetched; it finds the usual folder by itself."""
+    return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
+
+
+def hub_items(name: str, mirror: str | None, client: Client) -> list[Item]:
+    """The Parquet files of a data set on the Hugging Face hub, all parts of it."""
+    return Hub(name=name, config_name="*", endpoint=mirror).plan(client).items
+
+
+def fetch_and_remember(client: Client, item: Item) -> None:
+    """Fetches a file whose checksum nobody says, and compares it with the first that was fetched of it."""
+    record = item.path.with_name(item.path.name + ".sha256")
+    if item.checksum or not record.exists():
+        Download(client, item).run()
+    else:
+        known = record.read_text().partition(" ")[0]
+        if not re.fullmatch(r"[0-9a-f]{64}", known):
+            raise UserError(f"{record}: no checksum; delete it, and the same command writes it anew")
+        said = f"by {record}, of the first download; delete that if the file was published anew"
+        Download(client, replace(item, checksum=known, said=said)).run()
+    if not item.checksum and not record.exists():
+        with replacing(record) as file:
+            file.write(f"{sha256(item.path)}  {item.path.name}\n".encode())
+
+
+def files_of(task: GlueTask, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The names and contents of a task's files, made of what was fetched."""
+    if len(fetched) == 3:
+        yield from divide_mrpc(*fetched)
+    elif fetched[0].suffix == ".zip":
+        yield from unzip(fetched[0], task)
+    else:
+        yield task.files[0], [fetched[0].read_bytes()]
+
+
+def unzip(path: Path, task: GlueTask) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """The task's files in an archive, which has others besides."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {PurePosixPath(name).parts[-2:]: name for name in archive.namelist()}
+            for name in task.files:
+                with archive.open(members[task.folder, name]) as member:
+                    yield name, iter(lambda: member.read(BLOCK), b"")
+    except KeyError as error:
+        raise UserError(f"{path}: has no {'/'.join(error.args[0])}; name another server with --mirror") from error
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path}: {error}; delete it, and the same command fetches it anew") from error
+
+
+def divide_mrpc(train: Path, test: Path, dev: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """MRPC as GLUE has it: the training pairs with the ids of `dev` are its dev split, and test has no labels."""
+    header, *rows = _lines(train)
+    ids = {tuple(line.split("\t")) for line in _lines(dev)}
+    held_out = [tuple(row.split("\t")[1:3]) in ids for row in rows]
+    yield "train.tsv", _text([header, *(row for row, out in zip(rows, held_out, strict=True) if not out)])
+    yield "dev.tsv", _text([header, *(row for row, out in zip(rows, held_out, strict=True) if out)])
+    _, *rows = _lines(test)
+    unlabelled = [row.partition("\t")[2] for row in rows]
+    names = f"index\t{header.partition(chr(9))[2]}"
+    yield "test.tsv", _text([names, *(f"{number}\t{row}" for number, row in enumerate(unlabelled))])
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, whichever way they end; a text may hold what Python counts as the end of a line."""
+    text = path.read_bytes().decode("utf-8-sig")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def _text(lines: list[str]) -> Iterable[bytes]:
+    return ["".join(f"{line}\n" for line in lines).encode()]
+
+
+def put_in_place(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
+    """Writes files into a folder that appears with all of them; those that it has already stay as they are."""
+    made = folder.with_name(folder.name + UNFINISHED)
+    shutil.rmtree(made, ignore_errors=True)
+    for name, blocks in files:
+        with replacing(made / name) as file:
+            for block in blocks:
+                file.write(block)
+    if not folder.exists():
+        made.rename(folder)
+        return
+    for path in made.iterdir():
+        if not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    shutil.rmtree(made)

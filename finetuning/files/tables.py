@@ -1,0 +1,233 @@
+"""Tables of text in files: TSV, CSV, JSON lines and Parquet, with the place of every row for messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+
+LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file, all of them as text."""
+
+    path: Path
+    names: tuple[str, ...]
+    """The names of the columns."""
+    columns: Sequence[Sequence[str | None]]
+    """The values of every column; None where a format can say that there is none."""
+    lines: Sequence[int]
+    """The line on which every row begins; in Parquet the number of the row."""
+    skipped: int = 0
+    """Rows that were left out, since they were too short."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def column(self, key: str | int) -> list[str]:
+        """The values of a column that is given by its name, or by its number, from the end where that is negative."""
+        if isinstance(key, str) and key not in self.names:
+            raise UserError(f"{self.path}: no column {key!r}; there is {', '.join(self.names)}")
+        at = self.names.index(key) if isinstance(key, str) else key
+        if at >= len(self.names):
+            there = f"{_count(len(self.names))} where at least {at + 1} are needed"
+            raise UserError(f"{self.path}:1: {there}: {', '.join(self.names)}")
+        if None in self.columns[at]:
+            self.fail(self.columns[at].index(None), f"no value of {self.names[at]!r}")
+        return cast(list[str], self.columns[at])
+
+    def fail(self, row: int, fault: str) -> NoReturn:
+        """Raises UserError for what is wrong with a row."""
+        raise UserError(f"{self.path}:{self.lines[row]}: {fault}")
+
+
+def read_table(path: Path) -> Table:
+    """Reads a file in the format that its name ends in; the names of the columns stand in its first line."""
+    readers: dict[str, Callable[[Path], Table]] = {
+        ".tsv": read_tsv,
+        ".csv": read_csv,
+        ".jsonl": read_jsonl,
+        ".parquet": read_parquet,
+    }
+    if path.suffix.lower() not in readers:
+        raise UserError(f"{path}: the name ends in none of {', '.join(readers)}, so its format is not known")
+    return readers[path.suffix.lower()](path)
+
+
+def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool = False) -> Table:
+    """Reads columns parted by tabulators, where a quotation mark is a character like others.
+
+    `names` are those of the columns of a file whose first line does not have them. `skip_short` leaves out rows with
+    fewer columns, and counts them.
+    """
+    text = read_text(path).rstrip("\n")
+    widths = _widths(text)
+    lines: Sequence[int] = range(1, len(widths) + 1)
+    if names is None:
+        first, _, text = text.partition("\n")
+        names, widths, lines = first.split("\t"), widths[1:], lines[1:]
+    cells = text.replace("\n", "\t").split("\t")
+    kept = widths >= len(names)
+    skipped = int((~kept).sum()) if skip_short else 0
+    if skipped:
+        cells = list(itertools.compress(cells, np.repeat(kept, widths).tolist()))
+        widths, lines = widths[kept], list(itertools.compress(lines, kept.tolist()))
+    return _table(path, names, cells, widths, lines, skipped)
+
+
+def _widths(text: str) -> Array:
+    """How many columns every line of TSV has: a look at all bytes at once is faster than one at every line."""
+    characters = np.frombuffer(text.encode(), np.uint8)
+    tabulators, ends = (np.flatnonzero(characters == ord(mark)) for mark in "\t\n")
+    before_ends = np.append(np.searchsorted(tabulators, ends), len(tabulators))
+    widths: Array = 1 + np.diff(before_ends, prepend=0)
+    return widths
+
+
+def read_csv(path: Path) -> Table:
+    """Reads columns parted by commas, where a field in quotation marks may hold commas and line ends."""
+    cells, widths, lines = list[str](), list[int](), list[int]()
+    for line, row in parse_csv(io.StringIO(read_text(path), newline=""), str(path)):
+        cells += row
+        widths.append(len(row))
+        lines.append(line)
+    return _table(path, cells[: widths[0]], cells[widths[0] :], np.array(widths[1:], np.int64), lines[1:])
+
+
+def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of lines of CSV, each with the line on which it begins; empty lines are left out.
+
+    `name` is what messages call the file.
+    """
+    csv.field_size_limit(LONGEST_FIELD)
+    reader, line = csv.reader(text, strict=True), 1
+    try:
+        for row in reader:
+            if row:  # the line is not empty
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{name}:{line}: not a row of CSV: {error}") from error
+
+
+def _table(
+    path: Path, names: Sequence[str], cells: list[str], widths: Array, lines: Sequence[int], skipped: int = 0
+) -> Table:
+    """Makes a table of the values of all rows, one after another; all rows must be as wide as there are names."""
+    if not len(widths):
+        raise UserError(f"{path}: no rows after the names of the columns ({', '.join(names)})")
+    columns = [cells[at :: len(names)] for at in range(len(names))]
+    table = Table(path, tuple(names), columns, lines, skipped)
+    wrong = np.flatnonzero(widths != len(names))
+    if len(wrong):
+        table.fail(int(wrong[0]), f"{_count(int(widths[wrong[0]]))} where there are {len(names)}: {', '.join(names)}")
+    return table
+
+
+def _count(columns: int) -> str:
+    return f"{columns} column{'s' * (columns != 1)}"
+
+
+def read_jsonl(path: Path) -> Table:
+    """Reads one JSON object a line; the columns are all keys that there are."""
+    lines, objects = zip(*read_objects(path), strict=True)
+    names = tuple(dict.fromkeys(itertools.chain.from_iterable(objects)))
+    return Table(path, names, [[_spelled(found.get(name)) for found in objects] for name in names], lines)
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Reads one JSON object a line, each with the number of its line; empty lines are left out."""
+    for line, text in enumerate(read_text(path).split("\n"), 1):
+        if text.strip():
+            with told_at(f"{path}:{line}"):
+                found = parse_object(text)
+            yield line, found
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object that stands on a line."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not a JSON object on one line: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f'a JSON {type(found).__name__}; each line must be an object, such as {{"text": "…"}}')
+    return found
+
+
+@contextmanager
+def told_at(where: str) -> Iterator[None]:
+    """Puts the place before what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _spelled(value: Any) -> str | None:
+    """Spells a value of JSON as text; of a list or an object nobody can say what it would mean."""
+    if isinstance(value, str):
+        return value
+    return None if value is None or isinstance(value, list | dict) else json.dumps(value)
+
+
+def read_parquet(path: Path) -> Table:
+    """Reads Parquet; numbers are spelled as text."""
+    with open_parquet(path) as file:
+        names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
+        columns = [column.cast(pa.large_string()).to_pylist() for column in file.read(names).columns]
+        rows = file.metadata.num_rows
+    if not rows:
+        raise UserError(f"{path}: no rows")
+    return Table(path, tuple(names), columns, range(1, rows + 1))
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, for as long as it is read; UserError where that shows that it is none, or damaged."""
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a whole Parquet file: {error}") from error
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Tells whether the values of a column can be spelled as text."""
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def read_text(path: Path) -> str:
+    """Reads a text file that is not empty, without its byte-order mark and with `\\n` alone at the ends of lines."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        cure = "convert it: iconv -f LATIN1 -t UTF-8, if it is Latin-1"
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); {cure}") from error
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty")
+    return text.replace("\r\n", "\n")

@@ -1,0 +1,155 @@
+"""Reads sentences with a tag for each word.
+
+Three kinds of files: columns, as CoNLL-2003 has them (a word a line with its tag in the last column, an empty line
+after a sentence), and Parquet and JSON lines with a list of words and a list of tags in every row. Where a file parts
+its documents, it does so by a sentence that begins with -DOCSTART-.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.errors import UserError
+from finetuning.files.splits import choose_held_out
+from finetuning.files.tables import open_parquet, read_objects, read_text
+
+HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
+"""What the numbers mean that CoNLL-2003 has on the Hugging Face hub, where a file does not say."""
+DOCUMENT = "-DOCSTART-"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What Parquet and JSON lines call the words of a row and their tags; of the latter the first that is there."""
+
+    words: str = "tokens"
+    tags: tuple[str, ...] = ("ner_tags", "tags")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a file."""
+
+    place: str
+    """The file, as messages begin: `train.txt:`."""
+    line: int
+    """Its first line, or its row, from 1."""
+    spread: bool
+    """Whether every word has a line of its own."""
+    words: list[str]
+    tags: list[str] | None
+    """None where the file has no tags."""
+
+    def at(self, word: int) -> str:
+        """Where the file has a word of the sentence."""
+        return f"{self.place}{self.line + word * self.spread}"
+
+    @property
+    def parts_documents(self) -> bool:
+        """Whether it only says that a document begins."""
+        return self.words[0] == DOCUMENT
+
+
+def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[Sentence]:
+    """Reads the files of a split; `tagged` refuses words without tags."""
+    sentences: list[Sentence] = []
+    for path in paths:
+        kind = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json_lines}.get(path.suffix)
+        found = list(_read_columns(path) if kind is None else kind(path, fields))
+        real = [sentence for sentence in found if not sentence.parts_documents]
+        if not real:
+            raise UserError(f"{path}: no sentence in the file")
+        if tagged and (bare := [sentence for sentence in real if sentence.tags is None]):
+            columns = f"no field {' or '.join(fields.tags)}" if kind else "one column alone"
+            raise UserError(f"{bare[0].at(0)}: {columns}: every word needs its tag here")
+        sentences += found
+    return sentences
+
+
+def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[list[Sentence], list[Sentence], str]:
+    """Parts the sentences of a file into those to train on and a share to score, with a note for the user.
+
+    Whole documents are held out where the file parts them, since their sentences are alike; their words decide which.
+    """
+    by_document = any(sentence.parts_documents for sentence in sentences)
+    units: list[list[Sentence]] = []
+    for sentence in sentences:
+        if sentence.parts_documents or not by_document or not units:
+            units.append([])
+        units[-1].append(sentence)
+    texts = (" ".join(word for sentence in unit for word in sentence.words) for unit in units)
+    chosen = choose_held_out(place, texts, share)
+    train, dev = (list(itertools.chain(*itertools.compress(units, keep))) for keep in (~chosen, chosen))
+    what = "documents" if by_document else "sentences"
+    return train, dev, f"{place}: {chosen.sum():,} of its {len(units):,} {what} are held out from training and scored"
+
+
+def _read_columns(path: Path) -> Iterator[Sentence]:
+    """Reads a word a line. The first line with a word says how many columns there are, and what parts them."""
+    place, parted_by, columns = f"{path}:", "", 0
+    words, tags = list[str](), list[str]()
+    for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
+        is_blank, begins_document = not line or line.isspace(), line.startswith(DOCUMENT)
+        if words and (is_blank or begins_document):
+            yield Sentence(place, number - len(words), True, words, tags if columns > 1 else None)
+            words, tags = [], []
+        if begins_document:
+            yield Sentence(place, number, True, [DOCUMENT], None)
+        elif not is_blank:
+            parted_by = parted_by or ("\t" if "\t" in line else " ")
+            row = line.split(parted_by)
+            if "" in row and parted_by == " ":
+                row = [column for column in row if column]
+            columns = columns or len(row)
+            if len(row) != columns or "" in row:
+                raise UserError(f"{path}:{number}: {sum(map(bool, row))} columns; the first word has {columns}")
+            words.append(row[0])
+            tags.append(row[-1])
+
+
+def _read_json_lines(path: Path, fields: Fields) -> Iterator[Sentence]:
+    """Reads an object a line."""
+    for number, row in read_objects(path):
+        yield _sentence(row, f"{path}:", number, fields, HUB_TAGS)
+
+
+def _read_parquet(path: Path, fields: Fields) -> Iterator[Sentence]:
+    """Reads a table whose schema may say what the numbers of its tags mean, as those of the hub do."""
+    with open_parquet(path) as file:
+        schema = file.schema_arrow
+        table = file.read([name for name in (fields.words, *fields.tags) if name in schema.names])
+    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    column = next((name for name in fields.tags if name in schema.names), "")
+    names = _find_names(features.get(column)) or HUB_TAGS
+    for number, row in enumerate(table.to_pylist(), 1):
+        yield _sentence(row, f"{path}: row ", number, fields, names)
+
+
+def _find_names(feature: Any) -> Sequence[str] | None:
+    """The names of classes in the hub's description of a column, in which lists of them are wrapped in several ways."""
+    if isinstance(feature, list):
+        return next(filter(None, map(_find_names, feature)), None)
+    return (feature.get("names") or _find_names(feature.get("feature"))) if isinstance(feature, dict) else None
+
+
+def _sentence(row: dict[str, Any], place: str, number: int, fields: Fields, names: Sequence[str]) -> Sentence:
+    """Makes a sentence of a row; `names` are those of tags that are numbers."""
+    where, words = f"{place}{number}", row.get(fields.words)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        found = "there is no such field" if fields.words not in row else repr(words)[:60]
+        raise UserError(f"{where}: {fields.words!r} should be a list of words, at least one; {found}")
+    tags = next((row[name] for name in fields.tags if row.get(name) is not None), None)
+    if tags is None or words[0] == DOCUMENT:
+        return Sentence(place, number, False, words, None)
+    if not isinstance(tags, list) or len(tags) != len(words):
+        count = len(tags) if isinstance(tags, list) else "no list of"
+        raise UserError(f"{where}: {count} tags for {len(words)} words; there should be one for each")
+    for tag in tags:
+        if not (isinstance(tag, str) and tag) and not (type(tag) is int and 0 <= tag < len(names)):
+            raise UserError(f"{where}: tag {tag!r}; there should be a text, or a number of 0 to {len(names) - 1}")
+    return Sentence(place, number, False, words, [tag if isinstance(tag, str) else names[tag] for tag in tags])

@@ -1,0 +1,121 @@
+"""Text as a model takes it: cut into pieces, laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], without padding."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from data_prep.common.arrays import Array, ranges
+from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.wordpiece import FastWordPiece
+from finetuning.ragged import Ragged
+
+
+class Sequences(NamedTuple):
+    """Sequences for the encoder: their pieces, and where the second segment begins in every one of them."""
+
+    pieces: Ragged
+    second: Array  # (sequences,): the length of the sequence where it has one segment alone
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Items of a task as the model takes them."""
+
+    sequences: Sequences
+    labels: Ragged | None
+    """What the head is to say of every item: one class or number; 0 or 1 for each of the labels; the first and the last
+    piece of a span, counted from [CLS], (0, 0) where there is none; a tag for each of the words. None where nobody
+    knows, as in a test split."""
+    words: Ragged | None = None
+    """Tags alone: which pieces, counted from [CLS], begin the words that are tagged."""
+    choices: int = 1
+    """How many sequences an item has, one after another."""
+
+    def __len__(self) -> int:
+        return len(self.sequences.pieces) // self.choices
+
+    def take(self, numbers: Array) -> Encoded:
+        """These items, in this order."""
+        rows = (numbers[:, None] * self.choices + np.arange(self.choices)).reshape(-1)
+        pieces, second = self.sequences
+        return Encoded(
+            Sequences(pieces.take(rows), second[rows]),
+            None if self.labels is None else self.labels.take(numbers),
+            None if self.words is None else self.words.take(numbers),
+            self.choices,
+        )
+
+
+class Items(Protocol):
+    """The items of a split, read from its files, and cut into pieces when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Makes the model's input of the items of these numbers, in this order. A thread asks for any of them, in any
+        order, again in every epoch."""
+        ...
+
+
+class Cutter:
+    """Cuts texts into the pieces of a vocabulary, as transformers' BertTokenizerFast does."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary, self.special = vocabulary, vocabulary.special
+        self._pipeline = vocabulary.pipeline()
+        self._fast = FastWordPiece(self._pipeline, vocabulary.cased)
+        self._lock = threading.Lock()
+
+    def cut(self, texts: Sequence[str]) -> Ragged:
+        """The ids of the pieces of every text."""
+        encoded = [text.encode(errors="replace") for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        with self._lock:  # it remembers words
+            pieces = self._fast.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
+        return Ragged(pieces.ids, pieces.ends)
+
+    def cut_with_offsets(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
+        """The ids of the pieces of every text, and where every piece begins and ends in it, counted in characters.
+
+        Several times as slow as `cut`.
+        """
+        encodings = self._pipeline.encode_batch(list(texts), add_special_tokens=False)
+        ids = Ragged.of([np.array(encoding.ids, np.int32) for encoding in encodings])
+        return ids, Ragged.of([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
+
+    def lay_out(self, first: Ragged, second: Ragged | None, length: int) -> Sequences:
+        """Makes sequences of at most this length of texts, or of pairs of them, that were cut into pieces.
+
+        Of a pair that is too long, the longer part loses pieces at its end until both have the same length, then both
+        do, the second first, as in the original.
+        """
+        parts = [first] if second is None else [first, second]
+        kept = _shortened(parts, length - 1 - len(parts))
+        lengths = np.sum(kept, axis=0) + 1 + len(kept)
+        ends = np.cumsum(lengths)
+        pieces, begins = np.full(lengths.sum(), self.special.sep, np.int32), ends - lengths
+        pieces[begins] = self.special.cls
+        places = begins + 1
+        for part, size in zip(parts, kept, strict=True):
+            pieces[ranges(places, size)] = part.values[ranges(part.starts, size)]
+            places = places + size + 1
+        return Sequences(Ragged(pieces, ends), kept[0] + 2)
+
+
+def _shortened(parts: Sequence[Ragged], room: int) -> list[Array]:
+    """How many pieces are kept of texts, or of the two parts of pairs, for which there is this room together."""
+    first, *others = (part.lengths for part in parts)
+    if not others:
+        return [np.minimum(first, room)]
+    (second,) = others
+    over = np.maximum(first + second - room, 0)
+    from_longer = np.minimum(over, np.abs(first - second))
+    rest = over - from_longer
+    of_first = np.where(first > second, from_longer, 0) + rest // 2
+    of_second = np.where(second > first, from_longer, 0) + rest - rest // 2
+    return [first - of_first, second - of_second]

@@ -1,0 +1,124 @@
+"""Encoders with the head of a task, and the losses that they learn from.
+
+n pieces, s sequences, m tagged words, H hidden; an item of a task has one sequence, or several to choose from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretraining.huggingface.task_head import Kind, TaskHead
+from pretraining.model.batch import Batch
+from pretraining.model.encoder import SITES, Encoder
+from pretraining.model.fused import Dropout, drop
+from pretraining.model.shape import Shape
+
+
+@dataclass(frozen=True)
+class TaskBatch(Batch):
+    """Packed sequences with what a task asks of them."""
+
+    labels: Tensor | None
+    """What the head is to say, as `Encoded` has it, one item after another; None where nobody knows."""
+    words: Tensor
+    """(m,) int64: indices into `pieces` of the words to tag; empty for other tasks."""
+    words_of_items: tuple[int, ...] = ()
+    """How many of these words every item has."""
+    choices: int = 1
+    """Sequences of an item."""
+
+    @property
+    def items(self) -> int:
+        """How many items of the task there are."""
+        return len(self.lengths) // self.choices
+
+    def rows(self, kind: Kind) -> tuple[int, ...]:
+        """How many rows of the logits every item has."""
+        per_piece: dict[Kind, tuple[int, ...]] = {"spans": self.lengths, "tags": self.words_of_items}
+        return per_piece.get(kind, (1,) * self.items)
+
+
+class Output(NamedTuple):
+    """What a model makes of a micro-batch."""
+
+    loss: Tensor
+    """Summed over the labels, of which a span has two; 0 where there are none."""
+    logits: Tensor
+    """(items, outputs), (items, choices), for spans (n, 2), for tags (m, outputs)"""
+
+
+class TaskModel(Encoder):
+    """The encoder with a linear head, as transformers has it for the kind of task."""
+
+    def __init__(self, shape: Shape, head: TaskHead, recompute: bool = False):
+        super().__init__(shape, recompute)
+        self.kind = head.kind
+        if head.has_pooler:
+            self.pooler = nn.Linear(shape.hidden, shape.hidden)
+        self.head = nn.Linear(shape.hidden, head.outputs)
+
+    def forward(self, batch: TaskBatch) -> Output:
+        logits = self.logits(batch)
+        return Output(loss_of(self.kind, logits, batch), logits)
+
+    def logits(self, batch: TaskBatch) -> Tensor:
+        """What the head says before it becomes probabilities, in fp32."""
+        hidden = self.encode(batch)
+        if self.kind == "spans":
+            return self._linear(hidden)
+        if self.kind == "tags":
+            return self._linear(self._drop(hidden[batch.words], batch, batch.words))
+        first = batch.starts[:-1].long()
+        pooled = torch.tanh(self.pooler(hidden[first]))
+        logits = self._linear(self._drop(pooled, batch, first))
+        return logits.view(-1, batch.choices) if self.kind == "choice" else logits
+
+    def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
+        """Drops before the head, by the same keys as in the layers."""
+        hidden, _ = self.dropouts(batch)
+        keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
+        return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
+
+    def _linear(self, x: Tensor) -> Tensor:
+        """The head in fp32: of a score, 16 bits would keep two decimals."""
+        return F.linear(x.float(), self.head.weight.float(), self.head.bias.float())
+
+
+@torch.inference_mode()
+def logits_of(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    """What a model of these weights says: a row for every sequence or, of spans and tags, for every piece."""
+    model = TaskModel(shape, head)
+    model.load_state_dict(dict(weights))
+    words = torch.arange(len(batch.pieces)) if head.kind == "tags" else batch.pieces[:0]
+    parts = {part.name: getattr(batch, part.name) for part in fields(Batch)}
+    return model.eval().logits(TaskBatch(**parts, labels=None, words=words))
+
+
+def loss_of(kind: Kind, logits: Tensor, batch: TaskBatch) -> Tensor:
+    """The loss of a micro-batch, summed."""
+    labels = batch.labels
+    if labels is None:
+        return 0.0 * logits.sum()
+    if kind == "score":
+        return F.mse_loss(logits.view(-1), labels.float(), reduction="sum")
+    if kind == "labels":
+        return F.binary_cross_entropy_with_logits(logits, labels.view_as(logits).float(), reduction="sum")
+    if kind == "spans":
+        first, last = labels.view(-1, 2).long().T
+        begin, end = padded(logits, batch).unbind(-1)
+        return F.cross_entropy(begin, first, reduction="sum") + F.cross_entropy(end, last, reduction="sum")
+    return F.cross_entropy(logits, labels.long(), reduction="sum")
+
+
+def padded(logits: Tensor, batch: Batch) -> Tensor:
+    """(s, longest, 2): the logits of pieces, with minus infinity behind every sequence."""
+    table = logits.new_full((len(batch.lengths), max(batch.lengths), logits.shape[-1]), -torch.inf)
+    lengths = batch.starts.diff().long()
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)
+    return table.index_put((rows, batch.positions), logits)

@@ -1,0 +1,307 @@
+"""What a fine-tuned model says of other text, from Python as from predict.py.
+
+    from finetuning.prediction import load
+    model = load("runs/mini/glue/sst2/model")
+    model(["a fine film"])  # [{"label": "1", "probability": 0.93, "probabilities": {"0": 0.07, "1": 0.93}}]
+
+A row is a text, several texts (a pair, a question with its paragraph, a text with the choices to follow it), or a
+dictionary of them by the names of their fields. A folder that was fine-tuned here says in task.json what the fields are
+called, and how long sequences are; one of transformers does not, and gets what is usual there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from seqeval.metrics.sequence_labeling import get_entities
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.inputs import Cutter, Items
+from finetuning.model.features import FeatureModel
+from finetuning.model.heads import TaskModel
+from finetuning.places import MODEL
+from finetuning.ragged import Ragged
+from finetuning.running.feature_folder import has_features, read_features
+from finetuning.running.outputs import in_order, logits_in_batches
+from finetuning.settings import FineTuning, Spans
+from finetuning.tasks.scores import answers, probabilities
+from finetuning.tasks.sentences import SentenceItems
+from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.swag import Endings
+from finetuning.tasks.tagged_words import TaggedWords, Words
+from pretraining.config.settings import Dtype
+from pretraining.engine.precision import choose_dtype
+from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
+from pretraining.huggingface.task_head import Kind, TaskHead
+
+Row = str | Sequence[str] | Mapping[str, Any]
+Texts = list[str]
+"""The texts of a row, in the order of the fields; the words of a sentence to tag."""
+Answer = dict[str, Any]
+DIGITS = 6
+"""Decimals of a probability."""
+ANSWER_LENGTH = 384
+"""Pieces of a question with a window of its text, where nobody says how many."""
+
+
+def load(folder: str | Path, dtype: Dtype | Literal["auto"] = "auto", device: str = "auto") -> FineTuned:
+    """Reads a model that was fine-tuned here or by transformers, to ask it about text.
+
+    `dtype` is which numbers it computes in, auto what suits the device; the device is a GPU where there is one.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).exists() and any((folder / MODEL / name).exists() for name in (CONFIG, TASK)):
+        folder = folder / MODEL
+    if tasks := sorted(path.parents[1] for path in folder.glob(f"*/{MODEL}/{TASK}")):
+        if len(tasks) > 1:
+            names = "".join(f"\n    {task}" for task in tasks)
+            raise UserError(f"{folder}: the results of several tasks; name one of them:{names}")
+        folder = tasks[0] / MODEL
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError('device "cuda": PyTorch finds no GPU here; take "cpu" or "auto"')
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    model, head, vocabulary = read_features(folder) if has_features(folder) else _read(folder)
+    task, length = read_task(folder), read_length(folder, model.shape)
+    model = model.to(where, choose_dtype(dtype, where)).eval()
+    kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
+    use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)
+    return FineTuned(model, use)
+
+
+def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
+    """Reads a folder of transformers."""
+    read_shape(folder)
+    if read_head(folder) is None:
+        raise UserError(
+            f"{folder}: not fine-tuned, so it has no answers; fine-tune it first, for example with\n"
+            f"python finetuning/run_glue.py --model {folder}"
+        )
+    shape, head, weights = read_fine_tuned(folder)
+    vocabulary = read_vocabulary(folder)
+    if len(vocabulary) > shape.vocabulary:
+        raise UserError(f"{folder}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
+    model = TaskModel(shape, head)
+    model.load_state_dict(weights)
+    return model, head, vocabulary
+
+
+def _settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: int) -> FineTuning:
+    """How text is laid out: as task.json says, otherwise as is usual."""
+    usual = min(ANSWER_LENGTH, longest) if head.kind == "spans" else longest
+    question = min(Spans().question, usual // 2 - 1)
+    spans = {name: task[name] for name in ("stride", "question", "answer", "best") if name in task}
+    try:
+        return FineTuning.model_validate(
+            {"length": task.get("length", usual), "spans": {"question": question, **spans}}
+        )
+    except ValidationError as error:
+        raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
+
+
+class FineTuned:
+    """A model that was fine-tuned for a task, and answers of it."""
+
+    def __init__(self, model: TaskModel | FeatureModel, use: _Use) -> None:
+        self.model, self._use, self.head = model, use, use.head
+
+    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
+        """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
+        if not rows:
+            return []
+        fields = self.fields(rows[0])
+        return self.answer([self.texts(row, fields) for row in rows])
+
+    def fields(self, first: Row | None = None) -> tuple[str, ...]:
+        """The names of the texts of a row. Where the folder does not say, the first row tells how many there are."""
+        return self._use.fields or self._use.usual_fields(first)
+
+    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+        """Finds the texts of these fields in a row; UserError where they are not there."""
+        return self._use.texts(row, fields)
+
+    def answer(self, rows: Sequence[Texts]) -> list[Answer]:
+        """Answers about rows whose texts were found."""
+        items = self._use.items(rows)
+        return self._use.answers(rows, items, self.logits(items))
+
+    def logits(self, items: Items) -> Ragged:
+        """What the head says of items, in batches of sequences of like lengths."""
+        device = next(self.model.parameters()).device
+        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, device))
+        return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class _Use(ABC):
+    """How rows become items of a kind of task, and what its head says becomes answers."""
+
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    """What task.json says; empty where there is none."""
+    usual: ClassVar[tuple[str, ...]] = ()
+    """What fields are called where task.json does not say."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.task.get("fields", ()))
+
+    def usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
+        """What fields are called where task.json does not say."""
+        return self.usual
+
+    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+        if isinstance(row, Mapping):
+            if missing := [name for name in fields if name not in row]:
+                raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
+            row = [row[name] for name in fields]
+        texts = [row] if isinstance(row, str) else list(row)
+        if len(texts) != len(fields):
+            raise UserError(f"{count(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
+        if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
+            raise UserError(f"{wrong[0]!r} should be a text")
+        return [without_surrogates(text) for text in texts]
+
+    @abstractmethod
+    def items(self, rows: Sequence[Texts]) -> Items: ...
+
+    @abstractmethod
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]: ...
+
+
+def count(things: Sequence[object], name: str) -> str:
+    """Counts things in words."""
+    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
+
+
+def without_surrogates(text: str) -> str:
+    """The text with ? for halves of characters, which JSON can hold and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+class _Sentences(_Use):
+    """A class, several labels or a number for a text or a pair."""
+
+    usual = ("text", "text_pair")
+
+    def usual_fields(self, first: Row | None) -> tuple[str, ...]:
+        pair = (
+            self.usual[1] in first
+            if isinstance(first, Mapping)
+            else not isinstance(first, str | None) and len(first) > 1
+        )
+        return self.usual[: 1 + pair]
+
+    def items(self, rows: Sequence[Texts]) -> Items:
+        return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
+
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        said = answers(self.head.kind, outputs.values).tolist()
+        if self.head.kind == "score":
+            return [{"score": round(value, DIGITS)} for value in said]
+        names = self.head.labels
+        shares = probabilities(self.head.kind, outputs.values).round(DIGITS).tolist()
+        named = [dict(zip(names, row, strict=True)) for row in shares]
+        if self.head.kind == "labels":
+            held = [list(itertools.compress(names, row)) for row in said]
+            return [{"labels": labels, "probabilities": row} for labels, row in zip(held, named, strict=True)]
+        best = [names[number] for number in said]
+        pairs = zip(best, named, strict=True)
+        return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
+
+
+class _Choice(_Use):
+    """Which of several texts follows. Fields that task.json knows are those of SWAG: what went before, how the next
+    sentence begins, and how it may end; otherwise nothing stands between a text and its choices."""
+
+    def usual_fields(self, first: Row | None) -> tuple[str, ...]:
+        if isinstance(first, Mapping):
+            return tuple(first)
+        return (
+            "text",
+            *(f"choice{number}" for number in range(1 if isinstance(first, str | None) else len(first) - 1)),
+        )
+
+    def items(self, rows: Sequence[Texts]) -> Items:
+        before, *others = zip(*rows, strict=True)
+        begun = [] if self.fields else [("",) * len(rows)]
+        return Endings(self.cutter, self.settings.length, (before, *begun, *others), None)
+
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        count = outputs.values.shape[1]
+        shares = probabilities("choice", outputs.values).round(DIGITS).tolist()
+        best = answers("choice", outputs.values).tolist()
+        return [
+            {"choice": choice, "text": row[choice - count], "probability": share[choice], "probabilities": share}
+            for row, choice, share in zip(rows, best, shares, strict=True)
+        ]
+
+
+class _Spans(_Use):
+    """The stretch of a text that answers a question, or an empty answer with its probability."""
+
+    usual = ("question", "context")
+
+    def items(self, rows: Sequence[Texts]) -> Windows:
+        return Windows([(question, context) for question, context in rows], self.cutter, self.settings)
+
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        assert isinstance(items, Windows)
+        threshold = self.task.get("threshold")
+        found = []
+        for each in find_answers(items, outputs, optional=threshold is not None):
+            text = each.text(threshold)
+            chosen = next((one for one in each.candidates if one.text == text), None)
+            start, end = (chosen.start, chosen.start + len(text)) if chosen and text else (None, None)
+            share = round(chosen.probability, DIGITS) if chosen else 0.0
+            found.append({"answer": text, "start": start, "end": end, "probability": share})
+        return found
+
+
+class _Tags(_Use):
+    """A tag for each word; the words of a text are what stands between its blanks."""
+
+    usual = ("tokens",)
+
+    def texts(self, row: Row, fields: Sequence[str]) -> Texts:
+        if isinstance(row, Mapping):
+            if fields[0] not in row:
+                raise UserError(f"no field {fields[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
+            row = row[fields[0]]
+        words = row.split() if isinstance(row, str) else row
+        if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+            raise UserError(f"{fields[0]!r} should be a text or a list of words")
+        return [without_surrogates(word) for word in words]
+
+    def items(self, rows: Sequence[Texts]) -> Items:
+        ends = np.cumsum([len(row) for row in rows])
+        return TaggedWords(
+            Words([word for row in rows for word in row], ends, ends[-1:]), self.cutter, self.settings.length, False
+        )
+
+    def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        labels = self.head.labels
+        tags = iter([labels[best] for best in outputs.values.argmax(1).tolist()])
+        shares = iter(probabilities("tags", outputs.values).max(1, initial=0.0).round(DIGITS).tolist())
+        found = []
+        for words in rows:
+            said = list(itertools.islice(tags, len(words)))
+            answer = {"words": words, "tags": said, "probabilities": list(itertools.islice(shares, len(words)))}
+            if any(label.startswith("B-") for label in labels):
+                answer["entities"] = [
+                    {"type": kind, "text": " ".join(words[first : last + 1]), "first": first, "last": last}
+                    for kind, first, last in get_entities(said)
+                ]
+            found.append(answer)
+        return found

@@ -1,0 +1,30 @@
+"""Writes docs/finetuning-recipes.md: every key of a fine-tuning recipe with its meaning, what it takes and its default.
+
+python -m finetuning.reference
+"""
+
+from __future__ import annotations
+
+from finetuning.settings import FineTuning
+from pretraining.config import reference
+
+PAGE = reference.PAGE.with_name("finetuning-recipes.md")
+OPENING = """\
+<!-- Written by `python -m finetuning.reference` from finetuning/settings.py: change that, not this. -->
+
+# What a fine-tuning recipe can say
+
+A recipe is a TOML file, or one of those in [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`.
+There the numbers are with their sources. Every value can be given anew on the command line, by its dotted name:
+`--seed 7`, `--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. What is not given has the default; what
+cannot be is refused before anything begins, all faults at once.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return reference.page(FineTuning, OPENING, {})
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Fine-tunes a model on the tasks of GLUE, and scores it.
+
+    python finetuning/run_glue.py
+    python finetuning/run_glue.py --task sst2 mrpc --model runs/mini --seeds 5
+    torchrun --nproc-per-node 2 finetuning/run_glue.py --task mnli --model google-bert/bert-base-uncased
+
+Without --task, all tasks whose files are found. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pretraining.processes.environment import prepare_process
+from pretraining.processes.outliving import outlive_mpirun
+
+prepare_process(small_steps=True)
+if __name__ == "__main__":
+    outlive_mpirun()  # before PyTorch starts threads
+
+from rich.console import Console
+
+from data_prep.common.errors import UserError
+from finetuning.inputs import Cutter
+from finetuning.places import PREDICTIONS
+from finetuning.session.command import Command, find_data
+from finetuning.session.session import main
+from finetuning.settings import FineTuning
+from finetuning.tasks.glue import TASKS, find_glue, open_glue
+from finetuning.tasks.submission import write_submission
+from finetuning.tasks.task import Task
+from pretraining.processes.ending import exit_now
+
+SUBMISSION = "submission.zip"
+
+
+@dataclass(frozen=True)
+class RunGlue(Command):
+    """Fine-tunes a model on the tasks of GLUE; every value of the recipe can be given as --section.key VALUE."""
+
+    suite: ClassVar[str] = "glue"
+    recipes: ClassVar[tuple[str, str]] = ("glue", "miniature")
+
+    task: tuple[str, ...] = ()
+    """cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (default: all that are found)."""
+    data: Path | None = None
+    """Folder with a folder for each task (default: data/glue, then glue in the folder that CLOZE_DATA names)."""
+
+    submission: bool = False
+    """Write submission.zip also where tasks are missing, which it answers with their first class."""
+
+    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+        """Reads the files of the tasks that were asked for, or of all that are there."""
+        data = find_data(self.data, "glue")
+        names = self.task or find_glue(data)
+        if not names:
+            raise UserError(f"{data}: no folder of a task of GLUE; python finetuning/fetch.py glue fetches them")
+        return [open_glue(name, data, cutter, settings) for name in names]
+
+    def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
+        """Puts the answers to the test splits into the zip that the leaderboard takes, with those of earlier runs."""
+        zipped = out / SUBMISSION
+        if not self.submission and not any(task.test for task in tasks):
+            return
+        try:
+            write_submission([out / name / PREDICTIONS for name in TASKS], zipped, fill=self.submission)
+        except UserError as error:
+            if self.submission:
+                raise
+            console.print(f"no {SUBMISSION}: {error}", markup=False, highlight=False)
+        else:
+            console.print(f"{zipped}: what gluebenchmark.com takes", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    exit_now(main(RunGlue, sys.argv[1:], "run_glue.py"))

@@ -1,0 +1,204 @@
+"""The batches of a task: an order that is a function of seed and epoch, and lengths grouped in windows of it.
+
+A window is a stretch of the order as long as `WINDOW` batches. Its items are cut into pieces by a thread while the
+model is at work, sorted by length and divided into batches, which come in an order of their own. So pieces of long and
+short texts are rarely computed together, which saves no padding here, where there is none, but lets ranks and
+micro-batches have equal work.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from data_prep.common.arrays import Array, ranges
+from data_prep.common.hashing import hash_key
+from finetuning.inputs import Encoded, Items
+from finetuning.model.heads import TaskBatch
+from finetuning.settings import FineTuning
+from pretraining.model.batch import StepBatches
+
+T = TypeVar("T")
+WINDOW = 64
+"""Batches among which items are grouped by length."""
+EVALUATED_TOGETHER = 4096
+"""Items that are sorted by length for evaluation."""
+PIECES = 8192
+"""Pieces of a batch in evaluation, at least one item."""
+
+
+@dataclass(frozen=True)
+class TaskBatches(StepBatches[TaskBatch]):
+    """The micro-batches of a rank in a step, and what their loss is divided by."""
+
+    labels: int
+    """Labels of the global batch: classes, words, or all 0s and 1s."""
+    waited: float
+    """Seconds for which training waited until they were ready."""
+
+
+class TrainingBatches:
+    """This rank's batches of a run, from a step on."""
+
+    def __init__(self, items: Items, settings: FineTuning, rank: int = 0, ranks: int = 1) -> None:
+        self._items, self._batch, self._micro_batch = items, settings.batch, settings.micro_batch
+        self._seed, self._rank, self._ranks = settings.seed, rank, ranks
+        self._evaluations = settings.evaluations
+        self.steps_per_epoch = -(-len(items) // settings.batch)
+        self.steps = max(1, round(settings.epochs * self.steps_per_epoch))
+
+    def ends_stretch(self, step: int) -> bool:
+        """Whether dev is scored after so many steps: evenly in every epoch, and at the end."""
+        within = (step - 1) % self.steps_per_epoch
+        ends = within * self._evaluations // self.steps_per_epoch
+        return step > 0 and (step == self.steps or (within + 1) * self._evaluations // self.steps_per_epoch > ends)
+
+    def iterate(self, step: int) -> Generator[TaskBatches, None, None]:
+        """The batches of this step and all later ones; close it to stop the thread behind it."""
+        ahead = in_thread(self._make(step), WINDOW)
+        try:
+            while True:
+                begin = time.perf_counter()
+                made = next(ahead, None)
+                if made is None:
+                    return
+                yield TaskBatches(*made, time.perf_counter() - begin)
+        finally:
+            ahead.close()
+
+    def _make(self, step: int) -> Iterator[tuple[tuple[TaskBatch, ...], int, int]]:
+        while step < self.steps:
+            epoch, within = divmod(step, self.steps_per_epoch)
+            order = np.random.default_rng(hash_key(self._seed, epoch)).permutation(len(self._items))
+            for window in range(within // WINDOW, -(-self.steps_per_epoch // WINDOW)):
+                numbers = order[window * WINDOW * self._batch : (window + 1) * WINDOW * self._batch]
+                encoded = self._items.encode(numbers)
+                batches = grouped(encoded, self._batch, np.random.default_rng(hash_key(self._seed, epoch, window)))
+                for chosen in batches[within - window * WINDOW :] if window == within // WINDOW else batches:
+                    if step == self.steps:
+                        return
+                    yield self._share(encoded, chosen, numbers)
+                    step += 1
+
+    def _share(self, encoded: Encoded, chosen: Array, numbers: Array) -> tuple[tuple[TaskBatch, ...], int, int]:
+        """This rank's micro-batches of a global batch. All ranks have as many, though some may have nothing to learn:
+        ranks meet in every one of them."""
+        largest = -(-len(chosen) // self._ranks)
+        count = -(-largest // (self._micro_batch or largest))
+        parts = np.array_split(chosen[self._rank :: self._ranks], count)
+        micro = tuple(
+            pack(encoded, part, numbers) if len(part) else pack(encoded, chosen[:1], numbers, labelled=False)
+            for part in parts
+        )
+        assert encoded.labels is not None, "nothing can be learned without labels"
+        return micro, len(chosen) * encoded.choices, int(encoded.labels.lengths[chosen].sum())
+
+
+def lengths_of(encoded: Encoded) -> Array:
+    """The pieces of every item."""
+    lengths: Array = encoded.sequences.pieces.lengths.reshape(-1, encoded.choices).sum(1)
+    return lengths
+
+
+def grouped(encoded: Encoded, batch: int, random: np.random.Generator) -> list[Array]:
+    """Divides items into batches of about equal lengths, in random order."""
+    by_length = np.argsort(lengths_of(encoded), kind="stable")
+    batches = np.split(by_length, np.arange(batch, len(encoded), batch))
+    return [batches[number] for number in random.permutation(len(batches))]
+
+
+def evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:
+    """This rank's batches of all items, each with the numbers of its items; every rank has as many batches, of which
+    the last may come twice."""
+    return in_thread(_evaluation_batches(items, rank, ranks), WINDOW)
+
+
+def _evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
+    for begin in range(0, len(items), EVALUATED_TOGETHER):
+        numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
+        encoded = items.encode(numbers)
+        lengths = lengths_of(encoded)
+        by_length = np.argsort(-lengths, kind="stable")
+        batches = split_by_pieces(by_length, lengths)
+        for first in range(0, len(batches), ranks):
+            chosen = batches[min(first + rank, len(batches) - 1)]
+            yield numbers[chosen], pack(encoded, chosen, numbers)
+
+
+def split_by_pieces(order: Array, lengths: Array) -> list[Array]:
+    """Divides items in this order into batches of at most `PIECES` pieces, or of one item."""
+    batches, begin, pieces = [], 0, 0
+    for place, length in enumerate(lengths[order].tolist()):
+        if pieces and pieces + length > PIECES:
+            batches.append(order[begin:place])
+            begin, pieces = place, 0
+        pieces += length
+    return [*batches, order[begin:]]
+
+
+def pack(encoded: Encoded, chosen: Array, numbers: Array | None = None, labelled: bool = True) -> TaskBatch:
+    """Makes a batch of the chosen items; `numbers` says which of the split every encoded item is."""
+    taken = encoded.take(chosen)
+    pieces, second = taken.sequences
+    lengths, ends = pieces.lengths, pieces.ends
+    positions = ranges(np.zeros_like(lengths), lengths)
+    labels = taken.labels if labelled else None
+    words, words_of_items = np.empty(0, np.int64), np.empty(0, np.int64)
+    if taken.words is not None:
+        words_of_items = taken.words.lengths
+        words = taken.words.values + np.repeat(ends - lengths, words_of_items)
+    own = chosen if numbers is None else numbers[chosen]
+    examples = np.stack([np.repeat(own, taken.choices), np.tile(np.arange(taken.choices), len(own))], 1)
+    return TaskBatch(
+        pieces=torch.from_numpy(pieces.values.astype(np.int64)),
+        segments=torch.from_numpy((positions >= np.repeat(second, lengths)).astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+        lengths=tuple(lengths.tolist()),
+        examples=examples,
+        labels=None if labels is None else torch.from_numpy(np.ascontiguousarray(labels.values)),
+        words=torch.from_numpy(words),
+        words_of_items=tuple(words_of_items.tolist()),
+        choices=taken.choices,
+    )
+
+
+def in_thread(source: Iterator[T], ahead: int) -> Generator[T, None, None]:
+    """Goes through an iterator in a thread, at most so many values ahead of whoever takes them."""
+    values: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(ahead)
+    closed = threading.Event()
+
+    def offer(value: tuple[T | None, BaseException | None] | None) -> bool:
+        """Whether somebody still wants values."""
+        while not closed.is_set():
+            with suppress(queue.Full):
+                values.put(value, timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            if all(offer((value, None)) for value in source):
+                offer(None)
+        except BaseException as error:
+            offer((None, error))
+
+    thread = threading.Thread(target=work, daemon=True, name="batches")
+    thread.start()
+    try:
+        while (found := values.get()) is not None:
+            value, error = found
+            if error is not None:
+                raise error
+            yield value  # type: ignore[misc]
+    finally:
+        closed.set()
+        thread.join()

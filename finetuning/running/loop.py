@@ -1,0 +1,150 @@
+"""The loop of fine-tuning: steps over the items of a task, scores in between, and what is kept of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from torch import Tensor
+
+from finetuning.model.heads import Output
+from finetuning.running.batches import TaskBatches, TrainingBatches
+from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
+from finetuning.running.records import ScoreRecord, StepRecord
+from finetuning.running.starting import RunState, Weights, find_start, open_log
+from finetuning.settings import FineTuning
+from finetuning.tasks.scores import is_degenerate
+from finetuning.tasks.task import Task
+from pretraining.checkpoint.writing import Saver
+from pretraining.engine.engine import CollapseError
+from pretraining.engine.step import GivenUpError, Seeds, train_step
+from pretraining.model.shape import Shape
+from pretraining.processes.context import Context
+from pretraining.processes.stopping import Decision, StoppedError
+
+CONTINUES = "the same command goes on from the last checkpoint"
+
+
+class Run:
+    """One task, one setting of everything, one seed. All ranks make it and go through it together."""
+
+    def __init__(
+        self, task: Task, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
+    ) -> None:
+        """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own."""
+        self.task, self.settings, self.folder, self.context = task, settings, folder, context
+        self.engine, self.meter, self.state = find_start(task.head, shape, weights, settings, folder, context)
+        self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
+        self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
+        self.log = open_log(folder, self.state.step, settings.logging, context)
+        self.saver = Saver(folder, settings.checkpoints, self.log.say)
+
+    def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
+        """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
+        self._keep, control = keep, self.context.control
+        batches = closing(self.batches.iterate(self.state.step))
+        with self.log, control.interruptible(self.log.say, lambda: CONTINUES), batches as ahead:
+            self.meter.begin()
+            try:
+                self.score_where_due()  # a stop may have come before it
+                while not self.is_over:
+                    self.step(next(ahead))
+                    self.after_step()
+            except GivenUpError:
+                self.stop(control.decide(wrong=False, saving=0.0))
+            except CollapseError:
+                raise BrokenError(f"gradients overflow after step {self.state.step}") from None
+        return self.state
+
+    def close(self) -> None:
+        """Waits for what is being saved, and lets go of the memory, so that another run can follow."""
+        self.saver.finish()
+        self.engine.close()
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that are done, with the part of the one at work."""
+        return self.state.step / self.batches.steps_per_epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done, or dev did not get better for as long as the settings allow."""
+        return self.state.step >= self.steps or 0 < self.settings.patience <= self.state.worse
+
+    def step(self, batches: TaskBatches) -> None:
+        """Makes one optimizer step."""
+        step, context = self.state.step, self.context
+        rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
+
+        def loss_of(output: Output, batches: TaskBatches) -> Tensor:
+            return output.loss / batches.labels
+
+        mark, gives_up = context.watch.mark, context.control.asked_anywhere
+        with shortage_told():
+            result = train_step(self.engine, batches, rate, seeds, loss_of, mark, gives_up)
+        self.state.step += 1
+        for batch, output in zip(batches.micro, result.outputs, strict=True):
+            if batch.labels is not None:
+                pieces = sum(batch.lengths)
+                self.meter.add([output.loss], labels=len(batch.labels), items=batch.items, pieces=pieces)
+        self.meter.step(rate, batches.waited)
+
+    def after_step(self) -> None:
+        """Logs, scores and saves where it is time to; stops where somebody asks for it."""
+        step, every = self.state.step, self.settings.checkpoints.every
+        decision = self.context.control.decide(wrong=False, saving=self.saver.longest)
+        if step % self.settings.logging.every == 0 or self.batches.ends_stretch(step):
+            self.log_step()
+        if decision != Decision.GO_ON:
+            self.stop(decision)
+        self.score_where_due()
+        if every and step % every == 0 and not self.is_over:
+            self.save()
+        self.saver.report()
+
+    def log_step(self) -> None:
+        """Writes what happened since the last line of the log."""
+        record = StepRecord.of(self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm)
+        if not math.isfinite(record.loss):
+            raise BrokenError(f"the loss is {record.loss} at step {self.state.step}")
+        self.state.seconds += record.seconds
+        self.state.items += record.items
+        self.log.write(record)
+
+    def score_where_due(self) -> None:
+        """Scores dev at the end of every stretch, once; keeps the last weights, or with an early stop the best."""
+        state, task = self.state, self.task
+        if state.scored == state.step or not self.batches.ends_stretch(state.step):
+            return
+        with self.meter.watch.pause():
+            outputs = outputs_of(self.engine, task.head.kind, task.dev, self.context)
+            scores = {name: task.score(name, output) for name, output in outputs.items()}
+            first = next(iter(scores))
+            better = state.best is None or scores[first][task.metric] > state.best
+            kept = better if self.settings.patience else state.step == self.steps
+            if kept:
+                outputs |= outputs_of(self.engine, task.head.kind, task.test, self.context)
+            self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
+            state.best, state.worse = (scores[first][task.metric], 0) if better else (state.best, state.worse + 1)
+            if kept:
+                state.scores, state.degenerate = scores, is_degenerate(task.head, outputs[first])
+                with self.context.watch.pause():
+                    self._keep(self, outputs)
+            state.scored = state.step
+
+    def save(self) -> None:
+        """Saves where the run stands."""
+        with self.meter.watch.pause():
+            self.log.sync()
+            self.saver.save(self.engine, self.state.step, asdict(self.state), self.meter.state())
+
+    def stop(self, decision: Decision) -> NoReturn:
+        """Ends the run before its end, and saves first."""
+        self.save()
+        self.saver.finish()
+        text = f"{self.folder}: stopped by {decision.cause} after step {self.state.step:,}, and saved"
+        raise StoppedError(f"{text}; the same command continues from there", decision)

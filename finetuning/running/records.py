@@ -1,0 +1,107 @@
+"""What fine-tuning tells of itself: the figures of a logged step, and the scores of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.console import Group
+from torch import Tensor
+
+from pretraining.reporting.console import cropped, left, number, progress
+from pretraining.reporting.meter import Meter, Speed
+from pretraining.reporting.run_log import Record
+
+
+@dataclass(frozen=True)
+class StepRecord(Record):
+    """The figures of a logged step, over all steps since the one logged before."""
+
+    kind: ClassVar[str] = "step"
+    group: ClassVar[str] = "train"
+    no_curve: ClassVar[frozenset[str]] = frozenset({"step", "seconds_left"})
+    epoch: float
+    """Epochs that are done, with the part of the one at work."""
+    loss: float
+    """What is minimised: the mean over labels."""
+    learning_rate: float
+    gradient_norm: float | None
+    """The norm of the whole gradient before it was clipped."""
+    items_per_second: float
+    """Items of the task over all ranks."""
+    speed: Speed
+    items: int = 0
+    """Items of these steps, over all ranks. In no file, like those that follow."""
+    seconds: float = 0.0
+    """What these steps took, without evaluation and saving."""
+    total_steps: int = 0
+    """Steps of the whole run."""
+
+    @classmethod
+    def of(cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None) -> StepRecord:
+        """The figures of the steps up to this one of a run; the meter begins anew. All ranks call it together."""
+        steps, rate = meter.steps, meter.learning_rate
+        totals, speed = meter.flush()
+        seconds, items = steps * speed.seconds_per_step, int(totals["items"])
+        norm, loss = None if norm is None else float(norm), totals["loss"] / max(totals["labels"], 1)
+        return cls(step, epoch, loss, rate, norm, items / seconds, speed, items, seconds, total)
+
+    def figures(self) -> dict[str, float | None]:
+        figures = {name: value for name, value in vars(self).items() if name not in UNWRITTEN}
+        speed = {name: value for name, value in vars(self.speed).items() if name != "padded_pieces_per_second"}
+        return {**figures, **speed}
+
+    def line(self) -> str:
+        parts = [
+            f"{self.step:>{len(str(self.total_steps))}}/{self.total_steps}",
+            f"epoch {self.epoch:.2f}",
+            f"loss {self.loss:.4f}",
+            *self._pace(),
+        ]
+        return "  ".join([*parts, *left(self.speed.seconds_left)])
+
+    def panel(self, width: int) -> Group:
+        """Two lines, for terminals of 80 columns and more."""
+        head = progress("step", self.step, self.total_steps, self.speed.seconds_left, width)
+        return Group(head, cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace()])))
+
+    def _pace(self) -> list[str]:
+        norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
+        return [f"rate {self.learning_rate:.2e}", *norm, f"{number(self.items_per_second)} items/s"]
+
+
+@dataclass(frozen=True)
+class ScoreRecord(Record):
+    """What the model scores on splits of a task that it did not learn from."""
+
+    kind: ClassVar[str] = "scores"
+    group: ClassVar[str] = "dev"
+    no_curve: ClassVar[frozenset[str]] = frozenset({"step"})
+    epoch: float
+    """Epochs that are done, with the part of the one at work."""
+    scores: Mapping[str, Mapping[str, float]]
+    """The figures of every split."""
+    metric: str = ""
+    """The figure by which runs are compared, which a line shows. In no file."""
+
+    def figures(self) -> dict[str, float | None]:
+        scores = {f"{split}/{name}": value for split, table in self.scores.items() for name, value in table.items()}
+        return {"step": self.step, "epoch": self.epoch, **scores}
+
+    def line(self) -> str:
+        return f"after step {self.step:,}  epoch {self.epoch:.2f}  {describe(self.scores, self.metric)}"
+
+
+def describe(scores: Mapping[str, Mapping[str, float]], metric: str) -> str:
+    """What a line shows of the scores of every split: the one by which runs are compared; the files have all."""
+    return f"{metric}  " + "  ".join(f"{split} {percent(figures[metric])}" for split, figures in scores.items())
+
+
+def percent(figure: float | None) -> str:
+    """A score as the console shows it, in hundredths."""
+    return "" if figure is None else f"{100 * figure:.1f}"
+
+
+UNWRITTEN = ("speed", "items", "seconds", "total_steps")
+"""Fields of a step that are in no file under these names."""

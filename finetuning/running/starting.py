@@ -1,0 +1,100 @@
+"""Where a run begins: its model in an engine, with fresh weights for the head, or as a checkpoint has it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from finetuning.model.features import FeatureModel
+from finetuning.model.heads import TaskModel
+from finetuning.settings import FineTuning
+from finetuning.tasks.task import Scores
+from pretraining.checkpoint.reading import newest_whole, read_weights, restore_engine
+from pretraining.checkpoint.record import read_record
+from pretraining.config.settings import Logging
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.huggingface.task_head import TaskHead
+from pretraining.model.encoder import INITIAL_RANGE, Encoder
+from pretraining.model.shape import Shape
+from pretraining.processes.context import Context
+from pretraining.reporting.meter import Meter
+from pretraining.reporting.run_log import RunLog
+
+Weights = Mapping[str, Tensor]
+"""Weights to begin with, by their names in the model."""
+
+
+@dataclass
+class RunState:
+    """Where a run stands, besides its engine."""
+
+    step: int = 0
+    seconds: float = 0.0
+    """spent in logged steps, without evaluation and saving"""
+    items: int = 0
+    """items of these steps, over all ranks"""
+    best: float | None = None
+    """the best score so far, by the metric of the task"""
+    worse: int = 0
+    """evaluations since then"""
+    scored: int = -1
+    """the step after which dev was scored last"""
+    scores: dict[str, Scores] = field(default_factory=dict)
+    """the scores of every split, of the weights that are kept"""
+    degenerate: bool = False
+    """whether these weights say the same of every item"""
+
+
+def find_start(
+    head: TaskHead, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
+) -> tuple[Engine, Meter, RunState]:
+    """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
+    checkpoint = newest_whole(folder, context.warn)
+    model = build_model(head, shape, weights, settings, fresh=checkpoint is None)
+    if checkpoint is not None:
+        sizes = {name: weight.shape for name, weight in model.named_parameters()}
+        model.load_state_dict({**model.state_dict(), **read_weights(checkpoint, sizes)})
+    of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
+    engine = Engine(model, of_engine, context.device)
+    meter, state = Meter(engine.device, ("loss",), ("labels", "items")), RunState()
+    if checkpoint is not None:
+        record = read_record(checkpoint)
+        restore_engine(checkpoint, engine)
+        meter.restore(record.rank_states, context.world.rank, context.world.size)
+        state = RunState(**record.caller)
+    return engine, meter, state
+
+
+def build_model(
+    head: TaskHead, shape: Shape, weights: Weights, settings: FineTuning, fresh: bool = True
+) -> TaskModel | FeatureModel:
+    """Makes the model for a task; a `fresh` one has the weights that are known, and draws the others by the seed."""
+    if settings.features.layers:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            known = {**Encoder(shape).initialize(settings.seed).state_dict(), **weights}
+            model = FeatureModel(shape, head, settings.features, known)
+            nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
+        return model
+    whole = TaskModel(shape, head, settings.compute.checkpoint_activations).initialize(settings.seed)
+    if fresh:
+        whole.load_state_dict({**whole.state_dict(), **weights})
+    return whole
+
+
+def open_log(folder: Path, step: int, settings: Logging, context: Context) -> RunLog:
+    """Makes the log of a run that goes on after a step: what its files say of later steps will be written again."""
+    return RunLog(
+        folder,
+        context.console,
+        tensorboard=settings.tensorboard,
+        first_step=step + 1 if step else 0,
+        active=context.world.rank == 0,
+        stopping=lambda: context.control.asked,
+        name=context.run,
+    )

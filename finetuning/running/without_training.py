@@ -1,0 +1,66 @@
+"""Scores without training: of a model that is fine-tuned already, or of a task that is answered without any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from finetuning.model.heads import TaskModel
+from finetuning.model.models import Model
+from finetuning.running.outputs import Outputs, all_logits
+from finetuning.settings import FineTuning
+from finetuning.tasks.scores import is_degenerate
+from finetuning.tasks.task import Task
+from pretraining.config.reading import parse_overrides
+from pretraining.config.toml_text import toml_value
+from pretraining.engine.precision import choose_dtype
+from pretraining.engine.step import GivenUpError
+from pretraining.huggingface.folders import read_task
+from pretraining.processes.context import Context
+from pretraining.processes.group import shared_errors
+from pretraining.processes.stopping import StoppedError
+
+LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
+"""Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
+
+
+def outputs_without_model(task: Task) -> Outputs | None:
+    """The outputs for all splits of a task that is answered without a model; None where one is trained."""
+    found = {split: task.outputs_without_model(split) for split in (*task.dev, *task.test)}
+    return {split: outputs for split, outputs in found.items() if outputs is not None} or None
+
+
+def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
+    """What a model that was fine-tuned before says of all splits. All ranks call it together."""
+    with shared_errors():
+        weights, notes = model.read_fine_tuned(task.head)
+    for note in notes:
+        context.console.print(note, markup=False, highlight=False)
+    network = TaskModel(model.shape, task.head)
+    network.load_state_dict(weights)
+    network = network.to(context.device, choose_dtype(settings.precision.dtype, context.device)).eval()
+    try:
+        return all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
+    except GivenUpError:
+        decision = context.control.decide(wrong=False, saving=0.0)
+        raise StoppedError(
+            f"{task.name}: stopped by {decision.cause}; the same command begins anew", decision
+        ) from None
+
+
+def score(task: Task, outputs: Outputs, predictions: Path) -> dict[str, Any]:
+    """Scores the outputs for all splits, and writes what they say; returns what results.json says of it."""
+    scores = {split: task.score(split, outputs[split]) for split in task.dev}
+    for split, output in outputs.items():
+        task.write_predictions(split, output, predictions)
+    first = next(iter(task.dev))
+    degenerate = is_degenerate(task.head, outputs[first])
+    return {"score": scores[first][task.metric], "scores": scores, "degenerate": degenerate}
+
+
+def as_it_was_trained(folder: Path, overrides: Sequence[str]) -> list[str]:
+    """Overrides by which text is laid out as in the training of a fine-tuned folder, but for what is given."""
+    known, given = read_task(folder), {".".join(map(str, override.key)) for override in parse_overrides(overrides)[0]}
+    own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
+    return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]

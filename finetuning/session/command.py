@@ -1,0 +1,89 @@
+"""What all commands of fine-tuning take on the command line, and where they look for data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from data_prep.common.errors import UserError
+from finetuning.inputs import Cutter
+from finetuning.settings import FineTuning
+from finetuning.tasks.task import Task
+from pretraining.config.toml_text import toml_value
+
+
+@dataclass(frozen=True)
+class Command:
+    """What all commands of fine-tuning take; every value of the recipe can be given as --section.key VALUE."""
+
+    suite: ClassVar[str]
+    """What the command is about: the last part of the folder for its results."""
+    recipes: ClassVar[tuple[str, str]]
+    """The recipe where none is named, and the one for miniatures."""
+
+    model: str | None = None
+    """A run, a BERT folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
+    out: Path | None = None
+    """Where results go (default: runs/MODEL/…)."""
+    recipe: str | None = None
+    """TOML file that says how to train, or the name of one in finetuning/recipes (default: by task and size)."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates to try."""
+    batch_size: int | None = None
+    """Items of a step."""
+    epochs: float | None = None
+    """How often the training items are gone through."""
+    seeds: int | None = None
+    """Restarts of each, with another order of the data and another head."""
+    from_scratch: bool = False
+    """Begin with fresh weights of the model's sizes, to see what pre-training is worth."""
+    evaluate: bool = False
+    """Score a model that is fine-tuned for the task already, without training."""
+    check: bool = False
+    """Print what will be done, and stop."""
+    time_limit: str = "auto"
+    """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
+
+    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+        """Reads the files of all tasks."""
+        raise NotImplementedError
+
+    def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
+        """Does what is left to do when all runs of all tasks are done."""
+
+    def overrides(self) -> list[str]:
+        """The settings that the command's own flags stand for."""
+        values: list[tuple[str, Any]] = []
+        if self.learning_rates:
+            values.append(("search.learning_rates", list(self.learning_rates)))
+        if self.batch_size is not None:
+            values.append(("batch", self.batch_size))
+        if self.epochs is not None:
+            values.append(("epochs", self.epochs))
+        if self.seeds is not None:
+            values.append(("search.seeds", self.seeds))
+        return [f"--{name}={toml_value(value)}" for name, value in values]
+
+
+def find_data(given: Path | None, name: str, cure: str = "") -> Path:
+    """The folder of data that was given, or the first of the places where data of this name may be.
+
+    `cure` is what a user can do who has none; without it, that is to fetch it.
+    """
+    places = [Path("data") / name]
+    if folder := os.environ.get("CLOZE_DATA"):
+        places.append(Path(folder) / name)
+    wanted = places if given is None else [given]
+    found = next((place for place in wanted if place.exists()), None)
+    if found is None and given is not None:
+        raise UserError(f"--data {given}: no such folder")
+    if found is None:
+        there = " or ".join(map(str, places))
+        cure = cure or f"python finetuning/fetch.py {name} fetches it"
+        raise UserError(f"--data: not given, and nothing at {there}; {cure}")
+    return found

@@ -1,0 +1,58 @@
+"""Draws what came of a task beside its results.json. What cannot be drawn is told, and stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetuning.places import PREDICTIONS
+from finetuning.session import charts
+from finetuning.settings import VARIED
+from finetuning.tasks.task import Task
+from pretraining.reporting.run_log import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(task: Task, folder: Path, results: Mapping[str, Any]) -> list[str]:
+    """Draws the charts of a task; returns lines on those that could not be drawn."""
+    warnings = []
+    for name, make in _charts(task, folder, results):
+        try:
+            if (figure := make()) is not None:
+                charts.save(figure, folder / f"{name}.png")
+        except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than charts
+            warnings.append(f"{folder / name}.png: not drawn: {type(error).__name__}: {error}")
+    return warnings
+
+
+def _charts(task: Task, folder: Path, results: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
+    """The names of the charts that there can be, and how each is drawn."""
+    runs, best, metric = results["runs"], results["best"], results["metric"]
+    if metrics := {name: folder / name / METRICS for name in runs if (folder / name / METRICS).exists()}:
+        yield "curves", lambda: charts.curves(metrics, best, metric, task.name)
+    if len(metrics) > 1:
+        yield (
+            "grid",
+            lambda: charts.grid({name: _cell(runs[name]) for name in metrics}, best, f"{task.name}: {metric}"),
+        )
+    for split in task.dev if best is not None else ():
+        yield f"answers_{split}", partial(_answers, task, folder / PREDICTIONS, split)
+
+
+def _answers(task: Task, predictions: Path, split: str) -> Figure | None:
+    """What the best run says of a split, against what is right; None where the task has no picture of that."""
+    if (compared := task.compared(split, predictions)) is None:
+        return None
+    title = f"{task.name}, {split}"
+    if compared.names:
+        return charts.confusion(compared.right, compared.said, compared.names, title)
+    return charts.scatter(compared.right, compared.said, title)
+
+
+def _cell(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as the picture of the grid shows it."""
+    return {name: run["settings"][name] for name in VARIED} | {name: run.get(name) for name in ("score", "degenerate")}

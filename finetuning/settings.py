@@ -1,0 +1,192 @@
+"""What a fine-tuning recipe can say: every setting, its meaning and its limits.
+
+How numbers are computed, how ranks share the work and what is written are the sections that pre-training has too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pretraining.config.conflicts import find_computing_faults
+from pretraining.config.reading import Form, parse_overrides, read_settings
+from pretraining.config.schedule import Schedule
+from pretraining.config.settings import (
+    Checkpoints,
+    Compute,
+    Count,
+    Fraction,
+    Logging,
+    Optimizer,
+    Parallel,
+    Positive,
+    PositiveOrAuto,
+    Precision,
+    Section,
+)
+
+Rate = Annotated[float, Field(gt=0)]
+
+
+class Dropout(Section):
+    """How much is dropped; what is not said is as the model's config says."""
+
+    hidden: Fraction | None = None
+    """Share of the activations dropped after the embeddings, in each layer and before the head."""
+    attention: Fraction | None = None
+    """Share of the attention probabilities dropped."""
+
+
+class Search(Section):
+    """Which runs a task gets: one for each combination and seed. The best on dev is kept."""
+
+    learning_rates: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
+    """Learning rates to try (default: `learning_rate` alone)."""
+    batches: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Batches to try (default: `batch` alone)."""
+    epochs: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
+    """Epochs to try (default: `epochs` alone)."""
+    seeds: Positive = 1
+    """Restarts of each, with another order of the data and another head."""
+    jobs: PositiveOrAuto = "auto"
+    """Runs side by side, in processes of their own: one for each GPU, or for each CPU core; 1: one after another."""
+
+
+class Spans(Section):
+    """Questions whose answers are stretches of a text, as in SQuAD."""
+
+    stride: Positive = 128
+    """Pieces from one window of a long text to the next."""
+    question: Positive = 64
+    """Pieces of a question at most; the rest is cut off."""
+    answer: Positive = 30
+    """Pieces of an answer at most."""
+    best: Positive = 20
+    """Answers of a question that are compared and written."""
+
+
+class Tags(Section):
+    """A tag for each word, as in named-entity recognition."""
+
+    document_context: bool = False
+    """Fill the sequence with neighbouring sentences of the same document, which are not scored twice."""
+
+
+LayerChoice = Literal[
+    "", "embeddings", "last", "second-to-last", "sum-all", "weighted-last-four", "weighted-all", "concat-last-four"
+]
+
+
+class Features(Section):
+    """Frozen activations instead of fine-tuning: a BiLSTM on what layers of the encoder give."""
+
+    layers: LayerChoice = ""
+    """Which layers; empty: fine-tune the whole model."""
+    hidden: Positive = 768
+    """Width of the BiLSTM, for each direction half of it."""
+    depth: Positive = 2
+    """Layers of the BiLSTM."""
+
+
+class Glue(Section):
+    """The tasks of GLUE."""
+
+    wnli_majority: bool = False
+    """Answer WNLI with the most frequent class, as the paper did, without training."""
+
+
+class FineTuning(Section):
+    """All that decides how a model is fine-tuned for a task."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Decides the new head, the order of the data, and dropout; restarts count up from it."""
+    epochs: Rate = 3.0
+    """How often the training items are gone through."""
+    batch: Positive = 32
+    """Items of a step, over all ranks."""
+    micro_batch: Positive | None = None
+    """Items that a rank computes at a time (default: all of its share)."""
+    learning_rate: Rate = 3e-5
+    """Highest learning rate."""
+    warmup: Fraction = 0.1
+    """Share of the steps in which the learning rate grows to its highest."""
+    decay: Literal["linear", "constant"] = "linear"
+    """What follows the warm-up."""
+    length: Annotated[int, Field(ge=8, lt=2**31)] = 128
+    """Longest sequence, in pieces."""
+    evaluations: Positive = 1
+    """How often dev is scored in an epoch; at the end in any case."""
+    patience: Count = 0
+    """Stop after so many evaluations without a better score, and keep the best weights; 0: train to the end."""
+    dropout: Dropout = Dropout()
+    """How much is dropped."""
+    search: Search = Search()
+    """Which runs a task gets."""
+    glue: Glue = Glue()
+    """The tasks of GLUE."""
+    spans: Spans = Spans()
+    """Questions whose answers are stretches of a text."""
+    tags: Tags = Tags()
+    """A tag for each word."""
+    features: Features = Features()
+    """Frozen activations instead of fine-tuning."""
+    optimizer: Optimizer = Optimizer()
+    """What turns gradients into weights."""
+    precision: Precision = Precision()
+    """In which numbers the model computes."""
+    parallel: Parallel = Parallel()
+    """How the ranks share the work."""
+    compute: Compute = Compute()
+    """How the arithmetic is done."""
+    logging: Logging = Logging()
+    """What is written."""
+    checkpoints: Checkpoints = Checkpoints(keep=1)
+    """When the state is saved, so that a run that was stopped goes on."""
+
+    def schedule(self, steps: int) -> Schedule:
+        """The learning rate of a run of so many steps."""
+        return Schedule(self.learning_rate, steps, round(self.warmup * steps), self.decay)
+
+
+FORM = Form(FineTuning, Path(__file__).parent / "recipes")
+"""Fine-tuning recipes, and where those lie that come with the package."""
+
+
+def load_settings(
+    recipe: str | Path, overrides: Sequence[str] = (), *, device: Literal["cpu", "cuda"] | None = None
+) -> FineTuning:
+    """Reads a recipe, a file or one of ours by its bare name, and `--section.key value` flags.
+
+    Every fault of both is reported at once. The device found is checked against it where it is given.
+    """
+    return read_settings(
+        FORM,
+        Path(recipe),
+        [*overrides, *_instead_of_searches(overrides)],
+        find_faults=lambda settings: find_faults(settings, device),
+    )
+
+
+SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
+"""Settings that may be searched, and what a search calls their values."""
+VARIED = (*SEARCHED, "seed")
+"""Settings in which the runs of a task differ."""
+
+
+def _instead_of_searches(overrides: Sequence[str]) -> list[str]:
+    """The overrides by which a single value that is given takes the place of those that the recipe searches."""
+    given = {override.key for override in parse_overrides(overrides)[0]}
+    alone = [name for name in SEARCHED if (name,) in given and ("search", SEARCHED[name]) not in given]
+    return [f"--search.{SEARCHED[name]}=[]" for name in alone]
+
+
+def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:
+    """Lists what does not go together, with its cure."""
+    faults = find_computing_faults(settings, device)
+    if settings.features.hidden % 2:
+        near = settings.features.hidden + 1
+        faults.append(f"features.hidden = {near - 1}: one half is for each direction; take an even number, as {near}")
+    return faults

@@ -1,0 +1,180 @@
+"""The tasks of GLUE, from the files of gluebenchmark.com or from the Parquet of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing
+from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, plain, splits_of
+from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.tables import Table, read_parquet, read_tsv
+from finetuning.inputs import Cutter
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning
+from finetuning.tasks import scores
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, doubts, join, read_classes, read_scores, tsv_bytes
+from pretraining.huggingface.task_head import TaskHead
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a task has its texts and labels, in TSV, whose columns are counted from 0, and on the hub."""
+
+    labels: tuple[str, ...]
+    """The names of the classes as the hub has them, in its order; none for a score."""
+    texts: tuple[int, ...]
+    label: int
+    test: tuple[int, ...]
+    """The texts of the test split."""
+    fields: tuple[str, ...] = ("sentence1", "sentence2")
+    """The texts on the hub."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """The figures of a split; runs are compared by the last."""
+    spelled: bool = False
+    """Whether the leaderboard wants the names of the classes instead of their numbers."""
+    names: tuple[str, ...] | None = None
+    """All columns of train and dev, where the first line of their files does not name them."""
+    short_rows: bool = False
+    """Whether some rows of train and dev are short, and are left out."""
+
+
+PAIR = (1, 2)
+ENTAILED, NLI = ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+F1, CORRELATION = ("accuracy", "f1", scores.AVERAGE), ("pearson", "spearman", scores.AVERAGE)
+SCORES = (0.0, 5.0)
+"""The limits of STS-B's scores."""
+COLA = ("source", "label", "mark", "sentence")
+DUPLICATE, QUESTIONS = ("not_duplicate", "duplicate"), ("question1", "question2")
+TASKS = {
+    "cola": Columns(("unacceptable", "acceptable"), (3,), 1, (1,), ("sentence",), ("matthews",), names=COLA),
+    "sst2": Columns(("negative", "positive"), (0,), 1, (1,), ("sentence",)),
+    "mrpc": Columns(("not_equivalent", "equivalent"), (3, 4), 0, (3, 4), metrics=F1),
+    "qqp": Columns(DUPLICATE, (3, 4), 5, PAIR, QUESTIONS, F1, short_rows=True),
+    "stsb": Columns((), (7, 8), 9, (7, 8), metrics=CORRELATION),
+    "mnli": Columns(NLI, (8, 9), -1, (8, 9), ("premise", "hypothesis"), spelled=True),
+    "qnli": Columns(ENTAILED, PAIR, 3, PAIR, ("question", "sentence"), spelled=True),
+    "rte": Columns(ENTAILED, PAIR, 3, PAIR, spelled=True),
+    "wnli": Columns(ENTAILED[::-1], PAIR, 3, PAIR),
+}
+"""The tasks by the names that the hub has for them."""
+
+
+@dataclass
+class GlueTask(SentenceTask):
+    """A task of GLUE, whose test splits are written as the leaderboard wants them."""
+
+    majority: bool = False
+    """Whether every item is answered with the most frequent class of the training items."""
+
+    def outputs_without_model(self, split: str) -> Ragged | None:
+        """The most frequent class for every item, where that is asked for."""
+        if not self.majority:
+            return None
+        assert self.train.labels is not None
+        counts = np.bincount(self.train.labels[:, 0], minlength=len(self.head.labels))
+        items = len({**self.dev, **self.test}[split])
+        return Ragged(np.tile((counts == counts.max()).astype(np.float32), (items, 1)), np.arange(1, items + 1))
+
+    def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
+        """Writes the answers to a split with their probabilities, and for a test split the leaderboard's file too."""
+        super().write_predictions(split, outputs, folder)
+        if split in self.test:
+            answers = scores.answers(self.head.kind, outputs.values)
+            with replacing(folder / leaderboard_file(self.name, split)) as file:
+                file.write(leaderboard_content(self.name, answers))
+
+
+def leaderboard_file(name: str, split: str) -> str:
+    """What the leaderboard calls the answers to a test split of a task."""
+    special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
+    return f"{special.get(split, FOLDERS[name])}.tsv"
+
+
+def leaderboard_content(name: str, answers: Array) -> bytes:
+    """The file with the answers to a test split of a task, as the leaderboard wants it."""
+    columns = TASKS[name]
+    if not columns.labels:
+        spelled = [f"{score:.3f}" for score in np.clip(answers, *SCORES).tolist()]
+    else:
+        spelled = [columns.labels[answer] if columns.spelled else str(answer) for answer in answers.tolist()]
+    return tsv_bytes(("index", "prediction"), ((str(row), said) for row, said in enumerate(spelled)))
+
+
+def find_glue(folder: Path) -> tuple[str, ...]:
+    """The names of the tasks that have files in a folder, be it one split alone."""
+    return tuple(name for name in TASKS if find_splits(_folder(folder, name), _files(name)))
+
+
+def open_glue(name: str, folder: Path, cutter: Cutter, settings: FineTuning) -> GlueTask:
+    """Reads a task from its folder in this one; `name` may be spelled as the folder is."""
+    if (key := plain(name)) not in TASKS:
+        raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
+    place, names, columns = _folder(folder, key), _files(key), TASKS[key]
+    needed = [split for split in names if split.startswith(LABELLED)]
+    files = find_splits(place, names, needed, f"glue --task {key} --out {shlex.quote(str(folder))}")
+    if key == "mnli":
+        files |= find_splits(_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *on_the_hub("test"))})
+    items, notes = {}, [name_files(files)]
+    for split, paths in files.items():
+        read = (_read(path, columns, split, notes) for path in paths)
+        items[split] = join([SentenceItems(cutter, settings.length, *each) for each in read])
+    train = items.pop("train")
+    return GlueTask(
+        name=key,
+        head=TaskHead("classes" if columns.labels else "score", columns.labels),
+        metric=columns.metrics[-1],
+        metrics=columns.metrics,
+        fields=columns.fields,
+        train=train,
+        dev={split: found for split, found in items.items() if found.labels is not None},
+        test={split: found for split, found in items.items() if found.labels is None},
+        notes=(*notes, *doubts(place, columns.labels, train)),
+        majority=key == "wnli" and settings.glue.wnli_majority,
+    )
+
+
+LABELLED = ("train", "dev")
+"""What the names of splits with labels begin with; a task needs all of these."""
+
+
+def _folder(folder: Path, name: str) -> Path:
+    """The folder of a task, however it is spelled."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = (path for path in inside if plain(path.name) == name and path.is_dir())
+    return next(found, folder / FOLDERS.get(name, AX_FOLDER))
+
+
+def _files(name: str) -> dict[str, tuple[str, ...]]:
+    """What the files of every split may be called: by GLUE, and on the hub."""
+    return {split: (f"{split}.tsv", *on_the_hub(split.replace("dev", "validation"))) for split in splits_of(name)}
+
+
+def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
+    """Reads the texts of a split and its labels, where it has any; adds to the notes what was left out."""
+    labelled = split.startswith(LABELLED)
+    texts: Sequence[str | int] = columns.fields
+    label: str | int = "label"
+    if path.suffix == ".parquet":
+        table = read_parquet(path)
+    else:
+        table = read_tsv(path, columns.names if labelled else None, skip_short=labelled and columns.short_rows)
+        texts, label = PAIR if split == AX else columns.texts if labelled else columns.test, columns.label
+    if table.skipped:
+        rows = "row with too few columns was" if table.skipped == 1 else "rows with too few columns were"
+        notes.append(f"{path}: {table.skipped} {rows} skipped")
+    found = tuple(map(table.column, texts))
+    return found, _labels(table, label, columns.labels) if labelled else None
+
+
+def _labels(table: Table, column: str | int, names: tuple[str, ...]) -> Array:
+    if not names:
+        return read_scores(table, column, SCORES)
+    spelled = {spelled: number for number, name in enumerate(names) for spelled in (name, str(number))}
+    return read_classes(table, column, spelled)

@@ -1,0 +1,232 @@
+"""A tag for each word, as in named-entity recognition on CoNLL-2003, scored by entity.
+
+Tags say which words an entity has. IOB2 (B- opens an entity, I- continues it), IOB1 (I- opens one too, unless it
+follows another of its type) and the marks for the last and the only word (E- or L-, S- or U-) all become IOB2 here.
+Tags without such marks, parts of speech for example, are scored word by word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from seqeval.metrics import classification_report
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing
+from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
+from finetuning.inputs import Cutter
+from finetuning.places import predictions_file
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning
+from finetuning.tasks.tagged_words import TaggedWords, Words
+from finetuning.tasks.task import Column, Compared, Scores, Task
+from pretraining.huggingface.task_head import TaskHead
+
+FILES = {
+    "train": ("train.txt", "eng.train", *on_the_hub("train")),
+    "dev": ("valid.txt", "dev.txt", "eng.testa", *on_the_hub("validation"), "valid.parquet"),
+    "test": ("test.txt", "eng.testb", *on_the_hub("test")),
+}
+"""What the splits of CoNLL-2003 are called: in copies, in the original, on the Hugging Face hub."""
+OUTSIDE = "O"
+BLANKS = re.compile(r"\s+")
+MARKED = re.compile(r"[BIELSU]-.+")
+IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
+"""What marks of other schemes mean in IOB."""
+
+
+def open_ner(folder: Path, cutter: Cutter, settings: FineTuning) -> Task:
+    """Reads CoNLL-2003, or what has its files, from a folder."""
+    return open_tags("ner", find_splits(folder, FILES, needed=("train", "dev")), cutter, settings)
+
+
+def open_tags(
+    name: str,
+    files: Mapping[str, Sequence[Path]],
+    cutter: Cutter,
+    settings: FineTuning,
+    fields: Fields | None = None,
+    held_out: float = 0.0,
+) -> Task:
+    """Reads the files of `train`, `dev` and, where there is one, `test`; `fields` is for Parquet and JSON lines.
+
+    Without `dev`, this share of `train` is held out for it.
+    """
+    fields, notes = fields or Fields(), [name_files(files)]
+    splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
+    if "dev" not in splits:
+        train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
+        splits = {**splits, "train": train, "dev": dev}
+        notes.append(note)
+    return Tagging(name, splits, cutter, settings, fields.words, notes)
+
+
+class Tagging(Task):
+    """A tag for each word of sentences that were read."""
+
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Sequence[Sentence]],
+        cutter: Cutter,
+        settings: FineTuning,
+        field: str = Fields().words,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
+        self.name, self._length, self._field = name, settings.length, field
+        context = settings.tags.document_context
+        notes = list(notes)
+        self._by_entity = any(MARKED.fullmatch(tag) for each in splits["train"] for tag in each.tags or ())
+        if self._by_entity:
+            splits = {split: _in_iob2(sentences, notes) for split, sentences in splits.items()}
+        labels = _labels(splits["train"], self._by_entity)
+        items = {}
+        for split, sentences in splits.items():
+            items[split] = TaggedWords(_words(sentences, labels), cutter, settings.length, context)
+            if context and not any(sentence.parts_documents for sentence in sentences):
+                notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
+        self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"
+        self.train, self.notes, self._items = items["train"], tuple(notes), items
+        asked = {split: each for split, each in items.items() if split != "train"}
+        self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
+        self.test = {split: each for split, each in asked.items() if each.words.tags is None}
+
+    def content(self, split: str) -> list[Column]:
+        """The words of a split with their tags, and where sentences and documents end."""
+        words = self._items[split].words
+        assert words.tags is not None
+        return [words.texts, words.tags, words.sentence_ends, words.document_ends]
+
+    def score(self, split: str, outputs: Ragged) -> Scores:
+        """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
+        words = self._items[split].words
+        assert words.tags is not None
+        predicted = outputs.values.argmax(1)
+        scores = {"accuracy": float(np.mean(predicted == words.tags))}
+        if not self._by_entity:
+            return scores
+        if not (words.tags.any() or predicted.any()):  # nothing but O, the first label
+            return {"f1": 0.0, "precision": 0.0, "recall": 0.0, **scores}
+        report: Any = classification_report(
+            self._named(words, words.tags), self._named(words, predicted), output_dict=True, zero_division=0
+        )
+        total = report["micro avg"]
+        types = [name for name in report if not name.endswith(" avg")]
+        by_type = {f"f1_{name}": float(report[name]["f1-score"]) for name in types}
+        figures = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
+        return {name: float(value) for name, value in figures.items()} | scores | by_type
+
+    def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
+        """Writes a word a line with the true tag, where it is known, and the predicted one, as conlleval reads them."""
+        words = self._items[split].words
+        columns = [[BLANKS.sub("_", word) for word in words.texts]]
+        for tags in (words.tags, outputs.values.argmax(1)):
+            if tags is not None:
+                columns.append(np.array(self.head.labels)[tags].tolist())
+        lines = [" ".join(row) + "\n" for row in zip(*columns, strict=True)]
+        for end in words.sentence_ends.tolist():
+            lines[end - 1] += "\n"
+        with replacing(predictions_file(folder, split, ".txt")) as file:
+            file.write("".join(lines).encode(errors="replace"))
+
+    def compared(self, split: str, folder: Path) -> Compared:
+        """Reads the tags of a split again."""
+        text = predictions_file(folder, split, ".txt").read_text("utf-8")
+        rows = [line.split(" ") for line in text.split("\n") if line]
+        numbers = {name: number for number, name in enumerate(self.head.labels)}
+        right, said = (np.array([numbers[row[column]] for row in rows], np.int64) for column in (1, 2))
+        return Compared(right, said, self.head.labels)
+
+    def description(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
+        return {"length": self._length, "fields": [self._field]}
+
+    def _named(self, words: Words, tags: Array) -> list[list[str]]:
+        """The names of the tags of every sentence."""
+        names = np.array(self.head.labels)[tags].tolist()
+        starts = [0, *words.sentence_ends.tolist()]
+        return [names[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Has every entity of a sentence begin with B-, and no other word."""
+    plain = list(map(_in_iob, tags))
+    return list(map(_opened, [OUTSIDE, *plain], plain))
+
+
+@cache
+def _in_iob(tag: str) -> str:
+    return tag if tag == OUTSIDE else IOB[tag[0]] + tag[1:]
+
+
+@cache
+def _opened(before: str, tag: str) -> str:
+    """A tag in IOB2, after another one."""
+    return "B" + tag[1:] if tag[0] == "I" and tag[1:] != before[1:] else tag
+
+
+def _in_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
+    """Reads tags as IOB2; notes where a file had others, or has faults."""
+    kept, opened, in_vain = [], [], 0
+    for sentence in sentences:
+        if sentence.tags is None:
+            kept.append(sentence)
+            continue
+        if wrong := [tag for tag in set(sentence.tags) if tag != OUTSIDE and not MARKED.fullmatch(tag)]:
+            word = min(map(sentence.tags.index, wrong))
+            tag = sentence.tags[word]
+            raise UserError(f"{sentence.at(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
+        tags = to_iob2(sentence.tags)
+        pairs = list(zip(sentence.tags, tags, strict=True))
+        opened += [sentence.at(word) for word, (old, new) in enumerate(pairs) if old[0] == "I" and new[0] == "B"]
+        in_vain += sum(
+            old[0] == "B" and (not word or tags[word - 1][1:] != old[1:]) for word, (old, _) in enumerate(pairs)
+        )
+        kept.append(replace(sentence, tags=tags))
+    if opened and not in_vain:
+        notes.append(f"{sentences[0].place} IOB1, read as IOB2")
+    elif opened:
+        notes.append(
+            f"{opened[0]}: {len(opened):,} entities open with I- in a file of IOB2, this the first; read as B-"
+        )
+    return kept
+
+
+def _labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
+    """The tags that there are; of each type of entity both, as IOB1 has hardly any B-."""
+    found = {tag for sentence in sentences for tag in sentence.tags or ()}
+    if not by_entity:
+        return tuple(sorted(found))
+    types = sorted({tag[2:] for tag in found if tag != OUTSIDE})
+    return (OUTSIDE, *(f"{mark}-{name}" for name in types for mark in "BI"))
+
+
+def _words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
+    """Puts the words of a split one after another; UserError where a tag is none of the labels."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    texts: list[str] = []
+    tags: list[int] = []
+    sentence_ends, document_ends = [], []
+    for sentence in sentences:
+        if sentence.parts_documents:
+            document_ends.append(len(texts))
+            continue
+        try:
+            tags += [numbers[tag] for tag in sentence.tags or ()]
+        except KeyError as error:
+            at = sentence.at((sentence.tags or []).index(error.args[0]))
+            fault = f"{at}: tag {error} is not in the training split, so it cannot be learnt"
+            raise UserError(fault) from None
+        texts += sentence.words
+        sentence_ends.append(len(texts))
+    ends = np.unique([end for end in [*document_ends, len(texts)] if end])
+    return Words(texts, np.array(sentence_ends), ends, np.array(tags) if len(tags) == len(texts) else None)

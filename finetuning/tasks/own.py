@@ -1,0 +1,170 @@
+"""Tasks of one's own: a TOML file says where the texts and the labels are.
+
+name = "reviews"
+kind = "classes"        # or "labels", "score", "tags"
+train = "train.csv"     # TSV, CSV, JSON lines or Parquet, seen from the folder of this file
+dev = "dev.csv"
+text = "review"
+label = "stars"
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import Checks, UserError
+from finetuning.files.splits import name_files
+from finetuning.files.tables import Table, read_table
+from finetuning.files.tag_files import Fields
+from finetuning.inputs import Cutter
+from finetuning.settings import FineTuning
+from finetuning.tasks import scores
+from finetuning.tasks.ner import open_tags
+from finetuning.tasks.sentences import (
+    SentenceItems,
+    SentenceTask,
+    doubts,
+    hold_out,
+    read_classes,
+    read_labels,
+    read_scores,
+)
+from finetuning.tasks.task import Task
+from pretraining.config.reading import Form, read_settings
+from pretraining.config.settings import Section
+from pretraining.huggingface.task_head import TaskHead
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class OwnTask(Section):
+    """What the file of a task can say."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    """What the task is called, in tables and as a folder."""
+    kind: Literal["classes", "labels", "score", "tags"]
+    """What is said of a text: one class of several, several labels at once, a number, or a tag for each word."""
+    train: Text
+    """The file to train on."""
+    dev: str = ""
+    """The file that is scored."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training items that is scored instead, where there is no `dev`; of tags whole documents, where their
+    file parts any."""
+    test: str = ""
+    """A file that is predicted; scored too where it has labels."""
+    text: Text = "text"
+    """The column of the text; of its words, for tags in JSON lines or Parquet."""
+    second: str = ""
+    """The column of the second text of pairs."""
+    label: Text = "label"
+    """The column of the class, the number or the tags."""
+    labels: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """The classes in the order of the outputs (default: those of the training items, sorted); for several labels at
+    once the columns that say with 0 or 1 whether each of them holds."""
+    metric: str = ""
+    """By which figure runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
+
+
+def open_own(path: Path, cutter: Cutter, settings: FineTuning) -> Task:
+    """Reads a task as its TOML file says."""
+    own = read_own(path)
+    files = {"train": own.train, "dev": own.dev, "test": own.test}
+    places = {split: path.parent / file for split, file in files.items() if file}
+    if own.kind == "tags":
+        named = Fields(own.text, (own.label,))
+        paths = {split: [place] for split, place in places.items()}
+        return open_tags(own.name, paths, cutter, settings, named, own.held_out)
+    tables = {split: read_table(place) for split, place in places.items()}
+    fields = (own.text, own.second) if own.second else (own.text,)
+    texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
+    head = TaskHead(own.kind, _outputs(own, tables["train"]))
+    metrics = _metrics(head)
+    if own.metric and own.metric not in metrics:
+        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
+    items = {}
+    for split, table in tables.items():
+        labelled = split != "test" or _label_columns(own)[0] in table.names
+        labels = _read_labels(own, head, table) if labelled else None
+        items[split] = SentenceItems(cutter, settings.length, texts[split], labels)
+    notes = [name_files({split: [place] for split, place in places.items()})]
+    if "dev" not in items:
+        items["train"], items["dev"], note = hold_out(places["train"], items["train"], own.held_out)
+        notes.append(note)
+    if own.kind == "classes":
+        notes += doubts(places["train"], head.labels, items["train"])
+    return SentenceTask(
+        name=own.name,
+        head=head,
+        metric=own.metric or metrics[0],
+        metrics=metrics,
+        fields=fields,
+        train=items["train"],
+        dev={split: items[split] for split in ("dev", "test") if split in items and items[split].labels is not None},
+        test={"test": items["test"]} if "test" in items and items["test"].labels is None else {},
+        notes=tuple(notes),
+    )
+
+
+def read_own(path: Path) -> OwnTask:
+    """Reads the file of a task, and tells all its faults at once."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a task says its name, kind, train, text and label in a TOML file")
+    return read_settings(Form(OwnTask, path.parent), path, find_faults=_find_faults)
+
+
+def _find_faults(own: OwnTask) -> list[str]:
+    """What does not go together."""
+    return [fault for holds, fault in _checks(own) if not holds]
+
+
+def _checks(own: OwnTask) -> Checks:
+    yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
+    yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
+    yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
+    yield (
+        own.kind != "labels" or "label" not in own.model_fields_set,
+        'label: the columns of kind = "labels" stand in labels',
+    )
+    yield own.kind in ("classes", "labels") or not own.labels, f'labels: kind = "{own.kind}" has none'
+    yield own.kind != "classes" or len(own.labels) != 1, "labels: one class leaves nothing to decide"
+    yield len(set(own.labels)) == len(own.labels), "labels: a name stands there twice"
+
+
+def _outputs(own: OwnTask, train: Table) -> tuple[str, ...]:
+    """The names of the classes or labels."""
+    if own.labels or own.kind != "classes":
+        return own.labels
+    values = train.column(own.label)
+    for row, value in enumerate(values):
+        if value.lower() in ("", "nan"):
+            train.fail(
+                row, f"the label is {value}; name it in labels if it is meant" if value else "the label is empty"
+            )
+    if len(found := set(values)) == 1:
+        raise UserError(
+            f"{train.path}: all labels are {values[0]!r}, so there is nothing to learn; name more in labels"
+        )
+    return tuple(sorted(found, key=lambda value: (int(value) if value.isdecimal() else float("inf"), value)))
+
+
+def _metrics(head: TaskHead) -> tuple[str, ...]:
+    """The figures that a task has, the usual one first."""
+    every = tuple(scores.METRICS[head.kind])
+    return every if head.kind != "classes" or len(head.labels) == 2 else tuple(name for name in every if name != "f1")
+
+
+def _label_columns(own: OwnTask) -> tuple[str, ...]:
+    return own.labels if own.kind == "labels" else (own.label,)
+
+
+def _read_labels(own: OwnTask, head: TaskHead, table: Table) -> Array:
+    if own.kind == "score":
+        return read_scores(table, own.label)
+    if own.kind == "labels":
+        return read_labels(table, own.labels)
+    return read_classes(table, own.label, {name: number for number, name in enumerate(head.labels)})

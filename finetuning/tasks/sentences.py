@@ -1,0 +1,194 @@
+"""Texts or pairs of texts about which one thing is to be said: a class, several labels at once, or a number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.files import replacing
+from finetuning.files.splits import choose_held_out
+from finetuning.files.tables import Table, read_tsv
+from finetuning.inputs import Cutter, Encoded
+from finetuning.places import predictions_file
+from finetuning.ragged import Ragged
+from finetuning.tasks import scores
+from finetuning.tasks.task import Column, Compared, Scores, Task
+from pretraining.huggingface.task_head import TaskHead
+
+Held = TypeVar("Held", bound="SentenceItems")
+SHOWN = 20
+"""How many labels a message names at most."""
+
+
+@dataclass(frozen=True)
+class SentenceItems:
+    """Texts or pairs of them, with what is to be said of each."""
+
+    cutter: Cutter
+    length: int
+    """The longest sequence, in pieces."""
+    texts: tuple[Sequence[str], ...]
+    """One column of texts, or the two of pairs."""
+    labels: Array | None
+    """(n, 1): classes or numbers; (n, labels): 0 or 1; None where nobody knows."""
+
+    def __len__(self) -> int:
+        return len(self.texts[0])
+
+    def take(self: Held, numbers: Array) -> Held:
+        """These items alone."""
+        texts = tuple([column[number] for number in numbers.tolist()] for column in self.texts)
+        return replace(self, texts=texts, labels=None if self.labels is None else self.labels[numbers])
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Cuts the texts of these items into pieces."""
+        first, *second = (self.cutter.cut([column[number] for number in numbers.tolist()]) for column in self.texts)
+        sequences = self.cutter.lay_out(first, second[0] if second else None, self.length)
+        return Encoded(sequences, None if self.labels is None else Ragged.even(self.labels[numbers]))
+
+
+@dataclass
+class SentenceTask(Task):
+    """A task about texts or pairs of texts."""
+
+    name: str
+    head: TaskHead
+    metric: str
+    metrics: tuple[str, ...]
+    """All figures of a split."""
+    fields: tuple[str, ...]
+    """What a text or the two of a pair are called."""
+    train: SentenceItems
+    dev: Mapping[str, SentenceItems]
+    test: Mapping[str, SentenceItems] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def content(self, split: str) -> list[Column]:
+        """The texts of a split, and what is to be said of them."""
+        items = self.train if split == "train" else self.dev[split]
+        return [*items.texts] if items.labels is None else [*items.texts, items.labels]
+
+    def score(self, split: str, outputs: Ragged) -> Scores:
+        """Computes the figures of a split of `dev`."""
+        labels = self.dev[split].labels
+        assert labels is not None
+        if self.head.kind != "labels":
+            labels = labels[:, 0]
+        return scores.figures(self.head.kind, self.metrics, labels, scores.answers(self.head.kind, outputs.values))
+
+    def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
+        """Writes a line for every item: its number, the answer, and the probability of each class."""
+        with replacing(predictions_file(folder, split, ".tsv")) as file:
+            file.write(predictions_content(self.head, outputs.values))
+
+    def compared(self, split: str, folder: Path) -> Compared | None:
+        """Reads the answers to a split again, unless several may hold of an item."""
+        labels = self.dev[split].labels
+        if self.head.kind == "labels" or labels is None:
+            return None
+        table = read_tsv(predictions_file(folder, split, ".tsv"))
+        if self.head.kind == "score":
+            return Compared(labels[:, 0], read_scores(table, "prediction")[:, 0], ())
+        names = table.names[2:]
+        numbers = {name: number for number, name in enumerate(names)}
+        return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)
+
+    def description(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
+        """Says how other text is to be laid out."""
+        return {"length": self.train.length, "fields": list(self.fields)}
+
+
+def join(parts: Sequence[Held]) -> Held:
+    """The items of the files that make up a split, one after another."""
+    texts = tuple(list(itertools.chain(*columns)) for columns in zip(*(part.texts for part in parts), strict=True))
+    labels = [part.labels for part in parts if part.labels is not None]
+    return replace(parts[0], texts=texts, labels=np.concatenate(labels) if labels else None)
+
+
+def hold_out(place: Path, items: Held, share: float) -> tuple[Held, Held, str]:
+    """Parts the items of a file into those to train on and a share to score, with a note for the user."""
+    chosen = choose_held_out(place, map("\t".join, zip(*items.texts, strict=True)), share)
+    note = f"{place}: {chosen.sum():,} of its {len(items):,} rows are held out from training and scored"
+    return items.take(np.flatnonzero(~chosen)), items.take(np.flatnonzero(chosen)), note
+
+
+def predictions_content(head: TaskHead, logits: Array) -> bytes:
+    """The file with what a model says of texts, an item a line, with the probability of each class."""
+    numbers = map(str, range(len(logits)))
+    if head.kind == "score":
+        spelled = (f"{score:.6f}" for score in logits[:, 0].tolist())
+        return tsv_bytes(("index", "prediction"), zip(numbers, spelled, strict=True))
+    names = [" ".join(name.split()) for name in head.labels] or [str(choice) for choice in range(logits.shape[1])]
+    shares = ([f"{share:.6f}" for share in row] for row in scores.probabilities(head.kind, logits).tolist())
+    rows = zip(numbers, _spelled(head, names, logits), shares, strict=True)
+    return tsv_bytes(("index", "prediction", *names), ((number, said, *row) for number, said, row in rows))
+
+
+def _spelled(head: TaskHead, names: Sequence[str], logits: Array) -> list[str]:
+    """The names of the classes that a model says; several labels of an item are parted by blanks."""
+    answers = scores.answers(head.kind, logits).tolist()
+    if head.kind == "labels":
+        return [" ".join(itertools.compress(names, row)) for row in answers]
+    return [names[answer] for answer in answers]
+
+
+def tsv_bytes(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """Spells a table as TSV."""
+    return "".join("\t".join(row) + "\n" for row in (names, *rows)).encode(errors="replace")
+
+
+def read_classes(table: Table, column: str | int, known: Mapping[str, int]) -> Array:
+    """Reads a column of classes; `known` has the number of each for all its spellings."""
+    values = table.column(column)
+    numbers = [known.get(value, -1) for value in values]
+    if -1 in numbers:
+        row = numbers.index(-1)
+        fault = f"unknown label {values[row]!r}" if values[row] else "the label is empty"
+        table.fail(
+            row, f"{fault}; the labels are {', '.join(itertools.islice(known, SHOWN))}{', …' * (len(known) > SHOWN)}"
+        )
+    return np.array(numbers, np.int64)[:, None]
+
+
+def read_scores(table: Table, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
+    """Reads a column of finite numbers within these limits."""
+    values = table.column(column)
+    with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
+        numbers = np.array([_number(value) for value in values]).astype(np.float32)
+    wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
+    if wrong.any():
+        row = int(wrong.argmax())
+        needed = "a finite number" if np.isinf(limits[0]) else f"a number from {limits[0]:g} to {limits[1]:g}"
+        table.fail(row, f"the score {values[row]!r} is not {needed}" if values[row] else "the score is empty")
+    return numbers[:, None]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def read_labels(table: Table, columns: Sequence[str]) -> Array:
+    """Reads a column for each of several labels, which says with 0 or 1 whether it holds."""
+    known = {"0": 0, "1": 1, "false": 0, "true": 1}
+    return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)
+
+
+def doubts(place: Path, labels: Sequence[str], train: SentenceItems) -> list[str]:
+    """What is odd about the classes of the training items, which were read from this place, for the user."""
+    if not labels or train.labels is None:
+        return []
+    said, counts = [], np.bincount(train.labels[:, 0], minlength=len(labels))
+    if (counts > 0).sum() == 1:
+        said.append(f"{place}: all training items are {labels[int(counts.argmax())]!r}: there is nothing to learn")
+    if len(labels) > len(train):
+        said.append(f"{place}: there are more classes ({len(labels)}) than training items ({len(train)})")
+    return said

@@ -1,0 +1,222 @@
+"""Answers as stretches of a text: windows of long texts that a model can take, and the best spans that it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from finetuning.inputs import Cutter, Encoded
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning, Spans
+
+MARKS = 3
+"""Pieces of a sequence that are no text: [CLS] and two times [SEP]."""
+SPARE = 5
+"""How many times more spans of a window are kept than answers are wanted, since spans may have the same text."""
+
+
+class Places(NamedTuple):
+    """Which windows questions have, and where these begin and end."""
+
+    first: Array  # (questions + 1,): the first window of every question
+    question: Array  # (windows,): whose window it is
+    begins: Array  # (windows,), as the next: in the pieces of the text
+    ends: Array
+
+
+class Windows:
+    """Questions with texts, as sequences that fit the model: a long text makes several windows, which overlap.
+
+    The windows of a question follow one another. Each is an item without labels. Nothing is cut into pieces before
+    somebody asks how many windows there are, or for one of them.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, str]], cutter: Cutter, settings: FineTuning) -> None:
+        """Takes pairs of a question and its text; texts that occur again are cut once."""
+        self.length, self.spans, self.cutter = settings.length, settings.spans, cutter
+        if self.length <= self.spans.question + MARKS:
+            raise UserError(
+                f"length = {self.length} leaves no room for text beside a question of {self.spans.question} pieces: "
+                f"lengthen it, or shorten spans.question"
+            )
+        self.asked = [question for question, _ in pairs]
+        numbers: dict[str, int] = {}
+        self.context = np.array([numbers.setdefault(text, len(numbers)) for _, text in pairs], np.int64)
+        self.texts = list(numbers)
+        self._offsets: dict[int, Array] = {}
+
+    @cached_property
+    def questions(self) -> Ragged:
+        """The pieces of the questions, as many as are kept."""
+        whole = self.cutter.cut(self.asked)
+        return whole.stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
+
+    @cached_property
+    def pieces(self) -> Ragged:
+        """The pieces of the texts."""
+        return self.cutter.cut(self.texts)
+
+    @cached_property
+    def places(self) -> Places:
+        """Which windows every question has."""
+        room = self.length - MARKS - self.questions.lengths
+        step = np.minimum(self.spans.stride, room)
+        size = self.pieces.lengths[self.context]
+        counts = 1 + np.maximum(-((room - size) // step), 0)
+        first = np.concatenate([[0], np.cumsum(counts)])
+        question = np.repeat(np.arange(len(counts)), counts)
+        begins = (np.arange(len(question)) - first[question]) * step[question]
+        return Places(first, question, begins, np.minimum(begins + room[question], size[question]))
+
+    def __len__(self) -> int:
+        return len(self.places.question)
+
+    def encode(self, numbers: Array) -> Encoded:
+        questions, begins, ends = (each[numbers] for each in self.places[1:])
+        texts = self.pieces.stretches(self.context[questions], begins, ends)
+        return Encoded(self.cutter.lay_out(self.questions.take(questions), texts, self.length), None)
+
+    def before(self, numbers: Array) -> Array:
+        """How many pieces stand before the text in these windows: [CLS], the question and [SEP]."""
+        return self.questions.lengths[self.places.question[numbers]] + 2
+
+    def offsets(self, contexts: Array) -> list[Array]:
+        """Where the pieces of these texts begin and end in them, counted in characters; they are cut once."""
+        missing = [number for number in dict.fromkeys(contexts.tolist()) if number not in self._offsets]
+        if missing:
+            _, offsets = self.cutter.cut_with_offsets([self.texts[number] for number in missing])
+            assert (offsets.lengths == self.pieces.lengths[missing]).all(), "two ways to cut a text differ"
+            for row, number in enumerate(missing):
+                self._offsets[number] = offsets.row(row).astype(np.int32)
+        return [self._offsets[number] for number in contexts.tolist()]
+
+    def owned(self, number: int) -> Array:
+        """Which pieces of the text in a window have more context there than in any other window of the question.
+
+        The context of a piece is the shorter side, and a little more in a longer window; the first window wins.
+        """
+        first, question, all_begins, all_ends = self.places
+        begin, end = all_begins[number], all_ends[number]
+        start, stop = first[question[number] : question[number] + 2]
+        near = start + np.flatnonzero((all_begins[start:stop] < end) & (all_ends[start:stop] > begin))
+        begins, ends, pieces = all_begins[near, None], all_ends[near, None], np.arange(begin, end)
+        side = np.minimum(pieces - begins, ends - 1 - pieces)
+        context = np.where(side < 0, -np.inf, side + 0.01 * (ends - begins))
+        return near[context.argmax(0)] == number if len(pieces) else np.zeros(0, bool)
+
+
+def pieces_of(offsets: Array, start: int, end: int) -> tuple[int, int]:
+    """The first and the last piece that hold characters from `start` up to `end`; last < first where none does."""
+    first = np.searchsorted(offsets[:, 1], start, side="right")
+    last = np.searchsorted(offsets[:, 0], end, side="left") - 1
+    return int(first), int(last)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible answer: a stretch of the text, or the empty one that says that it has no answer."""
+
+    text: str
+    start: int
+    """Where it begins in the text, in characters."""
+    start_logit: float
+    end_logit: float
+    probability: float
+    """Among the candidates of the question."""
+
+    @property
+    def logit(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answers to a question."""
+
+    candidates: tuple[Candidate, ...]
+    """The most probable first; one of them is empty where questions may have no answer."""
+    odds: float
+    """How much greater the score of no answer is than that of the best one; where nothing is an answer, its score."""
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best that is not empty."""
+        return next((each for each in self.candidates if each.text), None)
+
+    def text(self, threshold: float | None = None) -> str:
+        """The best answer, or an empty one where the odds are greater than the threshold."""
+        best = self.best
+        return "" if best is None or (threshold is not None and self.odds > threshold) else best.text
+
+
+def find_answers(windows: Windows, outputs: Ragged, optional: bool) -> Iterator[Answers]:
+    """Yields what the outputs say to every question: logits of windows as rows of (pieces, 2), for starts and ends.
+
+    All spans are compared that begin where their piece has most context and have at most so many pieces as an answer
+    may have. `optional`: questions may have no answer, for which [CLS] stands.
+    """
+    rows = windows.offsets(windows.context)
+    before, places = windows.before(np.arange(len(windows))), windows.places
+    for question, offsets in enumerate(rows):
+        spans, logits, nulls = [], [], []
+        for number in range(places.first[question], places.first[question + 1]):
+            row = outputs.row(number).astype(np.float64)
+            begin, end = places.begins[number], places.ends[number]
+            nulls.append((float(row[0, 0]), float(row[0, 1])))
+            seen = row[before[number] : before[number] + end - begin]
+            found = _best_spans(seen, windows.owned(number), windows.spans)
+            spans.append(found + begin)
+            logits.append(np.stack([seen[found[:, 0], 0], seen[found[:, 1], 1]], 1))
+        best = np.concatenate(spans)
+        stretches = np.stack([offsets[best[:, 0], 0], offsets[best[:, 1], 1]], 1)
+        context = windows.texts[windows.context[question]]
+        yield _ranked(context, stretches, np.concatenate(logits), min(nulls, key=sum), optional, windows.spans.best)
+
+
+def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
+    """The best spans (n, 2) of a window, first and last piece, the best first."""
+    reach = min(spans.answer, len(logits))
+    if not reach:
+        return np.zeros((0, 2), np.int64)
+    ends = np.concatenate([logits[:, 1], np.full(reach - 1, -np.inf)])
+    scores = np.where(owned, logits[:, 0], -np.inf)[:, None] + sliding_window_view(ends, reach)
+    starts = _greatest(scores.max(1), SPARE * spans.best)  # the best spans begin there and nowhere else
+    scores = scores[starts].reshape(-1)
+    best = _greatest(scores, SPARE * spans.best)
+    best = best[scores[best] > -np.inf]
+    first = starts[best // reach]
+    return np.stack([first, first + best % reach], 1)
+
+
+def _greatest(values: Array, number: int) -> Array:
+    """Where the greatest values are, the greatest first."""
+    return np.argsort(-values, kind="stable")[:number]
+
+
+def _ranked(
+    context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool, number: int
+) -> Answers:
+    """Makes answers of the best stretches (n, 2) of a text, in characters: at most a number, each text once."""
+    order = np.argsort(-logits.sum(1), kind="stable")
+    found: dict[str, tuple[int, float, float]] = {}
+    for (start, end), pair in zip(stretches[order].tolist(), logits[order].tolist(), strict=True):
+        if len(found) == number:
+            break
+        if end > start:
+            found.setdefault(context[start:end], (start, *pair))
+    kept = [(first + last, text, start, first, last) for text, (start, first, last) in found.items()]
+    odds = sum(null) - (kept[0][0] if kept else 0.0)
+    if optional:
+        kept.append((sum(null), "", 0, *null))
+        kept.sort(key=lambda each: -each[0])
+    totals = np.array([each[0] for each in kept])
+    shares = np.exp(totals - totals.max(initial=-np.inf))
+    shares = (shares / shares.sum()).tolist()
+    return Answers(tuple(Candidate(*each[1:], share) for each, share in zip(kept, shares, strict=True)), odds)

@@ -1,0 +1,258 @@
+"""SQuAD 1.1 and 2.0: questions whose answers are stretches of a paragraph, or in 2.0 may be none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from finetuning.files.splits import name_files
+from finetuning.inputs import Cutter, Encoded
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning
+from finetuning.tasks.spans import Answers, Windows, find_answers, pieces_of
+from finetuning.tasks.squad_rules import (
+    Gold,
+    Question,
+    Squad,
+    Version,
+    best_threshold,
+    evaluate_1,
+    evaluate_2,
+    read_squad,
+    score_answer,
+)
+from finetuning.tasks.task import Column, Scores, Task
+from pretraining.huggingface.task_head import TaskHead
+
+DEV = "dev"
+"""The only split that is scored."""
+NAMED = 3
+"""How many answers that are not at their offset are named."""
+PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
+HELD_OUT_BY = 0
+"""Decides which articles are held out: the same in every run, whatever its seed, so that runs are compared."""
+
+
+def open_squad(
+    version: Version,
+    train: Path | None,
+    dev: Path | None,
+    cutter: Cutter,
+    settings: FineTuning,
+    strict: bool = False,
+    held_out: float = 0.0,
+) -> SquadTask:
+    """Reads SQuAD's files. Answers that are not at their offset are left out of training, or refused where `strict`.
+
+    Without `dev`, articles of `train` with this share of the questions are held out for it.
+    """
+    learned = _read(train, version) if train else ()
+    asked = _read(dev, version) if dev else ()
+    if held_out and dev:
+        raise UserError(f"a dev file, {dev}, and articles of train held out in its place: choose one")
+    notes = [name_files({split: [path] for split, path in (("train", train), (DEV, dev)) if path})]
+    if held_out:
+        count = len(learned)
+        learned, asked = hold_out(learned, held_out, HELD_OUT_BY)
+        articles = len({question.article for question in asked})
+        notes.append(
+            f"{train}: {len(asked):,} of its {count:,} questions ({articles:,} whole articles) are held out from "
+            "training and scored"
+        )
+    task = SquadTask(version, learned, asked, cutter, settings, strict)
+    task.notes = (*notes, *task.notes)
+    return task
+
+
+def _read(path: Path, version: Version) -> Sequence[Question]:
+    squad: Squad = read_squad(path)
+    if version == "1.1" and (empty := next((each for each in squad.questions if not each.golds), None)):
+        raise UserError(f"{empty.where}: has no answer, as in SQuAD 2.0: use version 2.0")
+    return squad.questions
+
+
+def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
+    """Parts questions into those to train on and those to score, by whole articles; the latter are at least a share.
+
+    Questions on the same article are alike, so that a part of them says little of others.
+    """
+    sizes = Counter(question.article for question in questions)
+    if len(sizes) < 2:
+        raise UserError(f"articles held out for dev: train has {len(sizes)}, and it takes 2: name a dev file instead")
+    if not 0 < share < 1:
+        raise UserError(f"a share of {share} of the questions to hold out: choose one between 0 and 1, such as 0.1")
+    articles, held, count = list(sizes), set(), 0
+    for number in np.random.default_rng(seed).permutation(len(articles))[:-1]:
+        if count < share * len(questions):
+            held.add(articles[number])
+            count += sizes[articles[number]]
+    return (
+        [question for question in questions if question.article not in held],
+        [question for question in questions if question.article in held],
+    )
+
+
+def is_placed(question: Question, gold: Gold) -> bool:
+    """Whether an answer stands in its context where its offset says."""
+    end = gold.start + len(gold.text)
+    return gold.start >= 0 and bool(gold.text.strip()) and question.context[gold.start : end] == gold.text
+
+
+def _placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
+    """The questions to learn from, and a line on those whose answer is not at its offset; none where all are."""
+    placed = [each for each in questions if not each.golds or is_placed(each, each.golds[0])]
+    if len(placed) == len(questions):
+        return placed, ""
+    lost = [each for each in questions if each.golds and not is_placed(each, each.golds[0])]
+    first = "; ".join(f"{each.where}: {each.golds[0].text!r} ({each.id})" for each in lost[:NAMED])
+    more = "; …" if len(lost) > NAMED else ""
+    note = f"{len(lost):,} of {len(questions):,} answers are not at their offset: {first}{more}"
+    if not placed:
+        raise UserError(f"{note}; nothing is left to learn from: answer_start counts characters of the context from 0")
+    if strict:
+        raise UserError(f"{note}; correct them, or leave out --strict, and these questions are left out of training")
+    return placed, f"{note}; these questions are left out of training"
+
+
+class Lessons(Windows):
+    """Windows to learn from: each with the span of the first answer, or (0, 0) where it does not hold all of it."""
+
+    def __init__(self, questions: Sequence[Question], cutter: Cutter, settings: FineTuning) -> None:
+        super().__init__([(question.text, question.context) for question in questions], cutter, settings)
+        self._golds = [question.golds[0] if question.golds else None for question in questions]
+
+    def encode(self, numbers: Array) -> Encoded:
+        encoded = super().encode(numbers)
+        questions, begins, ends = (each[numbers] for each in self.places[1:])
+        rows = self.offsets(self.context[questions])
+        spans = np.array([self._span(*each) for each in zip(questions, rows, strict=True)], np.int64).reshape(-1, 2)
+        inside = (spans[:, 0] >= begins) & (spans[:, 1] < ends) & (spans[:, 0] <= spans[:, 1])
+        labels = np.where(inside[:, None], spans + (self.before(numbers) - begins)[:, None], 0)
+        return Encoded(encoded.sequences, Ragged.even(labels))
+
+    def _span(self, question: int, offsets: Array) -> tuple[int, int]:
+        """The first and the last piece of the answer in its text; last < first where there is none."""
+        gold = self._golds[question]
+        return pieces_of(offsets, gold.start, gold.start + len(gold.text)) if gold else (0, -1)
+
+
+class SquadTask(Task):
+    """A version of SQuAD with its windows."""
+
+    metric = "f1"
+    head = TaskHead("spans")
+    train: Windows
+    dev: Mapping[str, Windows]
+
+    def __init__(
+        self,
+        version: Version,
+        train: Sequence[Question],
+        dev: Sequence[Question],
+        cutter: Cutter,
+        settings: FineTuning,
+        strict: bool,
+    ) -> None:
+        self.name, self.version, self.settings = f"squad{version[0]}", version, settings
+        placed, note = _placed(train, strict)
+        if note:
+            self.notes = (note,)
+        if version == "2.0" and train and all(each.golds for each in train):
+            self.notes += (
+                "every question of train has an answer: a model learns nothing of those without from SQuAD 1.1",
+            )
+        self.train = Lessons(placed, cutter, settings)
+        self.learned, self.questions = placed, dev
+        self._found: tuple[Ragged, Mapping[str, Answers]] | None = None
+        self.dev = {DEV: Windows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
+
+    def content(self, split: str) -> list[Column]:
+        """What was read of a split: the questions with their texts, and the answers."""
+        questions, items = (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
+        golds = [(number, gold) for number, each in enumerate(questions) for gold in each.golds]
+        places = np.array([(number, gold.start) for number, gold in golds], np.int64)
+        return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
+
+    def _answers(self, split: str, outputs: Ragged) -> Mapping[str, Answers]:
+        """What the outputs say to every question, sorted as in the files that are written; found once."""
+        if self._found is None or self._found[0] is not outputs:
+            self._found = outputs, self._find(split, outputs)
+        return self._found[1]
+
+    def _find(self, split: str, outputs: Ragged) -> Mapping[str, Answers]:
+        found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
+        return dict(sorted(zip((each.id for each in self.questions), found, strict=True)))
+
+    def _threshold(self, answers: Mapping[str, Answers]) -> float | None:
+        """The odds above which an answer is better left empty for F1; None in 1.1, where it never is.
+
+        It lies below all odds where it is best to leave all answers empty.
+        """
+        if self.version == "1.1":
+            return None
+        odds = {name: each.odds for name, each in answers.items()}
+        texts = {name: each.text() for name, each in answers.items()}
+        scores = {each.id: score_answer("2.0", each, texts[each.id])[1] for each in self.questions}
+        _, threshold = best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
+        return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
+
+    def score(self, split: str, outputs: Ragged) -> Scores:
+        """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold that is best for F1, and
+        `exact_at_zero`, `f1_at_zero` at 0, which nothing was learned from."""
+        answers = self._answers(split, outputs)
+        if self.version == "1.1":
+            numbers = evaluate_1(self.questions, {name: each.text() for name, each in answers.items()})
+            return {"exact": numbers["exact_match"] / 100, "f1": numbers["f1"] / 100}
+        threshold, odds = self._threshold(answers), {name: each.odds for name, each in answers.items()}
+        raw, best, plain = (
+            evaluate_2(self.questions, {name: each.text(limit) for name, each in answers.items()}, odds, np.inf)
+            for limit in (None, threshold, 0.0)
+        )
+        chosen = best | {name: value for name, value in raw.items() if name.startswith("best_")}
+        scores = {
+            name: value if name.endswith("_thresh") else value / 100
+            for name, value in chosen.items()
+            if not name.endswith("total")
+        }
+        return scores | {f"{name}_at_zero": plain[name] / 100 for name in ("exact", "f1")}
+
+    def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
+        answers = self._answers(split, outputs)
+        threshold = self._threshold(answers)
+        write_json(folder / PREDICTIONS, {name: each.text(threshold) for name, each in answers.items()})
+        write_json(
+            folder / BEST,
+            {
+                name: [
+                    {
+                        "text": one.text,
+                        "probability": one.probability,
+                        "start_logit": one.start_logit,
+                        "end_logit": one.end_logit,
+                    }
+                    for one in each.candidates
+                ]
+                for name, each in answers.items()
+            },
+        )
+        if self.version == "2.0":
+            write_json(folder / ODDS, {name: each.odds for name, each in answers.items()})
+
+    def description(self, outputs: Ragged) -> dict[str, Any]:
+        spans = self.settings.spans
+        return {
+            "length": self.settings.length,
+            "stride": spans.stride,
+            "question": spans.question,
+            "answer": spans.answer,
+            "best": spans.best,
+            # null in 1.1, where no answer is empty
+            "threshold": self._threshold(self._answers(DEV, outputs)) if self.dev else None,
+        }

@@ -1,0 +1,263 @@
+"""SQuAD's own rules: its files, JSON or Parquet, and the official figures of predictions, of versions 1.1 and 2.0."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from data_prep.common.errors import UserError
+from finetuning.files.tables import open_parquet
+
+Version = Literal["1.1", "2.0"]
+Numbers = dict[str, float]
+T = TypeVar("T")
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+SURROGATE = re.compile("[\ud800-\udfff]")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+COLUMNS = ("id", "context", "question", "answers")
+KINDS: dict[type, str] = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
+
+
+class Gold(NamedTuple):
+    """An answer that a person gave: its text, and the character of the context where it begins."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a text. The questions of a paragraph share the string of their context."""
+
+    id: str
+    text: str
+    context: str
+    article: str
+    """Tells apart the articles that the contexts come from."""
+    golds: tuple[Gold, ...]
+    """The answers that people gave; none where the context has no answer."""
+    where: str
+    """The file and the place in it, for messages."""
+
+
+@dataclass(frozen=True)
+class Squad:
+    """The questions of a file."""
+
+    path: Path
+    version: Version
+    """2.0 has questions without an answer."""
+    questions: tuple[Question, ...]
+
+
+def normalise(text: str) -> str:
+    """What is compared of an answer: no capitals, ASCII punctuation, articles, nor white space beyond a blank."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+
+
+def exact_match(gold: str, prediction: str) -> int:
+    """1 where two answers are the same but for what `normalise` drops, else 0."""
+    return int(normalise(gold) == normalise(prediction))
+
+
+def token_f1(version: Version, gold: str, prediction: str) -> float:
+    """F1 over the words that two answers share. Two empty answers share all in 2.0 and nothing in 1.1."""
+    golds, words = normalise(gold).split(), normalise(prediction).split()
+    if version == "2.0" and not (golds and words):
+        return float(golds == words)
+    shared = sum((Counter(golds) & Counter(words)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(words), shared / len(golds)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score_answer(version: Version, question: Question, prediction: str) -> tuple[float, float]:
+    """Exact match and F1 of a prediction, each with the gold answer that it fits best."""
+    texts = [gold.text for gold in question.golds]
+    if version == "2.0":
+        texts = [text for text in texts if normalise(text)] or [""]
+    return (
+        max(exact_match(text, prediction) for text in texts),
+        max(token_f1(version, text, prediction) for text in texts),
+    )
+
+
+def evaluate_1(questions: Iterable[Question], predictions: Mapping[str, str]) -> Numbers:
+    """The percentages of the official script of 1.1, in which a question without a prediction counts as wrong."""
+    scores = [
+        score_answer("1.1", question, predictions[question.id]) if question.id in predictions else (0.0, 0.0)
+        for question in questions
+    ]
+    exact, f1 = zip(*scores, strict=True)
+    return {"exact_match": 100.0 * sum(exact) / len(scores), "f1": 100.0 * sum(f1) / len(scores)}
+
+
+def evaluate_2(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    odds: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> Numbers:
+    """The figures of the official script of 2.0: percentages, totals, and with `odds` the best thresholds.
+
+    Every question needs a prediction. `odds` says how sure it is that a question has no answer: above the threshold
+    its prediction counts as empty.
+    """
+    raw = {question.id: score_answer("2.0", question, predictions[question.id]) for question in questions}
+    answered = {question.id: bool(question.golds) for question in questions}
+    empty = {name for name in raw if odds is not None and odds[name] > threshold}
+    scores = {name: (float(not answered[name]),) * 2 if name in empty else raw[name] for name in raw}
+    found = _means(list(scores.values()), "")
+    for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
+        found |= _means([scores[name] for name in scores if answered[name] is wanted], prefix)
+    for number, name in enumerate(("exact", "f1") if odds is not None else ()):
+        best, at = best_threshold({key: raw[key][number] for key in raw}, answered, predictions, odds or {})
+        found |= {f"best_{name}": 100.0 * best, f"best_{name}_thresh": 0.0 if at is None else at}
+    return found
+
+
+def _means(scores: Sequence[tuple[float, ...]], prefix: str) -> Numbers:
+    """The percentages of some questions, and how many they are; nothing where there is none."""
+    if not scores:
+        return {}
+    exact, f1 = (100.0 * sum(values) / len(scores) for values in zip(*scores, strict=True))
+    return {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": len(scores)}
+
+
+def best_threshold(
+    scores: Mapping[str, float],
+    answered: Mapping[str, bool],
+    predictions: Mapping[str, str],
+    odds: Mapping[str, float],
+) -> tuple[float, float | None]:
+    """The best mean score that emptying the predictions with greater odds than a threshold gives, and the threshold.
+
+    It is None where emptying all of them is best. Equal odds keep their order, as in the official script.
+    """
+    ranked = sorted((name for name in odds if name in scores), key=lambda name: odds[name])
+    gains = [scores[name] if answered[name] else -1.0 if predictions[name] else 0.0 for name in ranked]
+    reached = np.cumsum([float(sum(not answered[name] for name in scores)), *gains])
+    best = int(reached.argmax())
+    return float(reached[best]) / len(scores), odds[ranked[best - 1]] if best else None
+
+
+def read_squad(path: Path) -> Squad:
+    """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; raises UserError with the place of what is wrong."""
+    try:
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    version, questions = _read_parquet(path) if is_parquet else _read_json(path)
+    if not questions:
+        raise UserError(f"{path}: no questions in it")
+    first: dict[str, str] = {}
+    for question in questions:
+        if question.id in first:
+            raise UserError(f"{question.where}: repeats the id {question.id!r} of {first[question.id]}")
+        first[question.id] = question.where
+        if version == "1.1" and not question.golds:
+            raise UserError(f"{question.where}: no answer, which every question of SQuAD 1.1 has")
+    return Squad(path, version, tuple(questions))
+
+
+def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:
+    """Reads a JSON table of ids with predictions or odds."""
+    content = _load(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a table of ids with {what}")
+    for name, value in content.items():
+        wanted = (int, float) if kind is float else kind
+        if not isinstance(value, wanted) or isinstance(value, bool) or value != value:
+            raise UserError(f"{path}: {name!r}: {_shortly(value)} stands where {what} are expected")
+    return content
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a whole JSON file: {error}") from error
+
+
+def _read_json(path: Path) -> tuple[Version, list[Question]]:
+    content = _load(path)
+    questions, has_flag = [], False
+    for article, articles in _each(content, "data", f"{path}"):
+        title = str(article.get("title", articles) if isinstance(article, dict) else articles)
+        for paragraph, where in _each(article, "paragraphs", articles):
+            context = _field(paragraph, "context", str, where)
+            for item, place in _each(paragraph, "qas", where):
+                golds = tuple(
+                    Gold(_field(gold, "text", str, at, empty=True), _field(gold, "answer_start", int, at))
+                    for gold, at in _each(item, "answers", place)
+                )
+                if item.get("is_impossible") and golds:
+                    raise UserError(f"{place}: says is_impossible, and has answers: leave out one of them")
+                has_flag |= "is_impossible" in item
+                name, text = (_field(item, key, str, place) for key in ("id", "question"))
+                questions.append(Question(name, text, context, title, golds, place))
+    said = str(content.get("version", "")).lower().removeprefix("v")
+    return "2.0" if has_flag or said.startswith("2") else "1.1", questions
+
+
+def _read_parquet(path: Path) -> tuple[Version, list[Question]]:
+    """Reads the rows of the hub's files, which do not say their version: 2.0 is what has questions without answers."""
+    with open_parquet(path) as file:
+        table = file.read()
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
+        raise UserError(f"{path}: no column {missing[0]!r}; there is: {', '.join(table.column_names)}")
+    contexts: dict[str, str] = {}
+    questions = []
+    for number, row in enumerate(table.to_pylist(), 1):
+        where = f"{path}: row {number}"
+        name, text, context = (_field(row, key, str, where) for key in ("id", "question", "context"))
+        context = contexts.setdefault(context, context)
+        answers = _field(row, "answers", dict, where, empty=True)
+        texts, starts = (_field(answers, key, list, f"{where}: answers", True) for key in ("text", "answer_start"))
+        if len(texts) != len(starts):
+            raise UserError(f"{where}: {len(texts)} answers with {len(starts)} answer_start")
+        both = [{"text": one, "start": start} for one, start in zip(texts, starts, strict=True)]
+        golds = (Gold(_field(gold, "text", str, where, True), _field(gold, "start", int, where)) for gold in both)
+        questions.append(Question(name, text, context, str(row.get("title") or context), tuple(golds), where))
+    return "1.1" if all(question.golds for question in questions) else "2.0", questions
+
+
+def _each(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]:
+    """The entries of a list in a table of JSON, each with its place in the file."""
+    place = f"{where}: {name}" if ": " not in where else f"{where}.{name}"
+    for number, entry in enumerate(_field(table, name, list, where, empty=True)):
+        yield entry, f"{place}[{number}]"
+
+
+def _field(table: Any, name: str, kind: type[T], where: str, empty: bool = False) -> T:
+    """A value of a table of JSON; raises UserError unless it is there, of this type, and not empty."""
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: {_shortly(table)}, not a table")
+    if name not in table:
+        raise UserError(f"{where}: no {name!r}")
+    value = table[name]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"{where}: {name!r} is {_shortly(value)}, not {KINDS[kind]}")
+    if value == "" and not empty:
+        raise UserError(f"{where}: {name!r} is empty")
+    if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
+        raise UserError(f"{where}: {name!r} has half of a character (a lone surrogate, \\ud8.. to \\udf..)")
+    return value
+
+
+def _shortly(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,0 +1,76 @@
+"""SWAG: which of four endings goes on with a sentence."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from finetuning.files.splits import find_splits, name_files, on_the_hub
+from finetuning.files.tables import Table, read_table
+from finetuning.inputs import Cutter, Encoded
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
+from pretraining.huggingface.task_head import TaskHead
+
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+FIELDS = ("sent1", "sent2", *ENDINGS)
+"""The columns of an item: what went before, how the next sentence begins, and how it may end."""
+LABELS = {str(number): number for number in range(len(ENDINGS))}
+FILES = {
+    "train": ("train.csv", *on_the_hub("train"), *on_the_hub("regular/train")),
+    "dev": ("val.csv", "dev.csv", *on_the_hub("validation"), *on_the_hub("regular/validation")),
+    "test": ("test.csv", *on_the_hub("test"), *on_the_hub("regular/test")),
+}
+"""What the splits are called in the original and on the Hugging Face hub."""
+HELD_OUT = 0.2
+"""The share of the items that is scored where there is one file alone."""
+
+
+class Endings(SentenceItems):
+    """Items with the columns of `FIELDS`, each of which becomes one sequence for every ending."""
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Cuts into pieces what went before, and the next sentence with each of its endings."""
+        before, begun, *endings = ([column[number] for number in numbers.tolist()] for column in self.texts)
+        first = self.cutter.cut(before).take(np.repeat(np.arange(len(numbers)), len(endings)))
+        whole = [f"{begin} {end}" for begin, *ends in zip(begun, *endings, strict=True) for end in ends]
+        sequences = self.cutter.lay_out(first, self.cutter.cut(whole), self.length)
+        labels = None if self.labels is None else Ragged.even(self.labels[numbers])
+        return Encoded(sequences, labels, choices=len(endings))
+
+
+def open_swag(folder: Path, cutter: Cutter, settings: FineTuning) -> SentenceTask:
+    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then."""
+    alone = sorted(folder.glob("*.csv"))
+    if len(alone) == 1 and not find_splits(folder, FILES):
+        files, notes = {"train": alone}, []
+    else:
+        files = find_splits(folder, FILES, ("train", "dev"), f"swag --out {shlex.quote(str(folder))}")
+        notes = [name_files(files)]
+    items = {}
+    for split, paths in files.items():
+        parts = [_items(read_table(path), split != "test", cutter, settings.length) for path in paths]
+        items[split] = join(parts)
+    if "dev" not in items:
+        items["train"], items["dev"], note = hold_out(alone[0], items["train"], HELD_OUT)
+        notes.append(note)
+    return SentenceTask(
+        name="swag",
+        head=TaskHead("choice"),
+        metric="accuracy",
+        metrics=("accuracy",),
+        fields=FIELDS,
+        train=items["train"],
+        dev={"dev": items["dev"]},
+        test={"test": items["test"]} if "test" in items else {},
+        notes=tuple(notes),
+    )
+
+
+def _items(table: Table, labelled: bool, cutter: Cutter, length: int) -> Endings:
+    labels = read_classes(table, "label", LABELS) if labelled else None
+    return Endings(cutter, length, tuple(table.column(name) for name in FIELDS), labels)

@@ -1,0 +1,77 @@
+"""What a task is to everything else: items to train on and to score, a head, and figures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.arrays import Array
+from finetuning.inputs import Items
+from finetuning.ragged import Ragged
+from pretraining.huggingface.task_head import TaskHead
+
+Scores = dict[str, float]
+"""Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""
+
+Column = Sequence[str] | Array
+"""Values that were read of a split: texts or numbers."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is right of the items of a split, or of their words, and what a model said."""
+
+    right: Array
+    said: Array
+    names: tuple[str, ...]
+    """Those of the classes that the two have the numbers of; empty where they are numbers themselves."""
+
+
+class Task(ABC):
+    """A task whose files are read. What is wrong with them was a UserError with file and line before."""
+
+    name: str
+    """What folders and tables call it: `sst2`, `squad1`."""
+    head: TaskHead
+    metric: str
+    """The score by which runs are compared, on the first split of `dev`; more is better."""
+    train: Items
+    dev: Mapping[str, Items]
+    """What is scored, by name: `dev`, or `dev_matched` and `dev_mismatched`."""
+    test: Mapping[str, Items] = {}
+    """What is predicted alone, since nobody has the labels."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user on what was read: rows that were skipped, answers that are not at their offset."""
+
+    @abstractmethod
+    def content(self, split: str) -> list[Column]:
+        """What was read of a split of `train` or `dev`, whose items it decides: columns, the first with a value for
+        every row. Nothing is cut into pieces for it."""
+
+    def outputs_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
+        """The outputs for a split of a task that is answered without training, as the paper did WNLI; None where a
+        model is trained."""
+        return None
+
+    @abstractmethod
+    def score(self, split: str, outputs: Ragged) -> Scores:
+        """Scores a split of `dev`. `outputs` has the logits of its items, in their order: of an item one row of
+        (1, labels), or of (1, 1) for a score, of (1, choices) for a choice; for spans a row of (pieces, 2), for tags
+        one of (words, tags)."""
+
+    @abstractmethod
+    def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
+        """Writes what the model says of a split of `dev` or `test` into files of this folder."""
+
+    def compared(self, split: str, folder: Path) -> Compared | None:  # noqa: ARG002
+        """Reads the predictions that were written for a split of `dev` again, for a chart; None for a task that has
+        none."""
+        return None
+
+    @abstractmethod
+    def description(self, outputs: Ragged) -> dict[str, Any]:
+        """What must be known to use the model on other text, for its task.json: the longest sequence, the fields of a
+        pair, a threshold that was found in the `outputs` of the first split of `dev`."""

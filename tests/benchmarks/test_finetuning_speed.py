@@ -1,0 +1,70 @@
+"""The benchmark of fine-tuning: both sides get the same items, and take turns of the same work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.base_models import write_bert
+from support.tasks import CUTTER, VOCABULARY
+
+from benchmarks.fine_tuners import Entrant, Some, Work
+from benchmarks.finetuning import Finetuning as Settings
+from benchmarks.finetuning import compete, run_contest, summarise
+from benchmarks.trainer_peer import rows_of
+from finetuning.ragged import Ragged
+from finetuning.tasks.sentences import SentenceItems
+
+ITEMS = SentenceItems(CUTTER, 12, (["a b", "c", "d e f"], ["g", "h i", "j"]), np.array([[0], [1], [1]]))
+
+
+def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
+    pieces = ITEMS.encode(np.arange(3)).sequences.pieces
+    for width in (0, 12):
+        for number, row in enumerate(rows_of(ITEMS, "classes", width)):
+            length = int(pieces.lengths[number])
+            assert row["input_ids"] == [*pieces.row(number).tolist(), *[0] * (width - length)]
+            assert sum(row["attention_mask"]) == length
+            assert sum(row["token_type_ids"]) == len(ITEMS.texts[1][number].split()) + 1
+            assert row["labels"] == [0, 1, 1][number]
+            assert len(row["input_ids"]) == (width or length)
+
+
+def test_some_items_are_those_of_the_split() -> None:
+    some = Some(ITEMS, np.array([2, 0]))
+    found, wanted = some.encode(np.array([1, 0])), ITEMS.encode(np.array([0, 2]))
+    assert len(some) == 2
+    assert found.sequences.pieces.values.tolist() == wanted.sequences.pieces.values.tolist()
+    assert isinstance(found.labels, Ragged)
+    assert found.labels.values.tolist() == [0, 1]
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    work = Work("sst2", Path(), Path(), batch=2, steps=5, epochs=3)
+    taken = {
+        "cloze": {"training": [1.0, 2.0, 4.0], "prediction": [1.0]},
+        "other": {"training": [3.0, 8.0, 8.0], "prediction": [5.0]},
+    }
+    found = summarise(taken, "other", work)
+    assert found["training"] == {"cloze": 5.0, "other": 1.2, "times_as_fast": 3.0}
+    assert found["prediction"]["times_as_fast"] == 5.0
+
+
+@pytest.mark.slow
+def test_all_sides_take_their_turns(tmp_path: Path) -> None:
+    data = tmp_path / "data" / "glue" / "SST-2"
+    data.mkdir(parents=True)
+    rows = "".join(f"{'a b c d'[: 1 + number % 7]}\t{number % 2}\n" for number in range(40))
+    for split in ("train", "dev"):
+        (data / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
+    work = Work("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
+    taken = compete([Entrant("cloze"), Entrant("two", ranks=2), Entrant("peer", numbers="fp32", width=128)], work)
+    assert {name: [len(each) for each in found.values()] for name, found in taken.items()} == {
+        "cloze": [2, 2],
+        "two": [2, 2],
+        "peer": [2, 2],
+    }
+    found = run_contest("sst2-dynamic", Settings(numbers=("fp32",), two_ranks=False), work)
+    assert found["against"]["fp32"]["training"]["times_as_fast"] > 0

@@ -1,0 +1,288 @@
+"""Grids of fine-tuning runs: side by side, killed, under launchers, on full disks; and what a command refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import wait_for
+from support.finetuning import Toy, call, fine_tune, kill_at, launch, outcome, results, slow_steps
+from support.marks import slow
+from support.processes import ROOT, free_port, run_launcher
+from support.training import assert_ended, assert_well
+
+from pretraining.processes.ending import Code
+from pretraining.processes.group import disconnect
+
+GRID = ["--learning-rates", "3e-3", "1e-3", "--seeds", "2"]
+NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
+LONG = ["--epochs", "60", "--checkpoints.every", "20"]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+ENTRY = str(ROOT / "finetuning" / "run_task.py")
+
+
+@pytest.fixture(scope="module")
+def grid(shared_toy: Toy) -> dict[str, Any]:
+    """What a grid leaves, where nothing happens to it."""
+    assert_well(fine_tune(shared_toy.command("grid", *GRID)))
+    return outcome(shared_toy.folder / "grid")
+
+
+@pytest.fixture(scope="module")
+def begun(shared_toy: Toy) -> Path:
+    """The folder of a command that was killed in its first run."""
+    run = launch(shared_toy.command("begun", "--checkpoints.every", "2"), fault=partial(kill_at, 3))
+    assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
+    return shared_toy.folder / "begun"
+
+
+def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> None:
+    """What is done is not done again, nor what a smaller grid has done, and all is as it would have been."""
+    assert_well(fine_tune(toy.command("killed", "--learning-rates", "1e-3")))
+    run = launch(toy.command("killed", *GRID), fault=partial(kill_at, 7, "lr0.003-seed2"))
+    assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
+    done = {path: path.stat().st_mtime_ns for path in (toy.folder / "killed").glob("toy/*/results.json")}
+    assert sorted(path.parent.name for path in done) == ["lr0.001-seed1", "lr0.003-seed1"]
+    assert_well(fine_tune(toy.command("killed", *GRID)))
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert outcome(toy.folder / "killed") == grid
+    assert sorted(results(toy.folder / "killed")["runs"]) == NAMES
+    assert [path.parent.name for path in (toy.folder / "killed").glob("toy/**/model")] == ["toy"]
+    said = assert_well(fine_tune(toy.command("killed", *GRID)))  # nothing is left to do
+    assert "items/s" not in said
+    assert outcome(toy.folder / "killed") == grid
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        (["--epochs", "3"], "settings.epochs: 2.0 -> 3.0"),
+        (["--precision.dtype", "bf16"], "settings.precision.dtype: fp32 -> bf16"),
+        (["--from-scratch"], "model.from_scratch: False -> True"),
+        (["model"], "model.checksum: "),
+        (["data"], "data.dev: 24 rows, checksum "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+@pytest.mark.usefixtures("kept_signals")
+def test_what_was_begun_otherwise_is_refused(
+    toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the run was stopped before it had results."""
+    before = outcome(begun)
+    if more == ["data"]:
+        data = Path(shutil.copytree(toy.data, tmp_path / "data"))
+        rows = (data / "dev.tsv").read_text().splitlines()
+        (data / "dev.tsv").write_text("\n".join([rows[0], *rows[2:], rows[1]]))
+        command = toy.command(begun, data=data)
+    elif more == ["model"]:
+        from support.base_models import write_bert
+        from support.tasks import VOCABULARY
+
+        command = [*toy.command(begun), "--model", str(write_bert(tmp_path / "model", VOCABULARY, hidden=48))]
+    else:
+        command = toy.command(begun, *more)
+    assert call("run_task", command) == 2
+    errors = capsys.readouterr().err
+    assert f"error: {begun / 'toy' / 'lr0.003-seed1'}: this run was begun otherwise:" in errors
+    assert change in errors
+    assert "--out" in errors
+    assert outcome(begun) == before
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    run = launch(toy.command("out"), fault=partial(slow_steps, 1.0))
+    wait_for(lambda: (toy.folder / "out" / "toy").exists())
+    assert call("run_task", toy.command("out")) == 2
+    errors = capsys.readouterr().err
+    assert f"error: --out {toy.folder / 'out'}: process {run.pids[0]} on " in errors
+    assert "wait for its end, or name another folder with --out" in errors
+    run.end()
+
+
+HOLD = """
+import fcntl, sys, time
+with open(sys.argv[1], "a+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+"""A worker whose command was killed, and which saves yet."""
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_a_run_that_another_process_has_is_waited_for(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = toy.folder / "out" / "toy" / "lr0.003-seed1" / "lock"
+    lock.parent.mkdir(parents=True)
+    for seconds, patience, code in ((60, 0.5, 2), (3, 30.0, 0)):
+        monkeypatch.setattr("finetuning.session.workers.PATIENCE", patience)
+        with subprocess.Popen([sys.executable, "-c", HOLD, str(lock), str(seconds)], stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            assert call("run_task", toy.command("out")) == code
+            other.kill()
+        disconnect()
+    assert "is at work in this folder" in capsys.readouterr().err
+    assert results(toy.folder / "out")["best"] == "lr0.003-seed1"
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(toy.folder.rglob("*"))
+    assert call("run_task", toy.command("out", *GRID, "--check")) == 0
+    assert sorted(toy.folder.rglob("*")) == before
+    printed = capsys.readouterr().out
+    assert re.search(r"toy +classes +40 +24 +6 +4 +10\n", printed)
+    for line in (
+        "learning rates +0.003, 0.001",
+        "batch +8",
+        "seeds +1, 2",
+        "precision +fp32",
+        "at a time +1 of 4 runs",
+    ):
+        assert re.search(f"{line} *", printed), line
+    named = str(toy.folder), str(toy.data)  # lines with folders are as long as these
+    assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
+
+
+def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> None:
+    run = launch(toy.command("out", "--time-limit", "4s"), fault=partial(slow_steps, 0.7))
+    errors = assert_ended(run, Code.STOPPED, "stopped by the time limit after step ")
+    assert "the same command continues from there" in errors
+    assert_well(fine_tune(toy.command("out")))
+    assert outcome(toy.folder / "out") == straight_toy
+
+
+# Side by side.
+
+
+def start(toy: Toy, out: str, *more: object) -> subprocess.Popen[str]:
+    """A command with a worker, as a user starts it."""
+    command = [sys.executable, ENTRY, *toy.command(out, *GRID, *more, "--search.jobs", "2")]
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@pytest.fixture
+def ended() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands of a test, which end with it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def long_grid(shared_toy: Toy) -> dict[str, Any]:
+    """What a grid of longer runs leaves, where nothing happens to it."""
+    assert_well(fine_tune(shared_toy.command("long", *GRID, *LONG)))
+    return outcome(shared_toy.folder / "long")
+
+
+def workers(out: Path, process: subprocess.Popen[str]) -> list[int]:
+    """Who is at work on runs besides the command itself."""
+    locks = [path.read_text() for path in out.glob("toy/*/lock")]
+    pids = {int(found[1]) for lock in locks if (found := re.match(r"process (\d+) on", lock))}
+    return sorted(pid for pid in pids - {process.pid} if Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_those_one_after_another(
+    toy: Toy, grid: dict[str, Any], ended: list[subprocess.Popen[str]]
+) -> None:
+    ended.append(start(toy, "out"))
+    printed, errors = ended[0].communicate(timeout=200)
+    assert (ended[0].returncode, errors) == (0, "")
+    score = r"accuracy  dev \d+\.\d"
+    for name in NAMES:  # whole lines, also from the worker
+        assert len(re.findall(f"^toy {name}  {score}  ", printed, re.MULTILINE)) == 1
+        assert len(re.findall(f"^toy {name}  after step (?:5|10)  epoch .*  {score}$", printed, re.MULTILINE)) == 2
+    assert "loss" not in printed  # steps are in the files of each
+    assert outcome(toy.folder / "out") == grid
+
+
+@pytest.mark.slow
+def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]]) -> None:
+    """What it had begun, the command does itself."""
+    ended.append(start(toy, "out", *LONG))
+    wait_for(lambda: workers(toy.folder / "out", ended[0]), 100)
+    os.kill(workers(toy.folder / "out", ended[0])[0], signal.SIGKILL)
+    ended[0].communicate(timeout=200)
+    assert ended[0].returncode == 0
+    assert outcome(toy.folder / "out") == long_grid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_command(
+    toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]], number: int
+) -> None:
+    """They save first, and the same command goes on with all."""
+    ended.append(start(toy, "out", *LONG))
+    out = toy.folder / "out"
+    wait_for(lambda: workers(out, ended[0]), 100)
+    (worker,) = workers(out, ended[0])
+    os.kill(ended[0].pid, number)
+    _, errors = ended[0].communicate(timeout=100)
+    assert ended[0].returncode == {15: 75, 2: 130, 9: -9}[number]
+    assert "Traceback" not in errors
+    wait_for(lambda: not Path(f"/proc/{worker}").exists())
+    assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
+    assert outcome(out) == long_grid
+
+
+# Launchers and disks.
+
+
+@pytest.mark.parametrize(
+    "words", ["torchrun --nproc-per-node 2 --", slow("mpirun --allow-run-as-root --oversubscribe -n 2 {python}")]
+)
+@pytest.mark.slow
+def test_launchers(toy: Toy, words: str) -> None:
+    assert_well(fine_tune(toy.command("alone")))
+    command = [*words.format(python=sys.executable).split(), ENTRY, *toy.command("ranks")]
+    done = run_launcher(command, {**ENVIRONMENT, "MASTER_PORT": str(free_port())}, toy.folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert results(toy.folder / "ranks")["scores"] == results(toy.folder / "alone")["scores"]
+    assert results(toy.folder / "ranks")["runs"]["lr0.003-seed1"]["ranks"] == 2
+
+
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_full_disk(toy: Toy, straight_toy: dict[str, Any], ranks: int) -> None:
+    """Nothing half-written is left under its own name, and the same command goes on where there is room."""
+    wanted = straight_toy
+    if ranks > 1:
+        assert_well(fine_tune(toy.command("straight"), ranks))
+        wanted = outcome(toy.folder / "straight")
+    disk = toy.folder / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("no right to mount")
+    try:
+        for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
+            subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
+            errors = assert_ended(launch(toy.command("disk/out", *more), ranks), 2, "No space left on device")
+            assert "error: " in errors
+            assert not list(disk.rglob("model.safetensors"))
+            assert not list(disk.glob("out/toy/*/results.json"))
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        assert_well(fine_tune(toy.command("disk/out"), ranks))
+        assert outcome(disk / "out") == wanted
+    finally:
+        subprocess.run(["umount", "-l", disk], capture_output=True)

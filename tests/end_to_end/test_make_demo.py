@@ -1,0 +1,38 @@
+"""`make demo`, whole: from nothing to the scores of a model with and without pre-training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+MODELS = ("from-scratch", "pre-trained")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_ends_with_two_scores_beside_each_other(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("data_prep", "pretraining", "finetuning"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    installed = ["--assume-old=.venv/installed", f"BIN={Path(sys.executable).parent}"]
+    command = ["make", "--no-print-directory", "demo", *installed]  # make says where it is when another one runs it
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores = {}
+    for name in MODELS:
+        folder = tmp_path / "build" / "demo-scores" / name
+        scores[name] = json.loads((folder / "results.json").read_text())["package"]["score"]
+        assert (folder / "package" / "answers_dev.png").exists()
+    assert min(scores.values()) > 0.2  # guessing is right in one of eight
+    heads, last = done.stdout.rstrip().splitlines()[-2:]
+    assert heads.split() == ["task", "metric", *MODELS, "difference"]
+    task, metric, *shown, difference = last.split()
+    assert (task, metric) == ("package", "accuracy")
+    assert shown == [f"{100 * scores[name]:.1f}" for name in MODELS]
+    assert float(difference) == pytest.approx(100 * (scores["pre-trained"] - scores["from-scratch"]), abs=0.06)

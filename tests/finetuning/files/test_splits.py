@@ -1,0 +1,62 @@
+"""Files of splits: which are found, what is said of those that are missing, and what is held out in their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.common.errors import UserError
+from finetuning.files.splits import choose_held_out, find_splits, name_files, on_the_hub
+
+NAMES = {"train": ("train.csv", *on_the_hub("train")), "test": ("test.csv",)}
+
+
+def lay(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).write_text("")
+    return folder
+
+
+def test_the_first_name_that_is_there_is_taken(tmp_path: Path) -> None:
+    lay(tmp_path, "train-00000-of-00001.parquet")
+    assert find_splits(tmp_path, NAMES) == {"train": [tmp_path / "train-00000-of-00001.parquet"]}
+    lay(tmp_path, "train.csv", "training.csv")
+    assert find_splits(tmp_path, NAMES) == {"train": [tmp_path / "train.csv"]}
+    assert find_splits(tmp_path / "none", NAMES) == {}
+
+
+def test_what_is_needed_and_missing_is_named_with_what_is_there(tmp_path: Path) -> None:
+    lay(tmp_path, "train.csv")
+    assert "test" not in find_splits(tmp_path, NAMES, needed=["train"])
+    with pytest.raises(UserError) as error:
+        find_splits(tmp_path, NAMES, needed=["test"])
+    assert str(error.value) == f"{tmp_path}: the test split is missing: neither test.csv; there is train.csv"
+    with pytest.raises(UserError, match=r"; python finetuning/fetch\.py swag fetches it$"):
+        find_splits(tmp_path, NAMES, ["test"], "swag")
+
+
+@pytest.mark.parametrize("parts", [["0-of-00002"], ["1-of-00002"], ["0-of-00001", "0-of-00001-abc"]])
+def test_parts_that_make_up_no_whole_are_refused(parts: list[str], tmp_path: Path) -> None:
+    lay(tmp_path, *(f"train-0000{part}.parquet" for part in parts))
+    with pytest.raises(UserError, match=rf"but {len(parts)} are there"):
+        find_splits(tmp_path, NAMES)
+
+
+def test_a_line_names_the_files_by_their_folders() -> None:
+    parts = [Path(f"a/train-0000{number}-of-00003.parquet") for number in range(3)]
+    files = {"train": parts, "dev": [Path("a/dev.tsv")], "ax": [Path("b/AX.tsv")]}
+    said = "reads train-00000-of-00003.parquet to train-00002-of-00003.parquet, dev.tsv of a; AX.tsv of b"
+    assert name_files(files) == said
+
+
+@given(st.lists(st.text(), min_size=2), st.floats(0.01, 0.99))
+def test_some_are_held_out_and_never_all(texts: list[str], share: float) -> None:
+    chosen = choose_held_out(Path("a.csv"), texts, share)
+    assert 0 < chosen.sum() < len(texts)
+    again = choose_held_out(Path("a.csv"), texts[::-1], share)
+    assert sorted(text for text, held in zip(texts, chosen, strict=True) if held) == sorted(
+        text for text, held in zip(texts[::-1], again, strict=True) if held
+    )

@@ -1,0 +1,279 @@
+"""What `--model` names: folders, runs, checkpoints, names on the hub, nothing; and labels in another order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from support.base_models import write_bert
+from support.hub import downloads, publish_model
+from support.processes import ROOT, start
+from support.ranks import take_part
+from support.task_models import HEADS, MNLI, logits_of, task_weights
+from support.transformers_models import PIECES, SHAPE, same, their_model
+from support.website import Site
+from transformers import BertForQuestionAnswering, BertForSequenceClassification
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.model.models import find_model, in_order_of, newest_export
+from pretraining.checkpoint.reading import load_checkpoint
+from pretraining.checkpoint.record import all_checkpoints, read_record, write_record
+from pretraining.huggingface.folders import read_encoder, write_fine_tuned
+from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.verify import probe
+from pretraining.processes.launchers import World
+
+pytest_plugins = ["support.website_fixtures"]
+
+VOCABULARY = Vocabulary((*PIECES[:-1], "Word"), cased=True)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return write_bert(tmp_path / "bert", VOCABULARY)
+
+
+def write_task(folder: Path, head: TaskHead) -> Path:
+    write_fine_tuned(folder, SHAPE, head, task_weights(head), VOCABULARY, "a card\n", {}, 16)
+    return folder
+
+
+def test_a_folder_of_transformers(bert: Path) -> None:
+    model = find_model(str(bert))
+    assert (model.found.folder, model.vocabulary, model.head, model.notes) == (bert, VOCABULARY, None, ())
+    assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "next_sentence": False}
+    assert model.has_pooler
+    assert same(model.weights, read_encoder(bert)[1])
+    with pytest.raises(UserError, match=f"{bert}: not fine-tuned for a task"):
+        model.read_fine_tuned()
+
+
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForQuestionAnswering])
+def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> None:
+    """Its encoder begins another task; its head serves its own."""
+    their_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"neither vocab\.txt nor tokenizer\.json: copy them"):
+        find_model(str(tmp_path))
+    VOCABULARY.write(tmp_path)
+    model = find_model(str(tmp_path))
+    assert model.head is not None
+    assert model.head.architecture == kind.__name__
+    assert model.has_pooler == model.head.has_pooler
+    weights, notes = model.read_fine_tuned()
+    assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.weights)
+    assert notes == ()
+
+
+def test_a_run_and_its_checkpoints(straight: Path) -> None:
+    """The newest checkpoint of a run, or the one that is named; heads of pre-training are left out."""
+    model = find_model(str(straight))
+    record, weights = load_checkpoint(straight)
+    assert model.shape == replace(record.shape, next_sentence=False)
+    assert same(model.weights, {name: value for name, value in weights.items() if "_head." not in name})
+    assert same(model.weights, find_model(str(straight / "export")).weights)
+    assert model.has_pooler
+    assert model.head is None
+    assert model.found.summary().name == straight.name
+    assert model.found.trained == 64
+    first = all_checkpoints(straight)[0]
+    assert not same(find_model(str(first)).weights, model.weights)
+
+
+def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(straight, tmp_path / "run")
+    newest = all_checkpoints(run)[-1]
+    file = next(newest.glob("weight-*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=f"{file.name}: its SHA-256 is not that of its record"):
+        find_model(str(run)).weights  # noqa: B018
+    (newest / "DAMAGED").touch()
+    assert find_model(str(run)).found.folder == all_checkpoints(run)[-2]
+
+
+def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> None:
+    """Earlier versions gave such a run one, which nothing has trained, nor the second segment."""
+    run = shutil.copytree(straight, tmp_path / "run")
+    newest = all_checkpoints(run)[-1]
+    record = read_record(newest)
+    record.caller["progress"]["trained_segments"] = 1
+    write_record(newest, record)
+    model = find_model(str(run))
+    assert not model.has_pooler
+    rows = model.weights["embeddings.segment.weight"]
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
+    whole = find_model(str(bert)).weights["embeddings.word.weight"]
+    Vocabulary((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
+    model = find_model(str(bert))
+    assert model.notes == (f"{bert}: 38 rows of its embeddings that belong to no piece are left out",)
+    assert model.shape.vocabulary == 61
+    rows = model.weights["embeddings.word.weight"]
+    assert rows.shape == (64, 32)
+    assert torch.equal(rows[:61], whole[:61])
+    assert not rows[61:].any()
+    Vocabulary((*VOCABULARY.pieces, "one", "more"), cased=True).write(bert)
+    with pytest.raises(UserError, match="101 pieces, but the model has only 99"):
+        find_model(str(bert))
+
+
+@pytest.mark.parametrize(
+    ("name", "capital", "cased", "note"),
+    [
+        ("bert-base-cased", True, True, None),
+        ("bert-base-uncased", False, False, None),
+        ("bert", False, False, None),
+        ("bert", False, True, "text keeps its capitals, but no piece has one"),
+        ("bert", True, False, "text is put into lower case, but there are pieces with capitals"),
+        ("bert-base-uncased", True, True, "text keeps its case, as its tokenizer_config.json says; its name says"),
+        ("Bert-Cased", False, False, "text is put into lower case, as its tokenizer_config.json says; its name says"),
+    ],
+)
+def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:
+    pieces = (*PIECES[:-1], "Word") if capital else PIECES
+    folder = write_bert(tmp_path / name, Vocabulary(pieces, cased=False))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
+    notes = find_model(str(folder)).notes
+    assert len(notes) == (note is not None)
+    assert all(line.startswith(f"{folder}: {note}") for line in notes)
+
+
+# Nothing is named.
+
+
+def test_the_newest_exported_model_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was fine-tuned is none, nor what is half written, nor a folder of shards."""
+    monkeypatch.chdir(tmp_path)
+    for age, place in enumerate(["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]):
+        folder = Path(place)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_bert(folder, VOCABULARY)
+        os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
+    write_task(Path("exported/answers"), HEADS["spans"])
+    shutil.copytree("build/older", "exported/newer.tmp")
+    for wanted in ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]:
+        assert newest_export() == Path(wanted)
+        assert find_model().found.name == wanted
+        shutil.rmtree(wanted)
+    with pytest.raises(UserError, match="there is no exported model here"):
+        find_model()
+
+
+def test_what_is_named_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty: no config\.json and no finished checkpoint"):
+        find_model("empty")
+    with pytest.raises(UserError, match=r"runs/none/export: no such folder, and not the name of a model"):
+        find_model("runs/none/export")
+
+
+def find_together(folder: Path, world: World) -> None:
+    """A rank that says what it has found in a folder."""
+    os.chdir(folder)
+    model = find_model()
+    sys.stdout.write(f"{world.rank} {model.found.name} {len(model.weights)}\n")
+
+
+def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mini").symlink_to(straight)
+    done = start(2, take_part, partial(find_together, tmp_path)).wait(60)
+    assert [rank.errors for rank in done] == ["", ""]
+    assert [rank.output for rank in done] == [f"{number} runs/mini/export 31\n" for number in (0, 1)]
+    (tmp_path / "runs" / "mini").unlink()
+    done = start(2, take_part, partial(find_together, tmp_path)).wait(60)
+    assert [rank.code for rank in done] == [2, 2]
+    assert done[0].errors.count("there is no exported model here") == 1
+
+
+FIND = """
+from finetuning.model.models import find_model
+model = find_model("owner/bert")
+print(model.found.on_hub, len(model.weights), model.found.summary().hub_model)
+"""
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_a_name_on_the_hub(bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that has not loaded the hub's library yet, which reads its settings only once."""
+    publish_model(site, "owner/bert", bert)
+    monkeypatch.setenv("HF_ENDPOINT", site.url)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, check=False)
+    assert done.stdout == "True 31 owner/bert\n", done.stderr
+    assert downloads(site, "model.safetensors") == 1
+
+
+# Labels.
+
+
+def permuted(order: list[int]) -> TaskHead:
+    return replace(MNLI, labels=tuple(MNLI.labels[number] for number in order))
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
+    """MNLI in the order of another program: the logits are in the order of ours."""
+    names = [label.upper() if upper else label for label in ("entailment", "neutral", "contradiction")]
+    theirs = their_model(BertForSequenceClassification, id2label=dict(enumerate(names)))
+    theirs.save_pretrained(tmp_path)
+    VOCABULARY.write(tmp_path)
+    model = find_model(str(tmp_path))
+    weights, notes = model.read_fine_tuned(MNLI)
+    assert notes == ()
+    batch = probe(model.shape)
+    ours = logits_of(model.shape, MNLI, weights, batch)[0]
+    longest = slice(0, batch.lengths[0])
+    with torch.no_grad():
+        given = theirs(input_ids=batch.pieces[None, longest], token_type_ids=batch.segments[None, longest]).logits[0]
+    assert torch.allclose(ours, given[[2, 0, 1]], atol=1e-5)
+
+
+def test_names_that_nobody_has_given_are_taken_in_order() -> None:
+    weights = task_weights(MNLI)
+    generic = replace(MNLI, labels=("LABEL_0", "LABEL_1", "LABEL_2"))
+    found, notes = in_order_of(MNLI, generic, weights, "a/model")
+    assert same(found, weights)
+    assert notes == (
+        "a/model has the labels LABEL_0, LABEL_1, LABEL_2, the task has contradiction, entailment, neutral: "
+        "taken in this order",
+    )
+    with pytest.raises(UserError, match="a/model has the labels LABEL_0, LABEL_1, the task has contradiction, entail"):
+        in_order_of(MNLI, replace(MNLI, labels=generic.labels[:2]), weights, "a/model")
+
+
+@pytest.mark.parametrize("kind", ["score", "choice", "spans"])
+def test_heads_without_labels_stay_as_they_are(kind: str) -> None:
+    head = HEADS[kind]
+    weights = task_weights(head)
+    found, notes = in_order_of(head, head, weights, "a/model")
+    assert same(found, weights)
+    assert notes == ()
+
+
+@pytest.mark.parametrize(
+    ("has", "message"),
+    [
+        (
+            replace(MNLI, labels=("no", "entailment", "neutral")),
+            "labels no, entailment, neutral, the task has contrad",
+        ),
+        (replace(MNLI, labels=MNLI.labels[:2]), "only those of the same names can be used"),
+        (HEADS["tags"], "was fine-tuned for tags, but this task asks for classes"),
+    ],
+)
+def test_other_labels_are_refused(has: TaskHead, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        in_order_of(MNLI, has, task_weights(has), "a/model")

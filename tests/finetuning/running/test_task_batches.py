@@ -1,0 +1,132 @@
+"""Batches have every item once an epoch, in an order that neither ranks nor stops change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.common.arrays import Array
+from finetuning.inputs import Encoded, Sequences
+from finetuning.ragged import Ragged
+from finetuning.running.batches import TaskBatches, TrainingBatches, evaluation_batches, in_thread, split_by_pieces
+from finetuning.settings import FineTuning
+
+
+@dataclass
+class Counted:
+    """Items of different lengths whose pieces are their own numbers."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def encode(self, numbers: Array) -> Encoded:
+        rows = [np.full(2 + number % 7, number, np.int32) for number in numbers.tolist()]
+        pieces = Ragged.of(rows)
+        return Encoded(Sequences(pieces, pieces.lengths), Ragged.even(numbers[:, None]))
+
+
+def settings(**values: object) -> FineTuning:
+    return FineTuning.model_validate(values)
+
+
+def items_of(step: TaskBatches) -> list[int]:
+    """The items that a rank learns from in a step."""
+    return [int(label) for batch in step.micro if batch.labels is not None for label in batch.labels]
+
+
+def drawn(count: int, start: int = 0, rank: int = 0, ranks: int = 1, **values: object) -> list[list[int]]:
+    batches = TrainingBatches(Counted(count), settings(**values), rank, ranks)
+    return [items_of(step) for step in batches.iterate(start)]
+
+
+@hypothesis.settings(max_examples=40)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 3))
+def test_every_epoch_has_every_item_once(count: int, batch: int, epochs: int) -> None:
+    steps = drawn(count, batch=batch, epochs=float(epochs))
+    each = -(-count // batch)
+    for epoch in range(epochs):
+        found = list(chain(*steps[epoch * each : (epoch + 1) * each]))
+        assert sorted(found) == list(range(count))
+
+
+@hypothesis.settings(max_examples=40)
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
+def test_ranks_share_the_batch_of_one_rank(count: int, batch: int, ranks: int, micro_batch: int) -> None:
+    alone = drawn(count, batch=batch, epochs=1.0)
+    together = [drawn(count, 0, rank, ranks, batch=batch, micro_batch=micro_batch, epochs=1.0) for rank in range(ranks)]
+    assert [sorted(chain(*step)) for step in zip(*together, strict=True)] == [sorted(step) for step in alone]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_meet_in_as_many_micro_batches_and_divide_by_the_same(ranks: int) -> None:
+    """A rank without items in a batch, which is smaller than the number of ranks, computes all the same."""
+    steps = [
+        list(TrainingBatches(Counted(13), settings(batch=6, micro_batch=1, epochs=1.0), rank, ranks).iterate(0))
+        for rank in range(ranks)
+    ]
+    for step in zip(*steps, strict=True):
+        assert len({len(batches.micro) for batches in step}) == 1
+        assert {batches.labels for batches in step} == {sum(len(items_of(batches)) for batches in step)}
+
+
+@hypothesis.settings(max_examples=40)
+@given(st.integers(1, 300), st.data())
+def test_a_run_that_goes_on_has_the_same_batches(count: int, data: st.DataObject) -> None:
+    whole = drawn(count, batch=4, epochs=2.0)
+    start = data.draw(st.integers(0, len(whole)))
+    assert drawn(count, start, batch=4, epochs=2.0) == whole[start:]
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    first, other = drawn(50, batch=50, epochs=2.0, seed=1), drawn(50, batch=50, epochs=2.0, seed=2)
+    groups = drawn(500, batch=5, epochs=2.0)
+    assert first != other or groups[:100] != groups[100:]
+    assert groups[:100] != groups[100:]
+
+
+def test_a_batch_has_items_of_about_one_length() -> None:
+    """Among 64 batches, items of 7 lengths are sorted: few batches have two lengths, and none has three."""
+    lengths = [{2 + item % 7 for item in step} for step in drawn(64 * 8, batch=8, epochs=1.0)]
+    assert max(map(len, lengths)) <= 2
+    assert sum(len(found) == 1 for found in lengths) > len(lengths) * 0.8
+
+
+@given(st.integers(1, 200), st.integers(1, 4))
+def test_evaluation_has_every_item_and_ranks_meet_as_often(count: int, ranks: int) -> None:
+    batches = [list(evaluation_batches(Counted(count), rank, ranks)) for rank in range(ranks)]
+    assert len({len(own) for own in batches}) == 1
+    found = {int(number) for own in batches for numbers, _ in own for number in numbers}
+    assert found == set(range(count))
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=40))
+def test_batches_for_evaluation_are_bounded(lengths: list[int]) -> None:
+    batches = split_by_pieces(np.arange(len(lengths)), np.array(lengths))
+    assert np.array_equal(np.concatenate(batches), np.arange(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[item] for item in batch) <= 8192 for batch in batches)
+
+
+def test_an_error_behind_the_loop_reaches_it() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("no such row")
+
+    values = in_thread(broken(), 4)
+    assert next(values) == 1
+    with pytest.raises(ValueError, match="no such row"):
+        next(values)
+
+
+def test_batches_that_nobody_takes_do_not_keep_the_thread() -> None:
+    values = in_thread(iter(range(10**9)), 2)
+    assert next(values) == 0
+    values.close()

@@ -1,0 +1,184 @@
+"""Charts: what they show, that nothing in them overlaps, and that they are files whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from support.marks import slow
+
+from data_prep.common.errors import UserError
+from finetuning.session import charts
+
+
+def texts(figure: Figure) -> list[str]:
+    """All that can be read in a figure."""
+    figure.canvas.draw()
+    found = [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text) and text.get_visible()]
+    return [text for text in found if text.strip()]
+
+
+def overlaps(figure: Figure) -> list[tuple[str, str]]:
+    """The pairs of texts that lie on one another, and those that are cut off, as 800 dots across show them."""
+    figure.set_dpi(100)
+    figure.canvas.draw()
+    parts: list[Any] = [*figure.texts]
+    for axes in figure.axes:
+        parts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            inside = [tick for tick in axis.get_major_ticks() if min(limits) <= tick.get_loc() <= max(limits)]
+            parts += [label for tick in inside for label in (tick.label1, tick.label2) if label.get_visible()]
+    boxes = [(part.get_text(), part.get_window_extent()) for part in dict.fromkeys(parts) if part.get_text().strip()]
+    pairs = [(one, other) for (one, box), (other, second) in combinations(boxes, 2) if box.overlaps(second)]
+    out = [(name, "the edge") for name, box in boxes if box.x0 < -1 or box.x1 > 801 or box.y0 < -1]
+    return pairs + out
+
+
+def write_metrics(path: Path, steps: int, *scores: float) -> Path:
+    """The log of a run, with the metrics of two splits of dev after each epoch."""
+    lines = [{"kind": "step", "step": step, "epoch": step / steps, "loss": 1 / step} for step in range(1, steps + 1)]
+    lines[-1]["loss"] = None  # what JSON has for a loss that is not finite
+    for epoch, score in enumerate(scores, 1):
+        figures = {"dev_matched/accuracy": score, "dev_mismatched/accuracy": score / 2, "dev_matched/f1": 0.0}
+        lines.append({"kind": "scores", "step": steps, "epoch": float(epoch), **figures})
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "st')
+    return path
+
+
+def data(line: Line2D, along: str) -> list[float]:
+    """Where the points of a line lie."""
+    values: list[float] = np.asarray(line.get_ydata() if along == "y" else line.get_xdata()).tolist()
+    return values
+
+
+def test_curves_show_losses_and_the_scores_of_every_split(tmp_path: Path) -> None:
+    runs = {
+        "one": write_metrics(tmp_path / "one.jsonl", 100, 0.5, 0.7),
+        "two": write_metrics(tmp_path / "two.jsonl", 100, 0.5, 0.6),
+        "none": tmp_path / "missing.jsonl",
+    }
+    figure = charts.curves(runs, "one", "accuracy", "mnli")
+    left, right = figure.axes
+    blue = [line for line in right.lines if to_hex(line.get_color()).upper() == charts.BLUE]
+    assert [data(line, "y") for line in blue] == [[50.0, 70.0], [25.0, 35.0]]
+    assert [data(line, "x") for line in blue] == [[1.0, 2.0]] * 2
+    assert {"dev_matched", "dev_mismatched", "mnli\nblue: one, grey: the other runs"} <= set(texts(figure))
+    raw = next(line for line in left.lines if data(line, "y") and line.get_alpha())
+    assert data(raw, "y") == pytest.approx([1 / step for step in range(1, 100)])
+    one, two = (line for line in left.lines if data(line, "y") and not line.get_alpha())
+    assert data(one, "y") == data(two, "y")
+    assert data(one, "y")[:2] == pytest.approx([1, (1 + 1 / 2) / 2])
+    assert data(one, "y")[-1] == pytest.approx(sum(1 / step for step in range(95, 100)) / 5)
+    assert overlaps(figure) == []
+
+
+def test_a_confusion_has_counts_and_shares_of_the_classes() -> None:
+    gold, predicted = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
+    figure = charts.confusion(gold, predicted, ["no", "yes"], "cola")
+    assert {"3\n75%", "1\n25%", "0\n0%", "1\n100%", "no (4)", "yes (1)"} <= set(texts(figure))
+    shares = figure.axes[0].images[0].get_array()
+    assert shares is not None
+    assert shares.tolist() == [[0.75, 0.25], [0.0, 1.0]]
+
+
+def test_a_class_without_items_has_no_shares() -> None:
+    figure = charts.confusion(np.array([0]), np.array([0]), ["a", "b", "c"], "")
+    cells = [text.get_text() for text in figure.axes[0].texts]
+    assert cells == ["1\n100%", "0\n0%", "0\n0%", *["0"] * 6]
+
+
+NAMES = ["short", "entailment", "a much longer name of a class", "$x_{", "two\nlines"]
+
+
+@pytest.mark.parametrize("size", [2, 12, 40])
+def test_labels_of_a_confusion_do_not_overlap(size: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(size)
+    names = [f"{NAMES[number % len(NAMES)]} {number}" for number in range(size)]
+    figure = charts.confusion(draw.integers(0, size, 90_000), draw.integers(0, size, 90_000), names, "many " * 30)
+    assert overlaps(figure) == []
+    charts.save(figure, tmp_path / "confusion.png")
+
+
+@pytest.mark.parametrize("items", [0, 1, 50, 20_000])
+def test_scores_lie_where_they_are(items: int, tmp_path: Path) -> None:
+    gold = np.linspace(0, 5, items)
+    figure = charts.scatter(gold, gold[::-1].copy(), "stsb")
+    axes = figure.axes[0]
+    if items <= charts.MOST_POINTS:
+        assert np.asarray(axes.collections[0].get_offsets()).tolist() == np.column_stack([gold, gold[::-1]]).tolist()
+    assert overlaps(figure) == []
+    charts.save(figure, tmp_path / "scores.png")
+
+
+def test_scores_that_are_no_numbers_are_left_out() -> None:
+    figure = charts.scatter(np.array([1.0, 2.0]), np.array([np.nan, 2.5]), "")
+    assert np.asarray(figure.axes[0].collections[0].get_offsets()).tolist() == [[2.0, 2.5]]
+
+
+def run(learning_rate: float, score: float | None, seed: int = 1, **other: Any) -> dict[str, Any]:
+    return {"learning_rate": learning_rate, "batch": 32, "epochs": 3.0, "seed": seed, "score": score, **other}
+
+
+def test_a_grid_marks_the_best_and_the_doubtful() -> None:
+    runs = {
+        "a": run(5e-5, 0.7),
+        "b": run(5e-5, 0.75, seed=2),
+        "c": run(3e-4, 0.5, degenerate=True),
+        "d": run(3e-4, None, seed=2),
+    }
+    figure = charts.grid(runs, "b", "rte")
+    shown = texts(figure)
+    assert {"70.0", "75.0", "50.0", "failed", "5e-5", "3e-4", "seed 1", "seed 2"} <= set(shown)
+    assert "rte\nframed: the best; hatched: failed, or always the same answer" in shown
+    assert not any("batch" in text or "epochs" in text for text in shown)  # they are the same everywhere
+    cells = {patch.get_xy(): patch for patch in figure.axes[0].patches if hasattr(patch, "get_xy")}
+    hatched = {(round(x + 0.48), round(y + 0.46)) for (x, y), patch in cells.items() if patch.get_hatch()}
+    framed = {(round(x + 0.48), round(y + 0.46)) for (x, y), patch in cells.items() if patch.get_linewidth() == 3}
+    assert (hatched, framed) == ({(1, 0), (1, 1)}, {(0, 1)})
+
+
+@pytest.mark.parametrize(("columns", "seeds"), [(1, 1), (8, 1), slow(15, 20)])
+def test_labels_of_a_grid_do_not_overlap(columns: int, seeds: int, tmp_path: Path) -> None:
+    rates = [1.25e-5 * number for number in range(1, columns + 1)]
+    runs = {
+        f"{rate} {seed}": run(rate, seed / 20, seed, batch=16 * (1 + seed % 2))
+        for rate in rates
+        for seed in range(seeds)
+    }
+    figure = charts.grid(runs, next(iter(runs)), "sst2")
+    assert overlaps(figure) == []
+    charts.save(figure, tmp_path / "grid.png")
+
+
+def test_a_grid_of_failures_is_drawn() -> None:
+    assert "failed" in texts(charts.grid({"a": run(1e-5, None)}, None, "cola"))
+
+
+def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) -> None:
+    for name in ("one.png", "two.png"):
+        charts.save(charts.grid({"a": run(1e-5, 0.5)}, "a", "中文 $"), tmp_path / name)
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert imread(tmp_path / "one.png").shape[1] == charts.WIDTH * charts.DPI
+
+
+def test_a_chart_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        charts.save(charts.grid({"a": run(1e-5, 0.5)}, "a", ""), tmp_path / "file" / "grid.png")
+
+
+def test_training_does_not_load_matplotlib() -> None:
+    code = "import sys, finetuning.session.charts; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

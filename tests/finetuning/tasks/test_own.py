@@ -1,0 +1,258 @@
+"""Tasks of one's own: TOML files of each kind and format, and what is wrong with them told at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT
+from support.tasks import CUTTER, labels, laid_out, rows, saying
+
+from data_prep.common.errors import UserError
+from finetuning.settings import FineTuning
+from finetuning.tasks.own import OwnTask, open_own, read_own
+from finetuning.tasks.scores import METRICS
+from finetuning.tasks.sentences import SentenceTask
+from finetuning.tasks.tagged_words import TaggedWords
+from finetuning.tasks.task import Task
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Writes files; returns the TOML."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder / "task.toml"
+
+
+def open_any(path: Path) -> Task:
+    return open_own(path, CUTTER, FineTuning())
+
+
+def open_sentences(path: Path) -> SentenceTask:
+    task = open_any(path)
+    assert isinstance(task, SentenceTask)
+    return task
+
+
+CLASSES = """
+name = "reviews"
+kind = "classes"
+train = "data/train.csv"
+dev = "data/dev.csv"
+text = "review"
+label = "stars"
+"""
+SCORES = CLASSES.replace("classes", "score")
+REVIEWS = {
+    "task.toml": CLASSES,
+    "data/train.csv": 'stars,review\n2,"good, or so"\n10,great\n1,bad\n',
+    "data/dev.csv": "review,stars\nfine,2\nawful,1\n",
+}
+
+
+def test_classes_are_those_of_the_training_items_in_order(tmp_path: Path) -> None:
+    task = open_sentences(write(tmp_path, REVIEWS))
+    assert (task.name, task.head.kind, task.head.labels) == ("reviews", "classes", ("1", "2", "10"))
+    assert laid_out(task.train, 0) == ["[CLS] good , or so [SEP]"]
+    assert (labels(task.train), labels(task.dev["dev"])) == ([1, 2, 0], [1, 0])
+    assert task.metric == "accuracy"
+    assert task.score("dev", saying([1, 2], 3))["accuracy"] == 0.5
+    assert "f1" not in task.score("dev", saying([1, 2], 3))
+    assert task.description(saying([1, 2], 3)) == {"length": 128, "fields": ["review"]}
+
+
+def test_classes_may_be_named_in_another_order(tmp_path: Path) -> None:
+    toml = CLASSES + 'labels = ["10", "2", "1"]\nmetric = "f1_macro"\n'
+    task = open_sentences(write(tmp_path, {**REVIEWS, "task.toml": toml}))
+    assert (task.head.labels, labels(task.train), task.metric) == (("10", "2", "1"), [1, 0, 2], "f1_macro")
+
+
+def test_pairs_in_json_lines_and_numbers(tmp_path: Path) -> None:
+    items = [{"first": "A", "other": "B", "score": 1.5}, {"first": "C", "other": "D", "score": -2}]
+    lines = "\n".join(map(json.dumps, items))
+    toml = 'name = "near"\nkind = "score"\ntrain = "a.jsonl"\ndev = "a.jsonl"\n'
+    toml += 'text = "first"\nsecond = "other"\nlabel = "score"\nmetric = "spearman"\n'
+    task = open_sentences(write(tmp_path, {"task.toml": toml, "a.jsonl": lines}))
+    assert laid_out(task.train, 0) == ["[CLS] a [SEP] b [SEP]"]
+    assert labels(task.dev["dev"]) == [1.5, -2]
+    assert (task.metric, task.fields) == ("spearman", ("first", "other"))
+    assert task.score("dev", rows([[2], [1]]))["spearman"] == pytest.approx(1)
+
+
+def test_several_labels_in_parquet(tmp_path: Path) -> None:
+    columns = {"text": ["a", "b"], "toxic": [True, False], "rude": [True, True]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    toml = 'name = "tone"\nkind = "labels"\ntrain = "a.parquet"\ndev = "a.parquet"\nlabels = ["toxic", "rude"]\n'
+    task = open_sentences(write(tmp_path, {"task.toml": toml}))
+    encoded = task.train.encode(np.array([1, 0])).labels
+    assert encoded is not None
+    assert (encoded.row(0).tolist(), encoded.row(1).tolist()) == ([0, 1], [1, 1])
+    assert (task.head.labels, task.metric) == (("toxic", "rude"), "f1_micro")
+    assert task.score("dev", rows([[1, 1], [-1, 1]])) == {"f1_micro": 1.0, "f1_macro": 1.0, "accuracy": 1.0}
+
+
+def test_tags_are_read_as_those_of_entities(tmp_path: Path) -> None:
+    toml = 'name = "names"\nkind = "tags"\ntrain = "a.txt"\ndev = "b.jsonl"\ntext = "words"\nlabel = "marks"\n'
+    line = json.dumps({"words": ["Ann", "sat"], "marks": ["B-PER", "O"]})
+    task = open_any(write(tmp_path, {"task.toml": toml, "a.txt": "Bob B-PER\nran O\n", "b.jsonl": line}))
+    assert (task.name, task.head.kind, task.head.labels) == ("names", "tags", ("O", "B-PER", "I-PER"))
+    assert (len(task.train), len(task.dev["dev"])) == (1, 1)
+
+
+def test_a_share_is_held_out_where_there_is_no_dev(tmp_path: Path) -> None:
+    toml = CLASSES.replace('dev = "data/dev.csv"', "held_out = 0.25")
+    train = "review,stars\n" + "".join(f"text {number},{number % 2}\n" for number in range(20))
+    task = open_sentences(write(tmp_path, {"task.toml": toml, "data/train.csv": train}))
+    assert (len(task.train), len(task.dev["dev"])) == (15, 5)
+    assert task.notes == (
+        f"reads train.csv of {tmp_path}/data",
+        f"{tmp_path}/data/train.csv: 5 of its 20 rows are held out from training and scored",
+    )
+    write(tmp_path, {"data/train.csv": "review,stars\na,1\n", "task.toml": toml + 'labels = ["0", "1"]\n'})
+    with pytest.raises(UserError, match=r"train\.csv: one row alone, of which none can be held out"):
+        open_any(tmp_path / "task.toml")
+
+
+def test_a_share_of_tagged_sentences_is_held_out(tmp_path: Path) -> None:
+    """The same ones in any order; whole documents where the file parts them."""
+    toml = 'name = "names"\nkind = "tags"\ntrain = "train.txt"\nheld_out = 0.25\n'
+    sentences = [f"word{number} B-PER\nran O\n" for number in range(20)]
+
+    def held(*parts: str) -> tuple[list[str], str]:
+        task = open_any(write(tmp_path, {"task.toml": toml, "train.txt": "\n".join(parts)}))
+        dev, train = task.dev["dev"], task.train
+        assert isinstance(dev, TaggedWords)
+        assert isinstance(train, TaggedWords)
+        assert not {*dev.words.texts} & {*train.words.texts} - {"ran"}
+        assert len(dev) + len(train) == 20
+        return sorted(dev.words.texts), task.notes[-1]
+
+    names, note = held(*sentences)
+    assert len(names) == 2 * 5
+    assert note == f"{tmp_path}/train.txt: 5 of its 20 sentences are held out from training and scored"
+    assert held(*sentences[::-1])[0] == names
+    documents = ["-DOCSTART- -X-\n\n" + "\n".join(sentences[start : start + 5]) for start in range(0, 20, 5)]
+    names, note = held(*(document.replace(" -X-", " O") for document in documents))
+    assert "1 of its 4 documents" in note
+    numbers = sorted(int(name[4:]) for name in names if name != "ran")
+    assert numbers == list(range(numbers[0], numbers[0] + 5))
+    write(tmp_path, {"train.txt": sentences[0]})
+    with pytest.raises(UserError, match=r"train\.txt: one row alone, of which none can be held out"):
+        open_any(tmp_path / "task.toml")
+
+
+def test_a_test_file_is_scored_where_it_has_labels(tmp_path: Path) -> None:
+    toml = CLASSES + 'test = "data/test.csv"\n'
+    path = write(tmp_path, {**REVIEWS, "task.toml": toml, "data/test.csv": "review\na\n"})
+    task = open_sentences(path)
+    assert (list(task.dev), list(task.test), len(task.test["test"])) == (["dev"], ["test"], 1)
+    write(tmp_path, {"data/test.csv": "review,stars\na,10\n"})
+    task = open_sentences(path)
+    assert (list(task.dev), list(task.test), labels(task.dev["test"])) == (["dev", "test"], [], [2])
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    toml = 'nam = "reviews"\nkind = "class"\ntrain = "a.csv"\ntxt = "review"\nheld_out = 2\n'
+    with pytest.raises(UserError) as error:
+        open_any(write(tmp_path, {"task.toml": toml}))
+    said = str(error.value).splitlines()
+    assert all(line.startswith(f"{tmp_path}/task.toml: ") for line in said)
+    assert {line.removeprefix(f"{tmp_path}/task.toml: ") for line in said} == {
+        "name: is missing: what the task is called, in tables and as a folder",
+        'kind = "class": one of "classes", "labels", "score", "tags"',
+        "held_out = 2: below 1",
+        "nam: unknown; did you mean name?",
+        "txt: unknown; did you mean text?",
+    }
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ('kind = "tags"\nsecond = "b"\nmetric = "f1"', ["second: ", "metric: "]),
+        ('kind = "labels"', ["labels: is missing"]),
+        ('kind = "labels"\nlabel = "a"\nlabels = ["a", "a"]', ["label: ", "labels: a name stands there twice"]),
+        ('kind = "score"\nlabels = ["a", "b"]', ['labels: kind = "score" has none']),
+        ('kind = "classes"\nlabels = ["a"]', ["labels: one class leaves nothing to decide"]),
+        ('kind = "classes"\nname = "a/b"', ["name = "]),
+    ],
+)
+def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path: Path) -> None:
+    text = 'train = "a.csv"\n' + toml + ("" if "name" in toml.split("\n")[-1] else '\nname = "a"')
+    with pytest.raises(UserError) as error:
+        open_any(write(tmp_path, {"task.toml": text}))
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(said)
+    for line, start in zip(lines, said, strict=True):
+        assert line.startswith(f"{tmp_path}/task.toml: {start}")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"data/dev.csv": "review,stars\nfine,3\n"}, "data/dev.csv:2: unknown label '3'; the labels are 1, 2, 10"),
+        ({"data/train.csv": "review,stars\na,1\nb,\n"}, "data/train.csv:3: the label is empty"),
+        ({"data/train.csv": "review,stars\na,1\nb,NaN\n"}, "data/train.csv:3: the label is NaN"),
+        ({"data/train.csv": "text,stars\na,1\n"}, "data/train.csv: no column 'review'; there is text, stars"),
+        ({"data/dev.csv": "review;stars\na;1\n"}, "data/dev.csv: no column 'review'; there is review;stars"),
+        ({"data/dev.csv": ""}, "data/dev.csv: the file is empty"),
+        ({"task.toml": CLASSES.replace("dev.csv", "no.csv")}, "data/no.csv: no such file"),
+        ({"task.toml": CLASSES + 'metric = "f1"\n'}, "task.toml: metric = 'f1': here there is accuracy, f1_macro"),
+        (
+            {"task.toml": SCORES, "data/train.csv": "review,stars\na,1\nb,nan\n"},
+            "data/train.csv:3: the score 'nan' is not a",
+        ),
+        ({"task.toml": SCORES}, None),
+        ({"task.toml": CLASSES + "= 1"}, "task.toml"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(files: dict[str, str], said: str | None, tmp_path: Path) -> None:
+    path = write(tmp_path, {**REVIEWS, **files})
+    if said is None:
+        assert open_any(path).head.kind == "score"
+        return
+    with pytest.raises(UserError) as error:
+        open_any(path)
+    assert f"{tmp_path}/{said}" in str(error.value)
+
+
+DOCUMENTED = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/own-tasks.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("toml", DOCUMENTED, ids=lambda toml: toml.splitlines()[0])
+def test_every_file_in_the_documentation_is_right(toml: str, tmp_path: Path) -> None:
+    assert read_own(write(tmp_path, {"task.toml": toml})).name in toml
+
+
+def test_the_documentation_has_every_key_and_figure() -> None:
+    page = (ROOT / "docs/own-tasks.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| [^|]* \| [^|]* \|$", page, re.MULTILINE) == list(OwnTask.model_fields)
+    for kind in ("classes", "labels", "score"):
+        [line] = re.findall(rf"^\| `{kind}` \| ([^|]*) \|$", page, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", line) == list(METRICS[kind])
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.toml: no such file; a task says"):
+        open_any(tmp_path / "task.toml")
+
+
+def test_odd_labels_are_noted(tmp_path: Path) -> None:
+    train = "review,stars\na,1\n"
+    path = write(tmp_path, {**REVIEWS, "task.toml": CLASSES + 'labels = ["1", "2"]', "data/train.csv": train})
+    assert open_any(path).notes[1:] == (
+        f"{tmp_path}/data/train.csv: all training items are '1': there is nothing to learn",
+        f"{tmp_path}/data/train.csv: there are more classes (2) than training items (1)",
+    )
+
+
+def test_one_class_alone_is_refused_where_no_other_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, {**REVIEWS, "data/train.csv": "review,stars\na,1\nb,1\n"})
+    with pytest.raises(UserError, match=r"train\.csv: all labels are '1', so there is nothing to learn; name more"):
+        open_any(path)

@@ -1,0 +1,126 @@
+"""Figures beside plain restatements of them, and where nothing can be told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tasks import rows, saying
+
+from data_prep.common.arrays import Array
+from finetuning.tasks import scores
+from finetuning.tasks.scores import AVERAGE, METRICS, answers, figures, is_degenerate, probabilities
+from pretraining.huggingface.task_head import TaskHead
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Iterator[None]:
+    """No figure warns on the console."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def plain_f1(labels: Array, predictions: Array, label: int = 1) -> float:
+    right = sum((labels == label) & (predictions == label))
+    said, true = sum(predictions == label), sum(labels == label)
+    return 2 * right / (said + true) if right else 0.0
+
+
+def plain_matthews(labels: Array, predictions: Array) -> float:
+    tp, tn = sum((labels == 1) & (predictions == 1)), sum((labels == 0) & (predictions == 0))
+    fp, fn = sum((labels == 0) & (predictions == 1)), sum((labels == 1) & (predictions == 0))
+    below = float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    return float(tp * tn - fp * fn) / below if below else 0.0
+
+
+def plain_pearson(labels: Array, predictions: Array) -> float:
+    first, second = labels - labels.mean(), predictions - predictions.mean()
+    return float((first * second).sum() / ((first**2).sum() * (second**2).sum()) ** 0.5)
+
+
+def ranks(values: Array) -> Array:
+    """From 1; equal values share the mean of theirs."""
+    return np.array([(values < value).sum() + ((values == value).sum() + 1) / 2 for value in values])
+
+
+BINARY = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30).map(np.array)
+
+
+@given(BINARY)
+def test_figures_of_two_classes_are_the_plain_ones(pairs: Array) -> None:
+    labels, predictions = pairs.T
+    found = figures("classes", ("accuracy", "f1", AVERAGE), labels, predictions)
+    assert found["accuracy"] == pytest.approx((labels == predictions).mean())
+    assert found["f1"] == pytest.approx(plain_f1(labels, predictions))
+    assert found[AVERAGE] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
+    assert scores.matthews(labels, predictions) == pytest.approx(plain_matthews(labels, predictions))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_correlations_are_the_plain_ones(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    labels, predictions = draw.integers(0, 26, 40) / 5, draw.normal(size=40)
+    assert scores.pearson(labels, predictions) == pytest.approx(plain_pearson(labels, predictions))
+    assert scores.spearman(labels, predictions) == pytest.approx(plain_pearson(ranks(labels), ranks(predictions)))
+
+
+def test_macro_is_the_mean_over_classes_and_micro_counts_all_decisions() -> None:
+    labels, predictions = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
+    each = [plain_f1(labels, predictions, label) for label in range(3)]
+    assert METRICS["classes"]["f1_macro"](labels, predictions) == pytest.approx(np.mean(each))
+    assert METRICS["classes"]["f1_micro"](labels, predictions) == pytest.approx(4 / 6)
+    several, said = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [0, 1], [0, 1]])
+    found = figures("labels", METRICS["labels"], several, said)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3) / 2)
+    assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))
+    assert found["accuracy"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("constant", [0, 1])
+def test_one_class_alone_scores_zero_and_warns_of_nothing(constant: int) -> None:
+    some, same = np.array([0, 1, 1, 0]), np.full(4, constant)
+    assert scores.matthews(some, same) == scores.matthews(same, some) == scores.matthews(same, same) == 0
+    assert np.isfinite(list(figures("classes", METRICS["classes"], some, same).values())).all()
+    several = np.stack([some, same], 1)
+    assert np.isfinite(list(figures("labels", METRICS["labels"], several, np.zeros_like(several)).values())).all()
+
+
+@pytest.mark.parametrize("constant", [0.0, 2.5, 1e30, float("nan"), float("inf")])
+def test_constant_and_broken_scores_correlate_with_nothing(constant: float) -> None:
+    some, same = np.array([0.0, 1.0, 2.5]), np.full(3, constant, np.float32)
+    for metric in METRICS["score"].values():
+        assert metric(some, same) == metric(same, some) == 0
+        assert metric(some[:1], some[:1]) == 0
+    nearly = np.float32(2.5) + np.array([0, 1e-15, -1e-15])
+    assert scores.pearson(some, nearly) == 0
+
+
+def test_a_model_that_says_one_thing_alone_is_degenerate() -> None:
+    classes = TaskHead("classes", ("a", "b", "c"))
+    assert is_degenerate(classes, saying([2, 2, 2], 3))
+    assert not is_degenerate(classes, saying([2, 2, 0], 3))
+    assert is_degenerate(TaskHead("choice"), saying([1, 1], 4))
+    assert is_degenerate(TaskHead("score"), rows([[2.5], [2.5]]))
+    assert not is_degenerate(TaskHead("score"), rows([[2.5], [2.6]]))
+    labels = TaskHead("labels", ("a", "b"))
+    assert is_degenerate(labels, rows([[-1, 2], [-3, 1]]))
+    assert not is_degenerate(labels, rows([[-1, 2], [3, 1]]))
+    assert not is_degenerate(TaskHead("spans"), rows([[1, 0], [1, 0]]))
+
+
+def test_probabilities_are_finite_whatever_the_logits() -> None:
+    logits = np.array([[1000.0, -1000.0], [0.0, 0.0]], np.float32)
+    assert probabilities("classes", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert probabilities("labels", logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    assert answers("labels", logits).tolist() == [[1, 0], [0, 0]]
+
+
+def test_one_label_alone_is_scored_as_more_of_them_are() -> None:
+    labels, nothing = np.array([[1], [0], [0], [0]]), np.zeros((4, 1), np.int64)
+    assert scores.METRICS["labels"]["f1_micro"](labels, nothing) == 0
+    assert scores.METRICS["labels"]["f1_micro"](labels, labels) == 1

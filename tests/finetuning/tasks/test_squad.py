@@ -1,0 +1,273 @@
+"""SQuAD as a task: labels of windows, figures beside the official ones of the files it writes, articles held out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.marks import slow
+from support.squad import LETTERS, article, cutter, item, questions, write_squad
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import load_vocabulary
+from finetuning.evaluate_squad import Evaluate, evaluate
+from finetuning.inputs import Cutter
+from finetuning.ragged import Ragged
+from finetuning.settings import FineTuning, Spans
+from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
+from finetuning.tasks.squad_rules import Version, read_squad
+
+SHAPE = FineTuning(length=12, spans=Spans(stride=3, question=3, answer=4))
+TEXT = "Éa b, c-d efg h. i j k l m n o p q r s t u v w x y z"
+
+
+def labels(items: Any) -> list[list[int]]:
+    found: list[list[int]] = items.encode(np.arange(len(items))).labels.values.reshape(-1, 2).tolist()
+    return found
+
+
+def write(path: Path, items: list[dict[str, Any]], context: str = TEXT) -> Path:
+    return write_squad(path, [article("t", [(context, items)])])
+
+
+def task_of(path: Path, version: Version = "1.1", **more: Any) -> SquadTask:
+    return open_squad(version, path, path, cutter(), SHAPE, **more)
+
+
+def cut_back(lessons: Lessons, row: int, span: Sequence[int]) -> str:
+    """The text of a window's label, by the offsets of its text."""
+    context = lessons.context[lessons.places.question[row]]
+    (offsets,) = lessons.offsets(np.array([context]))
+    first, last = np.array(span) + lessons.places.begins[row] - lessons.before(np.array([row]))[0]
+    text: str = lessons.texts[context][offsets[first, 0] : offsets[last, 1]]
+    return text
+
+
+WORDS = st.lists(
+    st.tuples(
+        st.text(LETTERS + "ÉÅñ東京한", min_size=1, max_size=3), st.sampled_from([" ", "  ", "\u00a0", "\n", ", ", "-"])
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(st.data(), WORDS)
+def test_labels_give_the_answer_back_in_the_windows_that_hold_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, words: list[tuple[str, str]]
+) -> None:
+    context = "".join(word + gap for word, gap in words)
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first, len(words) - 1))
+    start = sum(len(word + gap) for word, gap in words[:first])
+    answer = "".join(word + gap for word, gap in words[first:last]) + words[last][0]
+    one = item("a", "q", [answer])
+    one["answers"][0]["answer_start"] = start
+    lessons = Lessons(questions(tmp_path_factory.mktemp("squad"), [one], context), cutter(), SHAPE)
+    before, inside = (len(cutter().cut([text]).values) for text in (context[:start], answer))
+    for number, label in enumerate(labels(lessons)):
+        holds = lessons.places.begins[number] <= before and before + inside <= lessons.places.ends[number]
+        assert (label != [0, 0]) == holds
+        if holds:
+            assert cut_back(lessons, number, label) == answer
+
+
+def test_an_answer_within_a_piece_is_labelled_with_the_whole_piece(tmp_path: Path) -> None:
+    whole = Cutter(type(cutter().vocabulary)((*cutter().vocabulary.pieces, "house"), cased=False))
+    one = item("a", "q", ["ouse b"])
+    lessons = Lessons(questions(tmp_path, [one], "a house b"), whole, SHAPE)
+    assert labels(lessons) == [[4, 5]]  # [CLS] q [SEP] a house b
+    assert cut_back(lessons, 0, [4, 5]) == "house b"
+
+
+def test_questions_without_an_answer_are_labelled_with_cls(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", [], True), item("b", "q", ["z"], True)], "a z")
+    assert labels(task_of(path, "2.0").train) == [[0, 0], [4, 4]]
+
+
+def test_items_are_encoded_in_any_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", ["c-d"]), item("b", "q r", ["z"])])
+    train = task_of(path).train
+    order = np.random.default_rng(1).permutation(len(train))
+    whole, some = train.encode(np.arange(len(train))), train.encode(order)
+    assert whole.labels is not None
+    assert some.labels is not None
+    assert some.labels.values.tolist() == whole.labels.take(order).values.tolist()
+    assert some.sequences.pieces.values.tolist() == whole.sequences.pieces.take(order).values.tolist()
+
+
+def test_answers_that_are_not_at_their_offset_are_named_or_refused(tmp_path: Path) -> None:
+    items = [item(name, "q", ["z"]) for name in "abcdef"]
+    for one, start in zip(items[:5], (0, -1, 10**9, 1, 2), strict=True):
+        one["answers"][0]["answer_start"] = start
+    path = write(tmp_path / "d.json", items)
+    task = task_of(path)
+    _, note = task.notes
+    assert note.startswith(f"5 of 6 answers are not at their offset: {path}: data[0].paragraphs[0].qas[0]: 'z' (a); ")
+    assert note.endswith("'z' (c); …; these questions are left out of training")
+    alone = Lessons(questions(tmp_path, items[5:], TEXT), cutter(), SHAPE)
+    assert labels(task.train) == labels(alone)
+    with pytest.raises(UserError, match="5 of 6 answers are not at their offset"):
+        task_of(path, strict=True)
+    with pytest.raises(UserError, match="nothing is left to learn from"):
+        task_of(write(tmp_path / "d.json", items[:5]))
+
+
+def test_a_file_of_2_is_refused_as_1(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", [], True)])
+    with pytest.raises(UserError, match=r"qas\[0\]: has no answer, as in SQuAD 2.0: use version 2.0"):
+        task_of(path)
+
+
+def test_training_for_2_on_a_file_of_1_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
+    assert len(task_of(path).notes) == 1
+    assert task_of(path, "2.0").notes[1].startswith("every question of train has an answer")
+
+
+def outputs(windows: Windows, seed: int = 1) -> Ragged:
+    ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
+    return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_figures_are_those_of_the_files_that_are_written(tmp_path: Path, version: Version, seed: int) -> None:
+    words = TEXT.split()
+    draw = np.random.default_rng(seed)
+    golds = [words[number : number + 3] for number in draw.integers(0, 20, 12)]
+    items = [
+        item(str(number), "q", [] if version == "2.0" and number % 3 == 0 else each, version == "2.0")
+        for number, each in enumerate(golds)
+    ]
+    path = write(tmp_path / "d.json", items)
+    task = task_of(path, version)
+    said = outputs(task.dev["dev"], seed)
+    scores = task.score("dev", said)
+    task.write_predictions("dev", said, tmp_path / "out")
+    predictions, odds = tmp_path / "out/predictions.json", tmp_path / "out/null_odds.json"
+    official, notes = evaluate(Evaluate(path, predictions))
+    assert notes == []
+    assert task.metric in scores
+    if version == "1.1":
+        assert scores == {"exact": official["exact_match"] / 100, "f1": official["f1"] / 100}
+        assert not odds.exists()
+        assert task.description(said)["threshold"] is None
+    else:
+        both = {name: value / 100 for name, value in official.items() if not name.endswith("total")}
+        assert scores.items() >= both.items()
+        with_odds, _ = evaluate(Evaluate(path, predictions, odds))
+        assert scores["best_f1"] == with_odds["best_f1"] / 100 == pytest.approx(scores["f1"])
+        assert scores["best_f1_thresh"] == with_odds["best_f1_thresh"]
+        threshold = task.description(said)["threshold"]
+        table = json.loads(odds.read_text())
+        empty = {name for name, answer in json.loads(predictions.read_text()).items() if not answer}
+        assert empty == {name for name in table if table[name] > threshold}
+    best = json.loads((tmp_path / "out/nbest_predictions.json").read_text())
+    assert best.keys() == json.loads(predictions.read_text()).keys()
+    for name, each in best.items():
+        assert sum(one["probability"] for one in each) == pytest.approx(1)
+        assert ("" in [one["text"] for one in each]) == (version == "2.0")
+        assert len({one["text"] for one in each}) == len(each)
+        if version == "2.0":
+            (null,), top = ([one for one in each if not one["text"]], next(one for one in each if one["text"]))
+            odd = null["start_logit"] + null["end_logit"] - top["start_logit"] - top["end_logit"]
+            assert table[name] == pytest.approx(odd)
+
+
+def test_a_model_that_is_never_right_is_best_silent(tmp_path: Path) -> None:
+    items = [item(str(number), "q", [] if number else ["Éa"], True) for number in range(4)]
+    path = write(tmp_path / "d.json", items, "Éa b")
+    task = task_of(path, "2.0")
+    said = outputs(task.dev["dev"])
+    for number in range(4):
+        said.row(number)[:] = [[-9, -9]] * 3 + [[-5, -5]] * 2 + [[5, 5], [0, 0]]  # "b" for sure
+    scores = task.score("dev", said)
+    assert (scores["exact"], scores["f1"], scores["best_f1"]) == (0.75, 0.75, 0.75)
+    assert (scores["exact_at_zero"], scores["f1_at_zero"]) == (0.0, 0.0)
+    assert scores["best_f1_thresh"] == 0.0  # as the official script says it, though silence begins far below
+    assert task.description(said)["threshold"] < -28 < task.description(said)["threshold"] + 1
+
+
+def test_whole_articles_are_held_out(tmp_path: Path) -> None:
+    articles = [
+        article(f"t{number}", [("a b", [item(f"{number}-{each}", "q", ["b"]) for each in range(number + 1)])])
+        for number in range(10)
+    ]
+    path = write_squad(tmp_path / "d.json", articles)
+    asked = read_squad(path).questions
+    train, dev = hold_out(asked, 0.2, 7)
+    assert {each.article for each in train}.isdisjoint({each.article for each in dev})
+    assert sorted(each.id for each in [*train, *dev]) == sorted(each.id for each in asked)
+    assert 0.2 * 55 <= len(dev) < 0.2 * 55 + 10
+    assert hold_out(asked, 0.2, 7) == (train, dev)
+    assert hold_out(asked, 0.2, 8) != (train, dev)
+    task = open_squad("1.1", path, None, cutter(), SHAPE, held_out=0.2)
+    other = open_squad("1.1", path, None, cutter(), SHAPE.model_copy(update={"seed": 5}), held_out=0.2)
+    assert len(task.train) + len(task.dev["dev"]) == 55
+    whole = len({each.article for each in hold_out(asked, 0.2, 0)[1]})
+    assert task.notes == (
+        f"reads d.json of {tmp_path}",
+        f"{path}: {len(task.dev['dev'])} of its 55 questions ({whole} whole articles) are held out from training "
+        "and scored",
+    )
+    assert len(task.dev["dev"]) == len(other.dev["dev"])
+    for share in (0.0001, 0.9999):
+        assert all(hold_out(asked, share, 1))
+
+
+def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
+    with pytest.raises(UserError, match="train has 1, and it takes 2"):
+        open_squad("1.1", path, None, cutter(), SHAPE, held_out=0.1)
+    with pytest.raises(UserError, match="choose one"):
+        task_of(path, held_out=0.1)
+    two = write_squad(tmp_path / "e.json", [article(t, [("z", [item(t, "q", ["z"])])]) for t in "ab"])
+    with pytest.raises(UserError, match=r"a share of 1\.5"):
+        open_squad("1.1", two, None, cutter(), SHAPE, held_out=1.5)
+
+
+def test_train_or_dev_may_be_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
+    train = open_squad("1.1", path, None, cutter(), SHAPE)
+    assert (train.dev, len(train.train) > 0) == ({}, True)
+    dev = open_squad("1.1", None, path, cutter(), SHAPE)
+    assert (len(dev.train), len(dev.dev["dev"]) > 0) == (0, True)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "answers", "within"),
+    [
+        slow("train-v1.1_subset_44articles", 11877, 86),
+        ("train-v2.0_subset_11articles", 4799, 44),
+        ("xquad-dev-v1.1", 1190, 1),
+    ],
+)
+def test_real_answers_come_back(real_data: Path, name: str, answers: int, within: int) -> None:
+    """All answers but those that begin or end within a piece, and of windows all but those whose answer is long."""
+    cut = Cutter(load_vocabulary(real_data / "vocab.txt", cased=False))
+    asked = [each for each in read_squad(real_data / f"squad/{name}.json").questions if each.golds]
+    lessons = Lessons(asked, cut, FineTuning(length=384))
+    encoded = lessons.encode(np.arange(len(lessons)))
+    assert encoded.labels is not None
+    spans = encoded.labels.values.reshape(-1, 2)
+    back = {
+        lessons.places.question[row]: cut_back(lessons, row, spans[row]) for row in np.flatnonzero(spans[:, 0]).tolist()
+    }
+    assert len(asked) == answers
+    assert sum(back.get(number) != each.golds[0].text for number, each in enumerate(asked)) == within
+    pieces = encoded.sequences.pieces
+    sure = np.zeros((len(pieces.values), 2), np.float32)
+    for side in (0, 1):
+        sure[pieces.starts + spans[:, side], side] = 20
+    found = find_answers(lessons, Ragged(sure, pieces.ends), optional=False)
+    right = sum(answer.text() == each.golds[0].text for answer, each in zip(found, asked, strict=True))
+    assert right >= 0.989 * answers  # the others have over 30 pieces, or their start and end in different windows

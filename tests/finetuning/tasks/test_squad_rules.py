@@ -1,0 +1,323 @@
+"""The official figures of SQuAD beside a second statement of their rules, and each fault of its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.squad import article, item, questions, write_squad
+
+from data_prep.common.errors import UserError
+from finetuning.tasks.squad_rules import (
+    Question,
+    evaluate_1,
+    evaluate_2,
+    exact_match,
+    normalise,
+    read_by_id,
+    read_squad,
+    token_f1,
+)
+
+
+def plain_normalise(text: str) -> str:
+    """A second statement of what is compared: character by character, then word by word."""
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    words = "".join(" " if part in ("a", "an", "the") else part for part in re.split(r"(\W+)", kept))
+    return " ".join(words.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("The  Panthers' defense!", "panthers defense"),
+        ("A an THE", ""),
+        ("a-the", "athe"),  # punctuation goes first and leaves no blank
+        ("theatre an-other", "theatre another"),
+        ("L’été — «the end»", "l’été — « end»"),  # only ASCII punctuation goes
+        ("Ünïcödé\u00a0A\tB\n", "ünïcödé b"),
+        ("A the-a cat", "thea cat"),
+        ("東京 the 大学", "東京 大学"),
+        ("the\u2014end", "\u2014end"),
+        ("", ""),
+    ],
+)
+def test_what_is_compared_of_an_answer(text: str, kept: str) -> None:
+    assert normalise(text) == kept
+
+
+@given(st.lists(st.sampled_from(["the", "a", "an", "An", "cat", "été", "-", "’", " ", "\u00a0", ".", "x1", "_", "İ"])))
+def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
+    assert normalise("".join(parts)) == plain_normalise("".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "exact", "f1"),
+    [
+        ("the Virgin Mary", "Virgin Mary.", 1, 1.0),
+        ("gold gold dome", "gold dome dome", 0, 2 / 3),  # every word as often as both have it
+        ("cat", "dog", 0, 0.0),
+        ("1858", "in 1858", 0, 2 / 3),
+        ("Café", "Cafe", 0, 0.0),
+    ],
+)
+def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float) -> None:
+    assert exact_match(gold, said) == exact
+    assert token_f1("1.1", gold, said) == token_f1("2.0", gold, said) == pytest.approx(f1, abs=1e-15)
+
+
+def test_nothing_against_nothing_is_right_in_2_alone() -> None:
+    assert token_f1("2.0", "", "") == token_f1("2.0", "the", "a!") == 1.0
+    assert token_f1("1.1", "the", "a!") == 0.0  # where it matches exactly all the same
+    assert exact_match("the", "a!") == 1
+    assert token_f1("2.0", "", "cat") == token_f1("2.0", "cat", "") == 0.0
+
+
+def test_version_1_takes_the_best_gold_and_counts_what_is_missing(tmp_path: Path) -> None:
+    asked = questions(tmp_path, [item("a", "x", ["red house", "a house"]), item("b", "x", ["red"])])
+    assert evaluate_1(asked, {"a": "the house", "unknown": "red"}) == {"exact_match": 50.0, "f1": 50.0}
+    assert evaluate_1(asked, {"a": "green house", "b": ""})["f1"] == pytest.approx(100 * (2 / 3) / 2)
+
+
+def plain_figures(
+    asked: list[Question], said: Mapping[str, str], odds: Mapping[str, float] | None, limit: float
+) -> dict[str, float]:
+    """A second statement of the official script of 2.0, by the letter of its rules."""
+    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
+    for question in asked:
+        golds = [gold.text for gold in question.golds if plain_normalise(gold.text)] or [""]
+        pairs = [(plain_normalise(gold), plain_normalise(said[question.id])) for gold in golds]
+        raw["exact"][question.id] = max(float(one == other) for one, other in pairs)
+        raw["f1"][question.id] = max(plain_f1(one.split(), other.split()) for one, other in pairs)
+    figures = {}
+    for name, scores in raw.items():
+        final = {
+            each.id: float(not each.golds) if odds and odds[each.id] > limit else scores[each.id] for each in asked
+        }
+        for prefix, group in (
+            ("", asked),
+            ("HasAns_", [each for each in asked if each.golds]),
+            ("NoAns_", [each for each in asked if not each.golds]),
+        ):
+            if group:
+                figures[f"{prefix}{name}"] = 100 * sum(final[each.id] for each in group) / len(group)
+                figures[f"{prefix}total"] = len(group)
+        if odds:
+            by_id = {each.id: each for each in asked}
+            best = now = float(sum(not each.golds for each in asked))
+            at = 0.0
+            for key in sorted(odds, key=odds.__getitem__):
+                if key not in by_id:
+                    continue
+                now += scores[key] if by_id[key].golds else -1 if said[key] else 0
+                if now > best:
+                    best, at = now, odds[key]
+            figures |= {f"best_{name}": 100 * best / len(asked), f"best_{name}_thresh": at}
+    return figures
+
+
+def plain_f1(gold: list[str], said: list[str]) -> float:
+    if not gold or not said:
+        return float(gold == said)
+    left = list(gold)
+    shared = 0
+    for word in said:
+        if word in left:
+            left.remove(word)
+            shared += 1
+    return 2 * shared / (len(gold) + len(said))
+
+
+ANSWERS = st.sampled_from(["", "the", "red house", "red", "house red red", "Été!", "a house", "ÉTÉ"])
+
+
+@given(st.data())
+def test_version_2_gives_the_figures_of_a_second_statement(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    golds = data.draw(st.lists(st.lists(ANSWERS, max_size=3), min_size=1, max_size=8))
+    asked = questions(tmp_path_factory.mktemp("squad"), [item(str(i), "x", each, True) for i, each in enumerate(golds)])
+    said = {question.id: data.draw(ANSWERS) for question in asked}
+    odds = {question.id: data.draw(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 3.0])) for question in asked}
+    odds |= data.draw(st.sampled_from([{}, {"unknown": 0.1}]))
+    limit = data.draw(st.sampled_from([-1.0, 0.0, 1.0]))
+    assert evaluate_2(asked, said) == pytest.approx(plain_figures(asked, said, None, limit))
+    assert evaluate_2(asked, said, odds, limit) == pytest.approx(plain_figures(asked, said, odds, limit))
+
+
+def test_version_2_has_the_keys_of_the_official_script_in_its_order(tmp_path: Path) -> None:
+    asked = questions(tmp_path, [item("a", "x", ["red"], True), item("b", "x", [], True)])
+    groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
+    best = ["best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"]
+    assert list(evaluate_2(asked, {"a": "", "b": ""})) == groups
+    found = evaluate_2(asked, {"a": "red", "b": "red"}, {"a": -1.0, "b": 0.25}, 0.0)
+    assert list(found) == groups + best
+    assert found["exact"] == found["best_f1"] == 100.0  # b is emptied by its odds
+    assert found["best_f1_thresh"] == -1.0
+    only = evaluate_2(asked[:1], {"a": "red"})
+    assert list(only) == groups[:6]
+
+
+def test_a_threshold_of_nothing_better_than_silence_is_zero(tmp_path: Path) -> None:
+    asked = questions(tmp_path, [item("a", "x", ["red"], True), item("b", "x", [], True)])
+    found = evaluate_2(asked, {"a": "blue", "b": "blue"}, {"a": 5.0, "b": 4.0})
+    assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
+
+
+# Files
+
+
+def test_questions_of_a_paragraph_share_their_context(tmp_path: Path) -> None:
+    path = write_squad(
+        tmp_path / "d.json", [article("t", [("red été", [item("a", "q", ["été"]), item("b", "r", ["red"])])])]
+    )
+    squad = read_squad(path)
+    first, second = squad.questions
+    assert squad.version == "1.1"
+    assert first.context is second.context
+    assert (first.golds[0].text, first.golds[0].start, first.article) == ("été", 4, "t")
+    assert second.where == f"{path}: data[0].paragraphs[0].qas[1]"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path, mark: str) -> None:
+    path = write_squad(tmp_path / "d.json", [article("t", [("red", [item("a", "q", ["red"])])])])
+    path.write_bytes((mark + path.read_text()).replace("\n", "\r\n").encode())
+    assert len(read_squad(path).questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "found"),
+    [("1.1", None, "1.1"), ("v2.0", None, "2.0"), (None, False, "2.0"), (None, None, "1.1")],
+)
+def test_the_version_is_found_from_the_data(tmp_path: Path, version: str | None, flag: bool | None, found: str) -> None:
+    one: dict[str, Any] = item("a", "q", ["red"]) | ({} if flag is None else {"is_impossible": flag})
+    content = {"data": [article("t", [("red", [one])])]} | ({"version": version} if version else {})
+    (tmp_path / "d.json").write_text(json.dumps(content))
+    assert read_squad(tmp_path / "d.json").version == found
+
+
+PLACE = r"d\.json: data\[0\]\.paragraphs\[0\]"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["data"][0].pop("paragraphs"), r"d\.json: data\[0\]: no 'paragraphs'"),
+        (lambda data: data.pop("data"), r"d\.json: no 'data'"),
+        (lambda data: data.update(data={}), r"d\.json: 'data' is \{\}, not a list"),
+        (lambda data: data.update(data=[3]), r"d\.json: data\[0\]: 3, not a table"),
+        (lambda data: data.update(data=[]), r"d\.json: no questions"),
+        (lambda data: paragraph(data).pop("context"), rf"{PLACE}: no 'context'"),
+        (lambda data: paragraph(data).update(context=""), rf"{PLACE}: 'context' is empty"),
+        (lambda data: paragraph(data).update(context="a\ud800"), rf"{PLACE}: 'context' has half of a character"),
+        (lambda data: qa(data).update(question=""), rf"{PLACE}\.qas\[0\]: 'question' is empty"),
+        (lambda data: qa(data).update(id=7), rf"{PLACE}\.qas\[0\]: 'id' is 7, not text"),
+        (lambda data: qa(data).pop("answers"), rf"{PLACE}\.qas\[0\]: no 'answers'"),
+        (lambda data: qa(data).update(answers=[]), rf"{PLACE}\.qas\[0\]: no answer"),
+        (lambda data: qa(data)["answers"][0].pop("text"), rf"{PLACE}\.qas\[0\]\.answers\[0\]: no 'text'"),
+        (lambda data: qa(data)["answers"][0].update(answer_start="0"), r"answers\[0\]: 'answer_start' is \"0\""),
+        (lambda data: qa(data).update(is_impossible=True), rf"{PLACE}\.qas\[0\]: says is_impossible, and has answers"),
+        (
+            lambda data: paragraph(data)["qas"].append(qa(data)),
+            rf"{PLACE}\.qas\[1\]: repeats the id 'a' of .*{PLACE}\.qas\[0\]",
+        ),
+    ],
+)
+def test_a_fault_is_named_with_its_place(tmp_path: Path, change: Any, message: str) -> None:
+    data = {"version": "1.1", "data": [article("t", [("red", [item("a", "q", ["red"])])])]}
+    change(data)
+    (tmp_path / "d.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match=message):
+        read_squad(tmp_path / "d.json")
+
+
+def paragraph(data: Any) -> Any:
+    return data["data"][0]["paragraphs"][0]
+
+
+def qa(data: Any) -> Any:
+    return paragraph(data)["qas"][0]
+
+
+def test_a_question_of_blanks_is_read(tmp_path: Path) -> None:
+    """The official training file has one."""
+    path = write_squad(tmp_path / "d.json", [article("t", [("red", [item("a", "   ", ["red"])])])])
+    assert read_squad(path).questions[0].text == "   "
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00", b"PAR1 and no more", b"[" * 100_000])
+def test_files_of_something_else_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "d.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"d\.json"):
+        read_squad(tmp_path / "d.json")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(UserError, match=f"{path}: cannot be read"):
+            read_squad(path)
+
+
+def hub_rows(golds: list[list[str]]) -> dict[str, list[Any]]:
+    return {
+        "id": [str(number) for number in range(len(golds))],
+        "title": ["t"] * len(golds),
+        "context": ["red été"] * len(golds),
+        "question": ["q"] * len(golds),
+        "answers": [{"text": each, "answer_start": ["red été".find(text) for text in each]} for each in golds],
+    }
+
+
+def test_the_parquet_of_the_hub_is_the_json(tmp_path: Path) -> None:
+    pq.write_table(pa.table(hub_rows([["été"], ["red", "red"]])), tmp_path / "one.parquet")
+    squad = read_squad(tmp_path / "one.parquet")
+    asked = questions(tmp_path, [item("0", "q", ["été"]), item("1", "q", ["red", "red"])], "red été")
+    assert squad.version == "1.1"
+    assert squad.questions[0].context is squad.questions[1].context
+    same = [(each.id, each.text, each.context, each.golds, each.article) for each in asked]
+    assert [(each.id, each.text, each.context, each.golds, each.article) for each in squad.questions] == same
+    pq.write_table(pa.table(hub_rows([["été"], []])), tmp_path / "two.parquet")
+    assert read_squad(tmp_path / "two.parquet").version == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.pop("context"), "no column 'context'; there is: id, title"),
+        (lambda rows: rows.update(question=["q", ""]), "row 2: 'question' is empty"),
+        (lambda rows: rows.update(id=["0", None]), "row 2: 'id' is null, not text"),
+        (lambda rows: rows.update(answers=["red", "red"]), "row 1: 'answers' is \"red\", not a table"),
+        (lambda rows: rows["answers"][1]["answer_start"].append(3), "row 2: 1 answers with 2 answer_start"),
+        (lambda rows: rows.update(id=["0", "0"]), "row 2: repeats the id '0' of .*row 1"),
+    ],
+)
+def test_a_fault_of_parquet_is_named_with_its_row(tmp_path: Path, change: Any, message: str) -> None:
+    rows = hub_rows([["été"], ["red"]])
+    change(rows)
+    pq.write_table(pa.table(rows), tmp_path / "d.parquet")
+    with pytest.raises(UserError, match=message):
+        read_squad(tmp_path / "d.parquet")
+
+
+@pytest.mark.parametrize("content", ['["a"]', '{"a": 1}', '{"a": null}', "no"])
+def test_predictions_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "p.json").write_text(content)
+    with pytest.raises(UserError, match=r"p\.json: "):
+        read_by_id(tmp_path / "p.json", str, "answers")
+
+
+@pytest.mark.parametrize("content", ['{"a": "1"}', '{"a": true}', '{"a": NaN}'])
+def test_odds_that_are_no_numbers_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "o.json").write_text(content)
+    with pytest.raises(UserError, match=r"o\.json: 'a': .* stands where odds are expected"):
+        read_by_id(tmp_path / "o.json", float, "odds")

@@ -1,0 +1,83 @@
+"""Fine-tuning recipes: every one that comes with the package loads, and what cannot be is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from data_prep.common.errors import UserError
+from finetuning.settings import FORM, FineTuning, load_settings
+
+OURS = sorted(FORM.folder.glob("*.toml"))
+
+
+def faults(recipe: str | Path, *overrides: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        load_settings(recipe, overrides)
+    return str(caught.value).splitlines()
+
+
+def test_a_recipe_has_a_name_and_flags_change_it() -> None:
+    words = "--search.learning_rates [1e-4,5e-5] --search.seeds=5 --optimizer.bias-correction false"
+    settings = load_settings("glue", [*words.split(), "--features.layers", "sum-all"])
+    assert settings == load_settings(FORM.folder / "glue.toml", [*words.split(), "--features.layers=sum-all"])
+    assert (settings.batch, settings.epochs, settings.length) == (32, 3.0, 128)
+    assert settings.search.learning_rates == (1e-4, 5e-5)
+    assert (settings.search.seeds, settings.optimizer.bias_correction) == (5, False)
+    assert settings.features.layers == "sum-all"
+
+
+def test_there_is_a_recipe_for_every_kind_of_task() -> None:
+    names = "demo glue glue_large miniature ner ner_features own squad1 squad2 swag"
+    assert [path.stem for path in OURS] == names.split()
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_every_number_of_a_recipe_has_its_source(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    values = [line for line in lines if re.match(r"\w+ = .*\d", line)]
+    assert not [line for line in values if " # " not in line]
+    legend = " ".join(line for line in lines if line.startswith("#")).lower()
+    sources = {source for line in values for source in re.findall(r"# (\w+)", line)} - {"ours"}
+    assert not [source for source in sources if f'"{source.lower()}"' not in legend]
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_what_a_run_keeps_of_its_recipe_reads_back_the_same(path: Path, tmp_path: Path) -> None:
+    settings = load_settings(path)
+    kept = tmp_path / "recipe.toml"
+    kept.write_text(settings.as_toml())
+    assert load_settings(kept) == settings
+
+
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("epochs = 'x'\n[search]\nlearning_rates = [1e-5, 'x']\nlayer = 1\n")
+    words = "--batch-size 8 --lenght 64 --parallel.zero 1 --parallel.offload all --spans.max_seq_length 3 --patience -1"
+    assert faults(mine, *words.split(), "--features.hidden", "5") == [
+        f'{mine}: epochs = "x": a number is needed',
+        "--patience = -1: at least 0",
+        f'{mine}: search.learning_rates.1 = "x": a number is needed',
+        f"{mine}: search.layer: unknown; did you mean features.layers?",
+        "--spans.max_seq_length: unknown; did you mean length?",
+        "--batch_size: unknown; did you mean batch?",
+        "--lenght: unknown; did you mean length?",
+        '--parallel.offload = "all": weights leave the GPU under parallel.zero = 3 alone; it is 1',
+        "--features.hidden = 5: one half is for each direction; take an even number, as 6",
+    ]
+
+
+def test_a_recipe_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert faults("gleu") == [
+        "--recipe gleu: no such file, and no recipe of this name; did you mean glue?",
+        f"there is {', '.join(path.stem for path in OURS)}",
+    ]
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^--parallel.device = \"cuda\": no GPU is found here"):
+        load_settings("glue", ["--parallel.device", "cuda"], device="cpu")
+    assert load_settings("glue", ["--parallel.device", "cuda"]) != FineTuning()

@@ -1,0 +1,444 @@
+"""predict.py and prediction.py: the answers of transformers on the same text, for every kind, and streams of rows."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import ROOT
+from support.commands import start
+from support.transformers_models import PIECES, SHAPE, their_model
+from transformers import (
+    AutoTokenizer,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning import predict
+from finetuning.prediction import FineTuned, load
+from finetuning.ragged import Ragged
+from finetuning.tasks.spans import Windows
+from pretraining.huggingface.folders import TASK
+from pretraining.huggingface.task_head import Kind
+
+ENTRY = [sys.executable, str(ROOT / "finetuning" / "predict.py")]
+LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
+MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
+    "classes": (BertForSequenceClassification, {"id2label": LABELS}),
+    "labels": (
+        BertForSequenceClassification,
+        {"id2label": LABELS, "problem_type": "multi_label_classification"},
+    ),
+    "score": (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "choice": (BertForMultipleChoice, {}),
+    "spans": (BertForQuestionAnswering, {}),
+    "tags": (BertForTokenClassification, {"id2label": LABELS}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    """What transformers saves of a model of every kind, whose head speaks up."""
+    found = {}
+    for kind, (theirs, settings) in MODELS.items():
+        found[kind] = folder = tmp_path_factory.mktemp(kind)
+        model = their_model(theirs, **settings)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.startswith(("classifier", "qa_outputs")):
+                    parameter.mul_(10)
+        model.save_pretrained(folder)
+        Vocabulary(PIECES, cased=False).write(folder)
+    return found
+
+
+TEXTS = ["a fine film", "", "word1 word2 xyz?", "b " * 60, "Word7 and word9"]
+PAIRS = [["what", "a fine film of word3 and word5 ab"], ["", ""], ["who is", "word11 word12 b c d"], ["x", ""]]
+CHOICES = [["a text", "one end", "word1", "c"], ["", "", "", ""], ["b", "word3", "xy z", "word8 word9"]]
+ROWS: dict[Kind, Sequence[Any]] = {
+    "classes": TEXTS,
+    "labels": TEXTS,
+    "score": TEXTS,
+    "choice": CHOICES,
+    "spans": PAIRS,
+    "tags": [text.split() for text in TEXTS if text != TEXTS[3]],
+}
+
+
+@torch.no_grad()
+def their_logits(kind: Kind, folder: Path, row: Any) -> Any:
+    """Of one row: (outputs,), for tags (words, tags), for spans (pieces, 2)."""
+    model = MODELS[kind][0].from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = {"return_tensors": "pt", "truncation": True, "max_length": SHAPE.positions}
+    if kind == "choice":
+        inputs = tokenizer([row[0]] * (len(row) - 1), row[1:], padding=True, **settings)
+        return model(**{name: value[None] for name, value in inputs.items()}).logits[0].numpy()
+    if kind == "spans":
+        output = model(**tokenizer(*([text] for text in row), **settings))  # lists, as it drops an empty text alone
+        return np.stack([output.start_logits[0], output.end_logits[0]], 1)
+    if kind == "tags":
+        inputs = tokenizer(row, is_split_into_words=True, **settings)
+        firsts = [inputs.word_ids(0).index(number) for number in range(len(row))]
+        return model(**inputs).logits[0].numpy()[firsts]
+    return model(**tokenizer(row, **settings)).logits[0].numpy()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_transformers(kind: Kind, folders: dict[Kind, Path]) -> None:
+    model = load(folders[kind], "fp32")
+    rows = ROWS[kind]
+    fields = model.fields(rows[0])
+    items = model._use.items([model.texts(row, fields) for row in rows])
+    logits = model.logits(items)
+    expected = [their_logits(kind, folders[kind], row).reshape(-1, logits.values.shape[1]) for row in rows]
+    np.testing.assert_allclose(logits.values, np.concatenate(expected), atol=1e-5)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return np.asarray(torch.from_numpy(logits).double().softmax(-1))
+
+
+def lines_of(kind: Kind) -> str:
+    rows = ROWS[kind]
+    joined = {"tags": " ", "choice": "\t", "spans": "\t"}.get(kind)
+    lines = [row if joined is None else joined.join(row) for row in rows]
+    return "".join(f"{line if line.strip() else ''}\n" for line in lines)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_command_line_answers_as_transformers_does(
+    kind: Kind, folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines_of(kind).encode())))
+    assert predict.main([str(folders[kind]), "--dtype", "fp32"]) == 0
+    printed, errors = capfd.readouterr()
+    assert errors == ""
+    answers = [json.loads(line) for line in printed.splitlines()]
+    assert len(answers) == len(ROWS[kind])
+    for row, answer in zip(ROWS[kind], answers, strict=True):
+        check_answer(kind, row, answer, their_logits(kind, folders[kind], row))
+
+
+def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarray) -> None:
+    names = list(LABELS.values())
+    if kind == "score":
+        assert answer["score"] == pytest.approx(logits.item(), abs=1e-5)
+    elif kind == "labels":
+        shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
+        assert answer["labels"] == [name for name, share in zip(names, shares, strict=True) if share > 0.5]
+    elif kind == "classes":
+        assert list(answer["probabilities"].values()) == pytest.approx(softmax(logits), abs=1e-5)
+        assert answer["label"] == names[logits.argmax()]
+        assert answer["probability"] == max(answer["probabilities"].values())
+    elif kind == "choice":
+        assert answer["probabilities"] == pytest.approx(softmax(logits), abs=1e-5)
+        if any(row):
+            assert (answer["choice"], answer["text"]) == (logits.argmax(), row[1 + logits.argmax()])
+    elif kind == "tags":
+        assert answer["words"] == row
+        assert answer["tags"] == [names[tag] for tag in logits.argmax(-1)]
+        assert answer["probabilities"] == pytest.approx(softmax(logits).max(-1, initial=0), abs=1e-5)
+    else:
+        assert answer["answer"] == row[1][slice(answer["start"], answer["end"])] if answer["answer"] else not row[1]
+
+
+def test_the_best_span_is_the_one_of_transformers(folders: dict[Kind, Path]) -> None:
+    """Of all spans of the text, by their logits."""
+    row = PAIRS[0]
+    logits = their_logits("spans", folders["spans"], row)
+    encoded = AutoTokenizer.from_pretrained(folders["spans"])(*row, return_offsets_mapping=True)
+    pieces = [place for place, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
+    spans = [(logits[i, 0] + logits[j, 1], i, j) for i in pieces for j in pieces if j >= i]
+    _, first, last = max(spans)
+    start, end = encoded["offset_mapping"][first][0], encoded["offset_mapping"][last][1]
+    [answer] = load(folders["spans"], "fp32")([row])
+    assert (answer["start"], answer["end"], answer["answer"]) == (start, end, row[1][start:end])
+
+
+def copied(folder: Path, target: Path, **task: Any) -> Path:
+    """A model as it is fine-tuned here: with a task.json."""
+    target.mkdir(parents=True)
+    for path in folder.iterdir():
+        (target / path.name).symlink_to(path)
+    write_json(target / TASK, task)
+    return target
+
+
+def test_task_json_says_how_text_is_laid_out(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    folder = copied(folders["classes"], tmp_path / "pairs", length=9, fields=["premise", "claim"])
+    model = load(folder)
+    row = {"claim": "word3 word4 word5 b", "premise": "a b c d e f g", "id": 7}
+    assert model([row]) == model([("a b c d e f g", "word3 word4 word5 b")])
+    assert model([row]) == load(folders["classes"])([("a b c", "word3 word4 word5")])
+
+
+def test_swag_is_laid_out_as_in_training(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    fields = ["sent1", "sent2", "ending0", "ending1"]
+    model = load(copied(folders["choice"], tmp_path / "swag", length=40, fields=fields))
+    [answer] = model([["a b c", "word1", "word2 d", "word3"]])
+    [expected] = load(folders["choice"])([["a b c", "word1 word2 d", "word1 word3"]])
+    assert answer["probabilities"] == expected["probabilities"]
+    assert answer["text"] == ["word2 d", "word3"][expected["choice"]]
+
+
+def test_questions_may_have_no_answer(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    """Where task.json has a threshold, and the odds of no answer are above it."""
+    found = {}
+    for name, threshold in (("never", 1e9), ("always", -1e9)):
+        folder = copied(folders["spans"], tmp_path / name, length=40, question=10, threshold=threshold)
+        [found[name]] = load(folder)([PAIRS[0]])
+    assert found["never"]["answer"]
+    share = found["always"].pop("probability")
+    assert found["always"] == {"answer": "", "start": None, "end": None}
+    assert 0 < share <= 1 - found["never"]["probability"]
+
+
+def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    [answer] = load(folders["tags"])([["ab"] * 100])
+    assert len(answer["tags"]) == 100
+    model, text = load(folders["spans"]), "a b c d " * 50 + "word3 word4"
+    seen = []
+
+    def point_at_the_end(_: FineTuned, items: Windows) -> Ragged:
+        """The last two pieces of the text, before the last [SEP]."""
+        lengths = items.encode(np.arange(len(items))).sequences.pieces.lengths
+        seen.append(len(lengths))
+        logits = np.zeros((lengths.sum(), 2), np.float32)
+        logits[[-3, -2], [0, 1]] = 9
+        return Ragged(logits, np.cumsum(lengths))
+
+    monkeypatch.setattr(FineTuned, "logits", point_at_the_end)
+    [answer] = model([("where", text)])
+    assert answer["answer"] == "word3 word4"
+    assert text[answer["start"] : answer["end"]] == "word3 word4"
+    assert seen[0] > 5
+
+
+def test_entities_of_tags(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folders["tags"])
+    logits = np.eye(3)[[0, 1, 2, 1]]
+    monkeypatch.setattr(FineTuned, "logits", lambda *_: Ragged(logits, np.array([4])))
+    [answer] = model(["to New York London"])
+    assert answer["entities"] == [
+        {"type": "X", "text": "New York", "first": 1, "last": 2},
+        {"type": "X", "text": "London", "first": 3, "last": 3},
+    ]
+
+
+def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are read than are answered together, and none is lost."""
+    model, texts = load(folders["classes"]), [f"word{number} a" for number in range(10)]
+    read: list[str] = []
+
+    class Stream(io.BytesIO):
+        def __next__(self) -> bytes:
+            read.append("line")
+            return super().__next__()
+
+    monkeypatch.setattr(predict, "ROWS", 3)
+    monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
+    answers = []
+    for part in predict.answer_file(model, Path("some.txt"), "auto"):
+        answers += part
+        assert len(read) <= len(answers) + 1
+    assert answers == model(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "\ufeffa b\r\nc\r\n"),
+        ("a.txt", "a b\nc"),
+        ("a.tsv", "a b\nc\n"),
+        ("a.tsv", "id\ttext\n1\ta b\n2\tc\n"),
+        ("a.csv", '\ufeffid,text\r\n"1,\r\n2",a b\r\n\r\n2,c\r\n'),
+        ("A.CSV", "text\na b\nc\n"),
+        ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
+    ],
+)
+def test_files_of_every_form(
+    name: str, content: str, folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert predict.main([str(folders["score"]), str(tmp_path / name)]) == 0
+    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert answers == load(folders["score"])(["a b", "c"])
+
+
+def test_parquet_is_read_some_rows_at_a_time(
+    folders: dict[Kind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predict, "ROWS", 2)
+    sentences = [["a", "word1"], ["b"], ["c", "d", "word2"]]
+    pq.write_table(pa.table({"id": [1, 2, 3], "tokens": sentences}), tmp_path / "a.parquet")
+    assert predict.main([str(folders["tags"]), str(tmp_path / "a.parquet")]) == 0
+    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [answer["words"] for answer in answers] == sentences
+    assert answers == load(folders["tags"])(sentences)
+
+
+def test_parquet_that_cannot_be_read(
+    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "null.parquet")
+    pq.write_table(pa.table({"review": ["a"]}), tmp_path / "other.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "other.parquet").read_bytes()[:-9])
+    for name, message in {
+        "null.parquet": "null.parquet: row 2: 'text' should be a text",
+        "other.parquet": "other.parquet: row 1: no field 'text'; there is: review",
+        "cut.parquet": "cut.parquet: not a whole Parquet file",
+    }.items():
+        assert predict.main([str(folders["classes"]), str(tmp_path / name)]) == 2
+        assert message in capfd.readouterr().err
+    assert predict.main([str(folders["classes"]), "--format", "parquet"]) == 2
+    assert "standard input: Parquet is read from its end, so name a file" in capfd.readouterr().err
+
+
+def test_columns_for_spreadsheets(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a b\nc\n")
+    out = tmp_path / "out.tsv"
+    for kind in ("classes", "tags"):
+        assert predict.main([str(folders[kind]), str(tmp_path / "a.txt"), "--tsv", "--out", str(out)]) == 0
+        header, *rows = [line.split("\t") for line in out.read_text().splitlines()]
+        assert len(rows) == 2
+        assert {len(row) for row in rows} == {len(header)}
+    assert header == ["words", "tags", "probabilities"]
+    assert rows[0][0] == "a b"
+
+
+def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
+    answer = {"label": "b", "probability": 0.7, "probabilities": {"label": 0.3, "b": 0.7}}
+    assert predict.columns(answer) == {"label": "b", "probability": "0.7", "probabilities.label": "0.3", "b": "0.7"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "message"),
+    [
+        ("classes", "a.jsonl", '{"text": "a"}\n{"txt": "b"}\n', "a.jsonl:2: no field 'text'; there is: txt"),
+        ("classes", "a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not a JSON object"),
+        ("classes", "a.jsonl", '["a"]\n', "a.jsonl:1: a JSON list"),
+        ("classes", "a.jsonl", '{"text": 1}\n', "a.jsonl:1: 'text' should be a text"),
+        ("classes", "a.tsv", "a\tb\nc\n", "a.tsv:2: 1 text; there should be 2: text, text_pair"),
+        ("classes", "a.tsv", "a\tb\tc\n", "a.tsv:1: 3 texts; there should be 2: text, text_pair"),
+        ("classes", "a.tsv", "id\ttext\n1\n", "a.tsv:2: 1 column; the first line names 2"),
+        ("classes", "a.csv", "id,review\n1,a\n", "a.csv:2: no field 'text'; there is: id, review"),
+        ("classes", "a.csv", 'id,text\n1,"a\nb"\n2\n', "a.csv:4: 1 column; the first line names 2"),
+        ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
+        ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
+        ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
+    ],
+)
+def test_faults_name_their_line(
+    kind: Kind,
+    name: str,
+    content: str,
+    message: str,
+    folders: dict[Kind, Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """And write nothing into a file."""
+    (tmp_path / name).write_text(content)
+    out = tmp_path / "out.jsonl"
+    assert predict.main([str(folders[kind]), str(tmp_path / name), "--out", str(out)]) == 2
+    assert message in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_text_that_is_not_utf8_names_its_line(
+    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\nM\xfcnchen\n")
+    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
+    assert "a.txt:2: not UTF-8" in capfd.readouterr().err
+
+
+def test_a_model_that_is_not_fine_tuned_is_told_how(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    their_model(BertForMaskedLM).save_pretrained(tmp_path / "model")
+    Vocabulary(PIECES, cased=False).write(tmp_path / "model")
+    assert predict.main([str(tmp_path / "model")]) == 2
+    error = capfd.readouterr().err
+    assert "not fine-tuned" in error
+    assert f"python finetuning/run_glue.py --model {tmp_path / 'model'}" in error
+
+
+def test_missing_folders_and_files(
+    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert predict.main([str(tmp_path / "none")]) == 2
+    assert f"{tmp_path / 'none'}: no such folder" in capfd.readouterr().err
+    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
+    assert f"{tmp_path / 'a.txt'}: no such file" in capfd.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(
+    folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert predict.main([str(folders["classes"]), "--device", "cuda"]) == 2
+    assert "PyTorch finds no GPU here" in capfd.readouterr().err
+
+
+def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    copied(folders["classes"], tmp_path / "model")
+    assert load(tmp_path)(["a"]) == load(folders["classes"])(["a"])
+    for name in ("rte", "sst2"):
+        copied(folders["classes"], tmp_path / "glue" / name / "model", length=20)
+    with pytest.raises(
+        UserError, match=f"several tasks; name one of them:\n    {tmp_path / 'glue' / 'rte'}\n    .*sst2$"
+    ):
+        load(tmp_path / "glue")
+    assert load(folders["classes"])([]) == []
+
+
+def test_half_precision_says_nearly_the_same(folders: dict[Kind, Path]) -> None:
+    exact, half = load(folders["classes"], "fp32")(TEXTS), load(folders["classes"], "bf16")(TEXTS)
+    assert [row["probabilities"] for row in exact] == [
+        {name: pytest.approx(share, abs=0.1) for name, share in row["probabilities"].items()} for row in half
+    ]
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_it_without_a_word(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a fine film\n" * 20_000)
+    process = start([*ENTRY, str(folders["score"]), str(tmp_path / "a.txt")])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert json.loads(process.stdout.readline())
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == -signal.SIGPIPE
+
+
+def test_ctrl_c_ends_it_without_a_word(folders: dict[Kind, Path]) -> None:
+    """While it waits for more rows than it has answered."""
+    process = start([*ENTRY, str(folders["score"]), "--dtype", "fp32"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write("a b\n" * predict.ROWS)
+    process.stdin.flush()
+    [expected] = load(folders["score"], "fp32")(["a b"])
+    assert json.loads(process.stdout.readline()) == {"score": pytest.approx(expected["score"], abs=1e-5)}
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == ""
+    assert process.wait() == -signal.SIGINT

@@ -1,0 +1,95 @@
+"""Recipes of any kind: a Form says what they can say, where ours lie, and how messages call what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from data_prep.common.errors import UserError
+from pretraining.config.reading import Form, parse_value, read_settings
+from pretraining.config.settings import Positive, Section
+from pretraining.config.wording import known_keys
+
+
+class Dish(Section):
+    """What is cooked."""
+
+    name: str
+    """What guests call it."""
+    minutes: Positive = 10
+    """How long it takes."""
+
+
+class Oven(Section):
+    """Where it is cooked."""
+
+    degrees: Positive = 180
+    """How hot it is."""
+
+
+class Menu(Section):
+    """A meal."""
+
+    guests: Positive = 2
+    """How many come."""
+    oven: Oven = Oven(degrees=200)
+    """Where it is cooked."""
+    dishes: Annotated[tuple[Dish, ...], Field(strict=False)] = ()
+    """What is cooked, in this order."""
+
+
+@pytest.fixture
+def form(tmp_path: Path) -> Form[Menu]:
+    (tmp_path / "sunday.toml").write_text('[[dishes]]\nname = "soup"\n[[dishes]]\nname = "roast"\nminutes = 90\n')
+    return Form(Menu, tmp_path, stand_ins={"dishes": {"name": "?"}}, flags={"guests": "people"})
+
+
+def read(form: Form[Menu], recipe: str, *words: str) -> Menu:
+    def too_hot(menu: Menu) -> list[str]:
+        return [f"oven.degrees = {menu.oven.degrees}: too hot"] if menu.oven.degrees > 250 else []
+
+    return read_settings(form, Path(recipe), words, find_faults=too_hot)
+
+
+def test_a_recipe_of_any_kind_is_read_and_changed(form: Form[Menu]) -> None:
+    menu = read(form, "sunday", "--dishes.1.minutes", "60", "--guests=4")
+    assert menu == Menu(guests=4, dishes=(Dish(name="soup"), Dish(name="roast", minutes=60)))
+    kept = form.folder / "kept.toml"
+    kept.write_text(menu.as_toml())
+    assert read(form, str(kept)) == menu
+
+
+def test_its_faults_name_its_own_keys_and_flags(form: Form[Menu]) -> None:
+    (form.folder / "bad.toml").write_text("[[dishes]]\nminutes = 3\n[oven]\ndegrees = 300\n")
+    with pytest.raises(UserError) as caught:
+        read(form, "bad", "--guests", "0", "--minuts", "3", "--oven.degree", "3")
+    assert str(caught.value).splitlines() == [
+        "--people = 0: at least 1",
+        "--oven.degree: unknown; did you mean oven.degrees?",
+        "bad: dishes.0.name: is missing: what guests call it",
+        "--minuts: unknown; did you mean dishes.0.minutes?",
+        "bad: oven.degrees = 300: too hot",
+    ]
+    with pytest.raises(UserError, match=r"^--recipe sundy: .*did you mean sunday\?\nthere is bad, sunday$"):
+        read(form, "sundy")
+
+
+def test_known_keys_are_those_of_tables_and_lists() -> None:
+    assert [".".join(map(str, key)) for key in known_keys(Menu)] == [
+        "guests", "oven", "oven.degrees", "dishes", "dishes.0.name", "dishes.0.minutes",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4), (".5", 0.5), ("5.", 5.0), ("true", True), ("10_000", 10000), ("bf16", "bf16"), ("-1", -1),
+        ("[0.9, 0.98]", [0.9, 0.98]), ('"512"', "512"), ("a = 3", "a = 3"), ("1\nb = 2", "1\nb = 2"), ("", ""),
+    ],
+)  # fmt: skip
+def test_values_of_the_command_line(text: str, value: Any) -> None:
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)

@@ -1,0 +1,284 @@
+"""Fine-tuned folders: ours load in transformers, those of transformers load here, with names of labels and logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from support.task_models import HEADS, MNLI, logits_of, task_weights
+from support.transformers_models import PIECES, SHAPE, same, their_model, their_weights
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.huggingface import verify
+from pretraining.huggingface.folders import (
+    read_encoder,
+    read_fine_tuned,
+    read_folder,
+    read_head,
+    read_task,
+    write_fine_tuned,
+)
+from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.verify import verify_fine_tuned
+
+VOCABULARY = Vocabulary(PIECES, cased=False)
+TASK = {"length": 16, "pair": True}
+OURS = replace(SHAPE, next_sentence=False)
+
+
+def write(folder: Path, head: TaskHead, weights: dict[str, Tensor] | None = None, **more: Any) -> Path:
+    weights = weights or task_weights(head)
+    write_fine_tuned(folder, SHAPE, head, weights, VOCABULARY, "a card\n", TASK, 16, **more)
+    return folder
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    """Changes a config; None takes a value away."""
+    config = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if value is not None})
+    )
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_there_and_back(head: TaskHead, tmp_path: Path) -> None:
+    weights = task_weights(head)
+    checks: list[tuple[str, float]] = []
+    write(
+        tmp_path / "out",
+        head,
+        weights,
+        check=lambda folder: checks.extend(verify_fine_tuned(folder, SHAPE, head, weights, logits_of)),
+    )
+    assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
+    shape, found, state = read_fine_tuned(tmp_path / "out")
+    assert (shape, found) == (OURS, head)
+    assert same(state, weights)
+    assert read_task(tmp_path / "out") == TASK
+    assert read_task(tmp_path) == {}
+    auto = getattr(transformers, head.architecture.replace("Bert", "AutoModel"))
+    model, report = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(model).__name__ == head.architecture
+    assert not any(report.values())
+    if head.labels:
+        assert tuple(model.config.id2label[number] for number in range(len(head.labels))) == head.labels
+        assert [model.config.label2id[label] for label in head.labels] == list(range(len(head.labels)))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("a", "b")["input_ids"] == [PIECES.index(piece) for piece in "[CLS] a [SEP] b [SEP]".split()]
+    assert tokenizer.model_max_length == 16
+
+
+NAMES = {0: "no", 1: "yes", 2: "perhaps"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "wanted"),
+    [
+        (BertForSequenceClassification, {"id2label": NAMES}, TaskHead("classes", ("no", "yes", "perhaps"))),
+        (BertForSequenceClassification, {}, TaskHead("classes", ("LABEL_0", "LABEL_1"))),
+        (
+            BertForSequenceClassification,
+            {"id2label": NAMES, "problem_type": "multi_label_classification"},
+            TaskHead("labels", ("no", "yes", "perhaps")),
+        ),
+        (BertForSequenceClassification, {"num_labels": 1}, TaskHead("score")),
+        (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}, TaskHead("score")),
+        (BertForMultipleChoice, {}, TaskHead("choice")),
+        (BertForQuestionAnswering, {}, TaskHead("spans")),
+        (BertForTokenClassification, {"id2label": NAMES}, TaskHead("tags", ("no", "yes", "perhaps"))),
+    ],
+)
+def test_folders_of_transformers(kind: Any, settings: dict[str, Any], wanted: TaskHead, tmp_path: Path) -> None:
+    their_model(kind, **settings).save_pretrained(tmp_path)
+    shape, head, weights = read_fine_tuned(tmp_path)
+    assert (shape, head) == (OURS, wanted)
+    readers = verify_fine_tuned(tmp_path, shape, head, weights, logits_of)
+    assert [reader for reader, _ in readers] == ["Cloze", "transformers"]
+
+
+def test_ids_beyond_nine_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    head = TaskHead("tags", tuple(f"tag {number}" for number in range(12)))
+    write(tmp_path / "out", head)
+    assert read_head(tmp_path / "out") == head
+
+
+def test_a_config_without_names_counts(tmp_path: Path) -> None:
+    write(tmp_path / "out", MNLI)
+    change_config(tmp_path / "out", id2label=None, label2id=None, num_labels=3)
+    assert read_fine_tuned(tmp_path / "out")[1] == TaskHead("classes", ("LABEL_0", "LABEL_1", "LABEL_2"))
+
+
+def test_a_pooler_that_the_head_does_not_see_is_left_out(tmp_path: Path) -> None:
+    """Models for questions had one in 2019."""
+    weights = their_weights(BertForQuestionAnswering)
+    their_model(BertForQuestionAnswering).save_pretrained(tmp_path)
+    pooler = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+    change_weights(tmp_path, lambda state: state.update(pooler))
+    assert torch.equal(read_fine_tuned(tmp_path)[2]["head.weight"], weights["qa_outputs.weight"])
+    assert "pooler.weight" not in read_fine_tuned(tmp_path)[2]
+    assert "pooler.weight" in read_encoder(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_pooler"),
+    [
+        (BertModel, True),
+        (BertForPreTraining, True),
+        (BertForMaskedLM, False),
+        (BertForSequenceClassification, True),
+        (BertForMultipleChoice, True),
+        (BertForQuestionAnswering, False),
+        (BertForTokenClassification, False),
+    ],
+)
+def test_the_encoder_is_read_from_under_any_head(kind: Any, has_pooler: bool, tmp_path: Path) -> None:
+    theirs = their_model(kind)
+    theirs.save_pretrained(tmp_path)
+    shape, weights = read_encoder(tmp_path)
+    assert shape == OURS
+    encoder = {name for name in weights if name.startswith(("embeddings.", "layers."))}
+    assert weights.keys() - encoder == ({"pooler.weight", "pooler.bias"} if has_pooler else set())
+    given = theirs.state_dict()
+    word = "embeddings.word_embeddings.weight"
+    assert torch.equal(weights["embeddings.word.weight"][:99], given[word if kind is BertModel else f"bert.{word}"])
+
+
+def test_heads_that_nobody_asks_for_may_be_anything(tmp_path: Path) -> None:
+    """Of a decoder of its own, half a head or a head of another size, the encoder knows nothing."""
+    their_model().save_pretrained(tmp_path)
+    wanted = read_encoder(tmp_path)[1]
+    strange = {"cls.predictions.decoder.weight": torch.ones(104, 32), "classifier.weight": torch.ones(7, 9)}
+    change_weights(tmp_path, lambda state: (state.update(strange), state.pop("cls.seq_relationship.bias")))
+    assert same(read_encoder(tmp_path)[1], wanted)
+    with pytest.raises(UserError, match="decoder of its own"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("bert.pooler.dense.bias"), r"bert\.pooler\.dense\.bias is missing"),
+        (lambda state: state.pop("bert.embeddings.LayerNorm.bias"), r"embeddings\.LayerNorm\.bias is missing"),
+        (lambda state: state.update({"adapter.weight": torch.ones(3)}), r"adapter\.weight \(3,\) has no place"),
+        (lambda state: state.update({"bert.pooler.dense.bias": torch.ones(3)}), r"should be \(32,\)"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_is_refused(
+    change: Callable[[dict[str, Tensor]], Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "out", MNLI)
+    change_weights(tmp_path / "out", change)
+    for read in (read_encoder, read_fine_tuned):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"architectures": ["BertForPreTraining"]}, "names none of BertForSequenceClassification, .*: not fine-tuned"),
+        ({"architectures": None}, "not fine-tuned"),
+        ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O"}}, r"is \(3, 32\); .* be \(1, 32\)"),
+        ({"architectures": ["BertForQuestionAnswering"]}, r"qa_outputs\.weight is missing"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label should name the labels 0, 1, 2"),
+        ({"id2label": ["a", "b", "c"]}, "id2label should name"),
+        ({"id2label": {}}, "id2label should name"),
+        ({"id2label": None, "num_labels": "3"}, "or num_labels count them"),
+        ({"problem_type": "ranking"}, "problem_type is 'ranking'; it should be one of single_label_classification"),
+        ({"problem_type": "regression"}, "a regression of 3 numbers at once"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path / "out", MNLI)
+    change_config(tmp_path / "out", **values)
+    with pytest.raises(UserError, match=message):
+        read_fine_tuned(tmp_path / "out")
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    weights = task_weights(MNLI)
+    write(
+        tmp_path / "out",
+        MNLI,
+        weights,
+        dtype=torch.bfloat16,
+        check=lambda folder: verify_fine_tuned(folder, SHAPE, MNLI, weights, logits_of, torch.bfloat16),
+    )
+    with pytest.raises(UserError, match="differ from the source's"):
+        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, weights, logits_of)
+
+
+@pytest.mark.parametrize("name", ["bert.encoder.layer.1.output.dense.bias", "classifier.weight", "classifier.bias"])
+@pytest.mark.parametrize("value", [0.01, float("nan")])
+def test_a_weight_that_changed_on_its_way_is_noticed(name: str, value: float, tmp_path: Path) -> None:
+    write(tmp_path / "out", MNLI)
+    change_weights(tmp_path / "out", lambda state: state[name].add_(value * torch.randn(state[name].shape)))
+    with pytest.raises(UserError, match="not exported: classes logits read back by Cloze differ"):
+        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), logits_of)
+
+
+@pytest.mark.parametrize("head", [HEADS[name] for name in ("classes", "choice", "spans", "tags")], ids=lambda h: h.kind)
+def test_transformers_has_its_say(head: TaskHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that we make in writing and again in reading: only transformers can notice it."""
+    write(tmp_path / "out", head)
+    monkeypatch.setattr(verify, "read_fine_tuned", lambda _: (OURS, head, task_weights(head)))
+    name = "qa_outputs.bias" if head.kind == "spans" else "classifier.bias"
+    change_weights(tmp_path / "out", lambda state: state[name].add_(0.01))
+    with pytest.raises(UserError, match=f"{head.kind} logits read back by transformers differ"):
+        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), logits_of)
+    change_weights(tmp_path / "out", lambda state: state.pop(name))
+    with pytest.raises(UserError, match=f"transformers reports .*{name}"):
+        verify_fine_tuned(tmp_path / "out", SHAPE, head, task_weights(head), logits_of)
+
+
+def test_names_that_changed_are_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "out", MNLI)
+    change_config(tmp_path / "out", id2label={"0": "entailment", "1": "contradiction", "2": "neutral"})
+    with pytest.raises(UserError, match="were read back"):
+        verify_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), logits_of)
+
+
+def test_what_fails_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
+    write(tmp_path / "out", MNLI)
+
+    def refuse(_: Path) -> None:
+        raise UserError("not so")
+
+    with pytest.raises(UserError, match="not so"):
+        write(tmp_path / "out", MNLI, task_weights(MNLI, 1), check=refuse)
+    broken = task_weights(MNLI)
+    broken["head.bias"][1] = float("inf")
+    with pytest.raises(UserError, match=r"classifier\.bias has values that are no numbers"):
+        write(tmp_path / "out", MNLI, broken)
+    vocabulary = Vocabulary(PIECES[:-1], cased=False)
+    with pytest.raises(UserError, match="98 pieces, but the model has 99"):
+        write_fine_tuned(tmp_path / "out", SHAPE, MNLI, task_weights(MNLI), vocabulary, "", TASK, 16)
+    assert same(read_fine_tuned(tmp_path / "out")[2], task_weights(MNLI))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    write(tmp_path / "out", HEADS["spans"])
+    assert read_fine_tuned(tmp_path / "out")[1] == HEADS["spans"]

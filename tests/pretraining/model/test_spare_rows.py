@@ -1,0 +1,58 @@
+"""Rows of zeros behind the pieces, which keep products in bf16 to few sizes, change nothing."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from support.transformers_models import SHAPE
+from torch import Tensor
+
+from pretraining.model.attention import Grouped
+from pretraining.model.batch import Batch
+from pretraining.model.encoder import Encoder
+
+LENGTHS = (5, 12, 9)
+
+
+def step() -> tuple[Tensor, dict[str, Tensor]]:
+    """The hidden states of a batch, with dropout, and the gradients of their sum of squares."""
+    pieces = torch.randint(1, SHAPE.vocabulary, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    starts = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32)
+    examples = np.array([(0, row) for row in range(len(LENGTHS))])
+    batch = Batch(pieces, torch.zeros_like(pieces), positions, starts, LENGTHS, examples)
+    model = Encoder(SHAPE).initialize(0).to(torch.bfloat16).train()
+    hidden = model.encode(batch)
+    torch.autograd.backward(hidden.float().square().sum())
+    return hidden.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def test_spare_rows_change_neither_states_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, gradients = step()
+    asked = []
+
+    def none(layout: Grouped, states: Tensor) -> int:
+        asked.append(len(states))
+        return 0
+
+    monkeypatch.setattr(Grouped, "spare_rows", none)
+    plain, expected = step()
+    if not asked:
+        pytest.skip("no kernels here")
+    assert hidden.shape == plain.shape == (sum(LENGTHS), SHAPE.hidden)
+    torch.testing.assert_close(hidden, plain, rtol=0.02, atol=0.02)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=0.05, atol=0.05 * float(expected[name].abs().max()))
+
+
+@pytest.mark.parametrize("rows", [1, 26, 430, 4000])
+def test_few_numbers_of_rows_occur(rows: int) -> None:
+    layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,))
+    states = torch.empty(rows, 1, dtype=torch.bfloat16)
+    spare = layout.spare_rows(states)
+    assert spare < max(16, rows / 8 + 1)
+    assert (rows + spare) % 16 == 0
+    assert layout.spare_rows(states.float()) == 0, "PyTorch's products in fp32 need none"

@@ -1,0 +1,262 @@
+"""Fine-tuning runs of seconds, for tests: a small model, a small task, the real commands, and their faults."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.base_models import write_bert
+from support.faults import replace as put
+from support.processes import Done, Run, start
+from support.tasks import VOCABULARY
+from support.training import TIMES
+
+from finetuning.running import loop
+from finetuning.running.outputs import outputs_of
+from pretraining.engine.step import train_step
+from pretraining.processes import stopping
+
+STEPS = 10
+"""Steps of a run: two epochs of five."""
+RECIPE = """
+epochs = 2.0
+batch = 8
+learning_rate = 3e-3
+length = 48
+[precision]
+dtype = "fp32"
+[search]
+jobs = 1
+[logging]
+every = 3
+tensorboard = false
+"""
+"""Lines of the log fall between the ends of epochs."""
+TASK = """
+name = "toy"
+kind = "classes"
+train = "train.tsv"
+dev = "dev.tsv"
+test = "test.tsv"
+"""
+WORDS = {"good": "good fine great".split(), "bad": "bad poor awful".split()}
+
+
+Files = Mapping[str, str | bytes]
+"""Contents by the names of files."""
+
+
+@dataclass(frozen=True)
+class Toy:
+    """What a test of fine-tuning needs."""
+
+    model: Path
+    data: Path
+    """the folder with the task's files"""
+    folder: Path
+    """where results go"""
+
+    def command(self, out: str | Path, *more: object, data: Path | None = None) -> list[str]:
+        """The words of the command that fine-tunes for the toy task, into a folder of its own."""
+        data = data or self.data
+        own = ["--model", self.model, "--recipe", data / "recipe.toml", "--out", self.folder / out]
+        return [str(word) for word in [data / "toy.toml", *own, *more]]
+
+
+def write_toy(folder: Path) -> Toy:
+    """A model, a task of two classes that a word decides, and a recipe."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "toy.toml").write_text(TASK)
+    draw = random.Random(1)
+    for name, count in (("train", 40), ("dev", 24)):
+        write_rows(folder / f"{name}.tsv", sentences(draw, count))
+    texts = [text for text, _ in sentences(draw, 6)]
+    (folder / "test.tsv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    return Toy(write_bert(folder / "model", VOCABULARY), folder, folder)
+
+
+def sentences(draw: random.Random, count: int) -> Iterator[tuple[str, str]]:
+    """Rows of the task, some of them mistaken: no model is right on all."""
+    for _ in range(count):
+        label = draw.choice(list(WORDS))
+        words = [draw.choice(WORDS[label]), *draw.choices("film plot a the".split(), k=draw.randint(1, 6))]
+        draw.shuffle(words)
+        yield " ".join(words), label if draw.random() < 0.9 else draw.choice(list(WORDS))
+
+
+def write_rows(path: Path, rows: Sequence[tuple[str, str]] | Iterator[tuple[str, str]]) -> None:
+    """A file of texts with their classes."""
+    path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+
+
+def changed(toy: Toy, folder: Path, files: Files) -> Path:
+    """A copy of the task with other files."""
+    folder.mkdir(exist_ok=True)
+    for name in ("recipe.toml", "toy.toml", "train.tsv", "dev.tsv", "test.tsv"):
+        shutil.copy(toy.data / name, folder / name)
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+# Commands.
+
+
+def be_entry(entry: str, command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
+    """What a rank does: an entry of finetuning/, with a fault."""
+    from pretraining.processes.ending import exit_now
+
+    if fault is not None:
+        fault()
+    exit_now(call(entry, command))
+
+
+def call(entry: str, command: Sequence[str]) -> int:
+    """An entry in this process, `run_task` or another; returns its exit code."""
+    module = importlib.import_module(f"finetuning.{entry}")
+    kind = getattr(module, "".join(part.capitalize() for part in entry.split("_")))
+    code: int = module.main(kind, list(command), f"{entry}.py")
+    return code
+
+
+def launch(
+    command: Sequence[str],
+    ranks: int = 1,
+    fault: Callable[[], None] | None = None,
+    entry: str = "run_task",
+    **more: Any,
+) -> Run:
+    """Starts the real command, and lets it go on."""
+    return start(ranks, be_entry, entry, command, fault, **more)
+
+
+def fine_tune(command: Sequence[str], ranks: int = 1, seconds: float = 120.0, **more: Any) -> list[Done]:
+    """The real command, from its beginning to its end."""
+    return launch(command, ranks, **more).wait(seconds)
+
+
+# What a command leaves.
+
+
+def results(out: Path) -> dict[str, Any]:
+    """The results of the toy task."""
+    found: dict[str, Any] = json.loads((out / "toy" / "results.json").read_text())
+    return found
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """All that a command leaves and that neither the clock nor the launcher decides, by the names of the files."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.name == "metrics.jsonl":
+            found[name] = metrics(path)
+        elif path.name == "results.json":
+            found[name] = timeless(json.loads(path.read_text()))
+        elif path.is_file() and path.name not in ("lock", "ended.json", "README.md") and "tensorboard" not in name:
+            found[name] = path.read_bytes()
+    return found
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run, without what the clock says."""
+    return [timeless(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def timeless(figures: Any) -> Any:
+    """Figures without those of the clock."""
+    if not isinstance(figures, dict):
+        return figures
+    return {
+        name: timeless(value) for name, value in figures.items() if name not in {*TIMES, "seconds", "items_per_second"}
+    }
+
+
+# Faults.
+
+
+def stop_at(step: int, number: int = signal.SIGTERM) -> None:
+    """A fault: after this step, the last rank hears a signal."""
+    make_step = loop.Run.step
+
+    def step_and_signal(run: loop.Run, *arguments: Any) -> None:
+        make_step(run, *arguments)
+        if run.state.step == step and _is_last(run):
+            os.kill(os.getpid(), number)
+
+    put(loop.Run, "step", step_and_signal)
+
+
+def stop_within_step(step: int) -> None:
+    """A fault: in this step, the last rank hears a signal between its first micro-batch and its second."""
+    stopping.QUESTION_SECONDS = 0.0
+    calls = [0]
+
+    def step_and_signal(
+        engine: Any, batches: Any, rate: float, seeds: Any, loss: Any, mark: Any, gives_up: Callable[[], bool]
+    ) -> Any:
+        calls[0] += 1
+
+        def heard() -> bool:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return gives_up()
+
+        return train_step(engine, batches, rate, seeds, loss, mark, heard if calls[0] == step else gives_up)
+
+    put(loop, "train_step", step_and_signal)
+
+
+def stop_within_scoring(step: int, split: str) -> None:
+    """A fault: when dev is scored or test is predicted after this step, the last rank hears a signal before it."""
+    stopping.QUESTION_SECONDS = 0.0
+    score = loop.Run.score_where_due
+    under_way: list[loop.Run] = []
+
+    def noted(run: loop.Run) -> None:
+        under_way[:] = [run]
+        score(run)
+
+    def heard(engine: Any, kind: Any, splits: Any, context: Any) -> Any:
+        if under_way[0].state.step == step and split in splits and _is_last(under_way[0]):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return outputs_of(engine, kind, splits, context)
+
+    put(loop.Run, "score_where_due", noted)
+    put(loop, "outputs_of", heard)
+
+
+def kill_at(step: int, run: str = "") -> None:
+    """A fault: after this step of a run whose name has `run` in it, the process is killed."""
+    after_step = loop.Run.after_step
+
+    def after_step_or_die(self: loop.Run) -> None:
+        after_step(self)
+        if self.state.step == step and run in self.folder.name:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    put(loop.Run, "after_step", after_step_or_die)
+
+
+def slow_steps(seconds: float) -> None:
+    """A fault: every step takes longer."""
+    make_step = loop.Run.step
+
+    def slowly(run: loop.Run, *arguments: Any) -> None:
+        time.sleep(seconds)
+        make_step(run, *arguments)
+
+    put(loop.Run, "step", slowly)
+
+
+def _is_last(run: loop.Run) -> bool:
+    return run.context.world.rank == run.context.world.size - 1

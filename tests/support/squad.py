@@ -1,0 +1,48 @@
+"""Files in the format of SQuAD."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from finetuning.inputs import Cutter
+from finetuning.tasks.squad_rules import Question, read_squad
+
+
+def item(name: str, question: str, golds: Sequence[str], version_2: bool = False) -> dict[str, Any]:
+    """A question with the texts of its answers; `write_squad` finds where they are."""
+    answers = [{"text": text, "answer_start": None} for text in golds]
+    return {"id": name, "question": question, "answers": answers} | ({"is_impossible": not golds} if version_2 else {})
+
+
+def article(title: str, paragraphs: Sequence[tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """An article of paragraphs, each a context with its questions."""
+    for context, items in paragraphs:
+        for answer in (answer for each in items for answer in each["answers"]):
+            if answer["answer_start"] is None:
+                answer["answer_start"] = max(context.find(answer["text"]), 0)
+    return {"title": title, "paragraphs": [{"context": context, "qas": items} for context, items in paragraphs]}
+
+
+def write_squad(path: Path, articles: Sequence[dict[str, Any]]) -> Path:
+    """Writes a file of articles; its version follows from the questions."""
+    path.write_text(json.dumps({"data": list(articles)}, ensure_ascii=False, indent=1), encoding="utf-8")
+    return path
+
+
+def questions(folder: Path, items: list[dict[str, Any]], context: str = "x") -> list[Question]:
+    """Questions on one context, as they are read."""
+    return list(read_squad(write_squad(folder / "questions.json", [article("t", [(context, items)])])).questions)
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@functools.cache
+def cutter() -> Cutter:
+    """Cuts every word into its letters, those with accents too."""
+    return Cutter(Vocabulary((*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *",.-"), cased=False))

@@ -1,0 +1,103 @@
+"""README and docs/: whatever they tell a reader to type works, in the order of the pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, write_wiki
+from support.task_files import write_tasks
+
+README = [ROOT / "README.md"]
+PAGES = [*README, *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "fetch.py", "sbatch", "srun")
+
+
+def blocks(pages: Sequence[Path], kind: str) -> list[str]:
+    """The blocks of pages in a language."""
+    return [text for page in pages for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+def commands(pages: Sequence[Path]) -> list[str]:
+    """The lines of pages that a reader would type, each once."""
+    lines = "\n".join(blocks(pages, "console")).replace("\\\n", " ").splitlines()
+    typed = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ ")]
+    return list(dict.fromkeys(typed))
+
+
+def runnable(pages: Sequence[Path]) -> list[str]:
+    """The commands of pages that need neither a network nor a cluster, nor install anything."""
+    return [command for command in commands(pages) if not any(start in command for start in NEEDS_MORE)]
+
+
+def fill(folder: Path) -> Path:
+    """Makes a folder with what the pages speak of."""
+    write_wiki(folder / "wiki")
+    (folder / "books").mkdir()
+    (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
+    for text in blocks(PAGES, "toml"):
+        if named := re.match(r"# (\w+\.toml)\n", text):
+            (folder / named[1]).write_text(text)
+    write_tasks(folder)
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of_readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where somebody reads README alone."""
+    return fill(tmp_path_factory.mktemp("readme"))
+
+
+@pytest.fixture(scope="module")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where somebody reads README and then docs/, which go on with what its commands have made."""
+    return fill(tmp_path_factory.mktemp("pages"))
+
+
+def type_in(folder: Path, command: str) -> None:
+    """Types a command, which must end well."""
+    words = shlex.split(command)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if words[0] == "mpirun":
+        words[1:1] = ["--allow-run-as-root", "--oversubscribe"]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_readme_has_commands() -> None:
+    assert {"make demo", "make test"} <= set(commands(README))
+    assert "python data_prep/shard.py --docs wiki/" in commands(README)
+
+
+@pytest.mark.parametrize("command", runnable(README))
+def test_commands_of_the_readme_work_in_their_order(command: str, folder_of_readme: Path) -> None:
+    type_in(folder_of_readme, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", runnable(PAGES))
+def test_commands_of_all_pages_work_in_their_order(command: str, folder_of_all: Path) -> None:
+    type_in(folder_of_all, command)
+
+
+@pytest.mark.parametrize("command", [command for command in commands(PAGES) if "fetch.py" in command])
+def test_downloads_are_understood(command: str) -> None:
+    """Without a network, a right command fails on the network and not on its words."""
+    words = shlex.split(command)[1:]
+    entry = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    done = subprocess.run([*entry, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {line.split()[1] for line in commands(PAGES) if line.startswith("make ")}
+    assert named <= targets
