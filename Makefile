@@ -1,4 +1,4 @@
-# make demo: from nothing to a trained model, on a corpus that every machine has.   make test: the tests of every day.
+# make demo: from nothing to a model and its scores, on a corpus that every machine has.   make test: the tests of every day.
 #
 # Everything is installed in the versions of requirements.lock. `make LOCK= test` lifts the pins and takes the newest that
 # pyproject.toml allows (make clean-venv first, where older ones are installed); `make lock` writes the file anew.
@@ -25,6 +25,12 @@ demo: .venv/installed
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 \
 	  pretraining/train.py --recipe demo --data build/demo --out build/demo-run
+	$(BIN)/python finetuning/fetch.py demo --out build/demo-task
+	$(BIN)/python finetuning/run_task.py build/demo-task/package.toml --recipe demo --model build/demo-run \
+	  --out build/demo-scores/pre-trained
+	$(BIN)/python finetuning/run_task.py build/demo-task/package.toml --recipe demo --model build/demo-run --from-scratch \
+	  --out build/demo-scores/from-scratch
+	$(BIN)/python finetuning/compare.py build/demo-scores/from-scratch build/demo-scores/pre-trained
 
 test: .venv/installed-dev lint
 	$(TESTS)
@@ -48,6 +54,7 @@ lock: .venv/installed-dev
 
 recipes-page: .venv/installed-dev
 	$(BIN)/python -m pretraining.config.reference
+	$(BIN)/python -m finetuning.reference
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py

@@ -38,7 +38,8 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.optimizers import is_decayed
 from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
-from pretraining.huggingface.weights import config_of, to_transformers
+from pretraining.huggingface.config import config_of
+from pretraining.huggingface.weights import to_transformers
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.processes.group import choose_device, connect, disconnect

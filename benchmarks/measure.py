@@ -22,6 +22,12 @@ SHARD = Path(__file__).parent.parent / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 
 
+def leave_own_folder() -> None:
+    """Takes this folder off the path of a script: finetuning.py would hide the package of that name."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+
+
 def alternate(contestants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each contestant in each round. They take turns, so that what disturbs one disturbs all."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -39,13 +39,13 @@ from benchmarks.contests import Contest, Ours, Theirs, contest_dtype
 from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
 from benchmarks.peer import make_shards
 from data_prep.common.errors import UserError
+from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.group import choose_device, disconnect
 from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate
-from pretraining.training.micro_batch import is_shortage
 
 WARM_UP = 2
 PROFILED = 2
@@ -162,11 +162,11 @@ def run_contest(contest: Contest, settings: Throughput, shards: Path, device: to
 
 
 @contextmanager
-def prepared_environment(prepared: bool) -> Iterator[None]:
+def prepared_environment(prepared: bool, small_steps: bool = False) -> Iterator[None]:
     """What must be in the environment before a process loads torch."""
     before = dict(os.environ)
     if prepared:
-        prepare_process()
+        prepare_process(small_steps)
     try:
         yield
     finally:
