@@ -148,7 +148,7 @@ class Saver:
     def _work(self, save: Save) -> None:
         """Writes this rank's files, and on rank 0 completes the checkpoint: what the thread does."""
         try:
-            with clear_error(save.unfinished):
+            with clear_error(save.unfinished, self._own("*")):  # others may still be writing theirs
                 self._write(save)
             if self._rank == 0 and self._others_have_written(save):
                 with clear_error(save.unfinished):
@@ -162,18 +162,23 @@ class Saver:
         files = []
         for kind in KINDS:
             tensors = save.tensors.pop(kind)  # so that its memory is free when it is written
-            path = save.unfinished / f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
+            path = save.unfinished / self._own(kind)
             save_file(tensors, path)
             _sync(path)
             _compare(path, tensors)
             files.append(FileRecord.of(save.unfinished, path.name).as_json())
         write_json(save.note(self._rank), {"files": files, "state": save.rank_state})
 
+    def _own(self, kind: str) -> str:
+        """The name of the file with this rank's tensors of a kind."""
+        return f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
+
     def _others_have_written(self, save: Save) -> bool:
-        """Waits for the notes of all ranks. False if the run ends before."""
+        """Waits for the notes of all ranks. False if the run ends before; then what was begun is removed."""
         missing = {save.note(rank) for rank in range(self._ranks)}
         while missing := {path for path in missing if not path.exists()}:
             if self._closed.wait(POLL_SECONDS):
+                shutil.rmtree(save.unfinished, ignore_errors=True)
                 return False
         return True
 
@@ -230,21 +235,26 @@ def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
 
 
 @contextmanager
-def clear_error(unfinished: Path) -> Iterator[None]:
-    """Tells a full disk as what it is, and gives back the room of what was written in vain."""
+def clear_error(unfinished: Path, written: str = "*") -> Iterator[None]:
+    """Tells a full disk as what it is, and gives back the room of what was written in vain: files of these names."""
     try:
         yield
     except (OSError, SafetensorError, UserError) as error:
-        raise _cannot_be_written(unfinished, error.__cause__ or error) from error
+        told = _cannot_be_written(unfinished, error.__cause__ or error)
+        with suppress(OSError):  # the folder goes with the last file
+            for path in unfinished.glob(written):
+                path.unlink()
+            unfinished.rmdir()
+        raise told from error
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
+    """What to tell of an error; a disk counts as full if it is when this is asked."""
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
     if number == errno.ENOSPC or _free(unfinished.parent) < FULL:
         reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
-    shutil.rmtree(unfinished, ignore_errors=True)
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
 

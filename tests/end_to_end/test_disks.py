@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.faults import fill_the_disk_of_rank_1
 from support.marks import slow
 from support.training import ENDLESS, Place, assert_ended, launch
 
@@ -65,3 +66,10 @@ def test_a_full_disk(place: Place, disk: Path, ranks: int) -> None:
     assert finished_checkpoints(disk / "run")
     if ranks == 1:  # among several, one may still write when another clears up; the next to save does it
         assert not list((disk / "run" / FOLDER).glob("*.tmp"))
+
+
+def test_a_disk_that_is_full_for_one_rank_while_others_write(place: Place) -> None:
+    """What the others are writing stays theirs, so that the one message names the cause; all goes when the run ends."""
+    going = launch(place.command("run", "--checkpoints.every", "2"), fault=fill_the_disk_of_rank_1)
+    assert_ended(going, 2, "cannot be written: No space left on device")
+    assert not list((place.folder / "run" / FOLDER).glob("*.tmp"))

@@ -5,6 +5,7 @@ A fault is a function that a rank calls before it trains: `launch(command, fault
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -104,6 +105,24 @@ def kill_at(step: int) -> None:
         train_step(self, *arguments)
 
     replace(Trainer, "train_step", step_or_die)
+
+
+def fill_the_disk_of_rank_1() -> None:
+    """A fault: rank 1 finds the disk full while rank 0 is about to write, and both know how it went after the step."""
+    write_all, report = writing.Saver._write, writing.Saver.report
+
+    def write(self: writing.Saver, save: writing.Save) -> None:
+        if dist.get_rank() == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        time.sleep(0.2)
+        write_all(self, save)
+
+    def report_late(self: writing.Saver) -> None:
+        time.sleep(0.5)
+        report(self)
+
+    replace(writing.Saver, "_write", write)
+    replace(writing.Saver, "report", report_late)
 
 
 def slow_save(seconds: float) -> None:
