@@ -144,9 +144,10 @@ def make_trainer(
     return trainer
 
 
-def outputs_of(trainer: Any, items: Items, kind: str, rows: Sequence[Row] | None = None) -> Ragged:
-    """What its model says of a split, as `Task.score` takes it."""
-    predicted = trainer.predict(rows_of(items, kind) if rows is None else rows).predictions
+def outputs_of(trainer: Any, items: Items, kind: str) -> Ragged:
+    """What its model says of a split once it is trained, as `Task.score` takes it."""
+    trainer.args.train_sampling_strategy = "random"  # with lengths grouped it would answer in the order of lengths
+    predicted = trainer.predict(rows_of(items, kind)).predictions
     if kind == "spans":
         lengths = items.encode(np.arange(len(items))).sequences.pieces.lengths
         table = np.stack(predicted, axis=-1).astype(np.float32)  # (windows, longest, 2)
