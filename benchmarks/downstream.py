@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import read_shape
 from pretraining.processes.group import choose_device
 from pretraining.processes.launchers import World
+from pretraining.processes.outliving import end_with_parent
 
 ROOT = Path(__file__).parent.parent
 SIDES = ("pre-trained", "from scratch", "transformers")
@@ -153,6 +155,7 @@ def told(settings: Downstream) -> dict[str, Any]:
 
 def train_theirs(settings: Downstream, name: str, seed: int) -> None:
     """Trains with one seed and scores dev, as our command would: its settings, its items, its figures."""
+    end_with_parent(signal.SIGKILL)  # what is half trained is worth nothing
     part = PARTS[name]
     command = part.kind(model=str(settings.model), data=settings.data / part.data, **part.given)  # type: ignore[call-arg]
     normal, small = command.recipes
