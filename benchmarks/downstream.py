@@ -114,7 +114,12 @@ class Downstream:
 
     def folder(self, name: str, side: str) -> Path:
         """Where a side works on a part."""
-        return self.work.resolve() / self.model.resolve().name / name / side.replace(" ", "-")
+        return self.work.resolve() / name_of(self.model) / name / side.replace(" ", "-")
+
+
+def name_of(model: Path) -> str:
+    """What a model is called: an export as its run."""
+    return find_model(str(model)).summary().name
 
 
 def run_ours(settings: Downstream, name: str, side: str) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def measure(settings: Downstream, console: Console) -> dict[str, Any]:
     if unknown := [name for name in settings.parts if name not in PARTS]:
         raise UserError(f"--parts {unknown[0]}: is none of {', '.join(PARTS)}")
     results = json.loads(settings.out.read_text()) if settings.out.exists() else {}
-    model = budget(settings.model)
+    model = {"name": name_of(settings.model), **budget(settings.model)}
     if results.get("model", model) != model:
         raise UserError(f"{settings.out}: holds the scores of another model; name another file with --out")
     results |= {"model": model, "environment": environment(["torch", "deepspeed", "transformers", "accelerate"])}
@@ -205,7 +210,7 @@ def budget(model: Path) -> dict[str, Any]:
     """What is known of how a model was made: what its card says of the training, and how long the steps took."""
     card = model / "README.md"
     section = card.read_text().partition("## Training\n")[2].partition("\n## ")[0] if card.exists() else ""
-    known: dict[str, Any] = {"name": model.resolve().name, "training": [line for line in section.splitlines() if line]}
+    known: dict[str, Any] = {"training": [line for line in section.splitlines() if line]}
     metrics = model.resolve().parent / "metrics.jsonl"
     if metrics.exists():
         steps = [json.loads(line) for line in metrics.read_text().splitlines() if '"kind": "step"' in line]

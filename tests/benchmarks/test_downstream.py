@@ -37,6 +37,7 @@ def test_three_sides_are_scored_and_not_trained_twice(tmp_path: Path, monkeypatc
     part = found["parts"]["cola"]
     assert [len(part[side]["scores"]) for side in SIDES] == [1, 1, 1]
     assert {part[side]["metric"] for side in SIDES} == {"matthews"}
+    assert found["model"]["name"] == "model"
     assert json.loads((tmp_path / "out.json").read_text()) == found
     assert str(tmp_path) not in (tmp_path / "out.json").read_text()
 
@@ -63,4 +64,4 @@ def test_the_budget_is_what_the_card_and_the_metrics_say(tmp_path: Path) -> None
         {"kind": "step", "step": 300, "seconds_per_step": 4.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
-    assert budget(tmp_path / "export") == {"name": "export", "training": ["- 3 steps"], "training_hours": 0.5}
+    assert budget(tmp_path / "export") == {"training": ["- 3 steps"], "training_hours": 0.5}
