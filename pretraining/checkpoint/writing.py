@@ -52,6 +52,7 @@ UNFINISHED, ASIDE = ".tmp", ".damaged"
 """Ends of the names of a checkpoint that is being made, and of a damaged one whose place was needed."""
 FULL = 1 << 16
 """A disk with fewer bytes left than this counts as full."""
+EVERYTHING = "*"
 POLL_SECONDS = 0.02
 """The pause between two looks for the files of other ranks."""
 
@@ -148,7 +149,7 @@ class Saver:
     def _work(self, save: Save) -> None:
         """Writes this rank's files, and on rank 0 completes the checkpoint: what the thread does."""
         try:
-            with clear_error(save.unfinished, self._own("*")):  # others may still be writing theirs
+            with clear_error(save.unfinished, EVERYTHING if self._ranks == 1 else self._own("*")):
                 self._write(save)
             if self._rank == 0 and self._others_have_written(save):
                 with clear_error(save.unfinished):
@@ -174,11 +175,10 @@ class Saver:
         return f"{kind}-{self._rank:05}-of-{self._ranks:05}.safetensors"
 
     def _others_have_written(self, save: Save) -> bool:
-        """Waits for the notes of all ranks. False if the run ends before; then what was begun is removed."""
+        """Waits for the notes of all ranks. False if the run ends before."""
         missing = {save.note(rank) for rank in range(self._ranks)}
         while missing := {path for path in missing if not path.exists()}:
             if self._closed.wait(POLL_SECONDS):
-                shutil.rmtree(save.unfinished, ignore_errors=True)
                 return False
         return True
 
@@ -235,16 +235,18 @@ def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
 
 
 @contextmanager
-def clear_error(unfinished: Path, written: str = "*") -> Iterator[None]:
-    """Tells a full disk as what it is, and gives back the room of what was written in vain: files of these names."""
+def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
+    """Tells a full disk as what it is, and gives back the room of what was written in vain: files of these names. Where
+    others may be writing too, the folder and their files stay, or they would tell that these are gone."""
     try:
         yield
     except (OSError, SafetensorError, UserError) as error:
         told = _cannot_be_written(unfinished, error.__cause__ or error)
-        with suppress(OSError):  # the folder goes with the last file
+        with suppress(OSError):
             for path in unfinished.glob(written):
                 path.unlink()
-            unfinished.rmdir()
+            if written == EVERYTHING:
+                unfinished.rmdir()
         raise told from error
 
 
