@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,13 @@ class HeldError(UserError):
 
 
 @contextmanager
-def locked(path: Path, place: str, refusal: str, unknown: str = "another process") -> Iterator[bool]:
+def locked(
+    path: Path, place: str, refusal: str, unknown: str = "another process", patience: float = 0.0
+) -> Iterator[bool]:
     """Holds the lock file at `path`, whose folder it makes, and names this process in it.
 
-    Raises HeldError where another process holds the file, and UserError where it cannot be written. `place` is what the
+    Raises HeldError where another process holds the file and still does after `patience` seconds, and UserError where
+    it cannot be written. `place` is what the
     user calls the folder; `refusal` tells the user what is wrong and what helps, with {owner} for the process that has
     the lock, or for `unknown` where the file names none. Yields whether the file system has locks at all: some network
     file systems are mounted without, and a run goes on there unprotected.
@@ -33,15 +37,21 @@ def locked(path: Path, place: str, refusal: str, unknown: str = "another process
         file = path.open("a+")
     except OSError as error:
         raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
+    deadline = time.monotonic() + patience
     with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            protected = True
-        except (BlockingIOError, PermissionError):  # POSIX lets a file system answer with either
-            file.seek(0)
-            raise HeldError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
-        except OSError:
-            protected = False
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                protected = True
+            except (BlockingIOError, PermissionError):  # POSIX lets a file system answer with either
+                if time.monotonic() < deadline:
+                    time.sleep(0.2)
+                    continue
+                file.seek(0)
+                raise HeldError(f"{place}: {refusal.format(owner=file.read().strip() or unknown)}") from None
+            except OSError:
+                protected = False
+            break
         try:
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -44,6 +44,9 @@ class Command:
     """Begin with fresh weights of the model's sizes, to see what pre-training is worth."""
     evaluate: bool = False
     """Score a model that is fine-tuned for the task already, without training."""
+    share: bool = False
+    """Go through runs beside other commands in the same folder, and leave what follows from all of them to one without
+    this flag."""
     check: bool = False
     """Print what will be done, and stop."""
     time_limit: str = "auto"

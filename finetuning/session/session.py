@@ -165,7 +165,7 @@ class Session:
             with shared_errors():
                 agree(self.settings.model_dump(mode="json"), "the settings")
                 watch = Watch(self.world, run=self.out)
-                if self.leads:
+                if self.leads and not self.command.share:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", BUSY))
                     self.ending.record_in(self.out)
             jobs = self.sharing.jobs
@@ -180,7 +180,7 @@ class Session:
                 if not worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
-                    if self.leads:
+                    if self.leads and not self.command.share:
                         self._conclude()
 
     def _share(self, device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ from pretraining.training.trainer import Trainer
 
 LOCK = "lock"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
+REQUEUED = "SLURM_RESTART_COUNT"
+"""Set by Slurm in a job that it has begun again."""
+LEAVE_SECONDS = 300.0
+"""How long such a job waits for the ranks of its last start, which find out late where their machine was cut off."""
 
 
 def run(
@@ -53,7 +58,8 @@ def run(
             watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
             require_one_request(request)
             if world.rank == 0:
-                stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY))
+                patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
+                stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
             ending.record_in(request.out)
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)

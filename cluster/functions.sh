@@ -1,0 +1,227 @@
+# shellcheck shell=bash
+# What the job scripts of this folder have in common; they read it in the project's folder.
+#
+# A job that is done ends with 0. Work that was stopped (75) or that lost a rank (76) goes back into the queue as the same
+# job, and continues there. Whatever else it is, somebody has to mend it: the job fails, and its log says what.
+
+set -uo pipefail
+STOPPED=75 LOST=76 # as pretraining/processes/ending.py has them
+step_code=0
+
+say() { echo "$(date +%H:%M:%S) $*"; }
+
+refuse() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+# Reads cluster/site.env, where the job's own environment does not say otherwise, and finds Python.
+prepare_job() {
+  local name given=()
+  for name in "${!CLOZE_@}"; do given+=("$name=${!name}"); done
+  if [[ -e cluster/site.env ]]; then
+    set -a
+    # shellcheck source=/dev/null
+    . cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
+    set +a
+  fi
+  for name in "${given[@]}"; do export "${name?}"; done
+  export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+  if [[ -n ${CLOZE_INTERFACE:-} ]]; then
+    export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
+  fi
+  ulimit -Sn "$(ulimit -Hn)" # a rank has a connection to every other one
+  job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+  job=${job:-$SLURM_JOB_ID}
+  find_python
+}
+
+# How Python is started: from a virtual environment, in an image of Apptainer, or in one of enroot through pyxis.
+find_python() {
+  container=()
+  case ${CLOZE_IMAGE:-} in
+    '')
+      python=("${CLOZE_PYTHON:-.venv/bin/python}")
+      [[ -x $(command -v "${python[0]}") ]] ||
+        refuse "${python[0]}: no such program; run make .venv/installed, or set CLOZE_PYTHON or CLOZE_IMAGE in cluster/site.env"
+      ;;
+    *.sif) python=(apptainer exec --nv --bind "$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}" --pwd "$PWD" "$CLOZE_IMAGE" python3) ;;
+    *)
+      container=("--container-image=$CLOZE_IMAGE" "--container-workdir=$PWD")
+      container+=("--container-mounts=$PWD:$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}")
+      python=(python3)
+      ;;
+  esac
+}
+
+# The ranks of a node: one for each of the job's GPUs there, or one alone.
+ranks_per_node() {
+  local gpus=${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
+  echo "${CLOZE_RANKS_PER_NODE:-${gpus##*:}}"
+}
+
+# Runs Python as a step of so many tasks on each node of the job, and waits for its end, of which it returns the code.
+# A signal interrupts `wait`; the tasks hear those that Slurm sends by themselves.
+run_step() {
+  local tasks=$1 cores
+  shift
+  cores=$((SLURM_CPUS_ON_NODE / tasks))
+  srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
+    "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
+    ${container[@]+"${container[@]}"} "$@" &
+  trap : TERM USR1
+  while :; do
+    wait $!
+    step_code=$?
+    kill -0 $! 2>/dev/null || return $step_code
+  done
+}
+
+# The newest folder of finished shards.
+newest_shards() {
+  local newest='' manifest
+  for manifest in data/*/manifest.json; do
+    [[ -e $manifest && (-z $newest || $manifest -nt $newest) ]] && newest=$manifest
+  done
+  [[ -n $newest ]] && dirname "$newest"
+}
+
+# Adds a line on this job to jobs.jsonl of a folder, which status.py reads.
+note() {
+  local folder=$1 event=$2 more=$3
+  printf '{"event": "%s", "time": %s, "job": "%s", "restart": %s, %s}\n' \
+    "$event" "$(date +%s)" "$job" "${SLURM_RESTART_COUNT:-0}" "$more" >>"$folder/jobs.jsonl"
+}
+
+# Notes in a folder that this job begins its work, unless it has done so several times from where the work still is: the
+# files that match the expression `$2`, in that folder or in `$3`, tell how far it has come.
+begin_in() {
+  local folder=$1 expression=$2 where begun
+  mkdir -p "$folder" || refuse "$folder: cannot be made"
+  where=$(find "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' | sort | awk 'END {print NR, $0}')
+  begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
+  ((begun < ${CLOZE_TRIES:-5})) ||
+    refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
+  note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"" || refuse "$folder: cannot be written"
+}
+
+# Ends the job by what the last step's code means, and by what the run has left in the folder: srun tells of ranks that
+# were killed, and not of why the others had ended.
+end_in() {
+  local folder=$1 code=$step_code said
+  if [[ ! $code =~ ^(0|2|$STOPPED|$LOST)$ ]]; then
+    said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "$folder/ended.json" 2>/dev/null)
+    code=${said:-$((code > 128 ? LOST : code))}
+  fi
+  note "$folder" end "\"code\": $code"
+  [[ $code != "$STOPPED" && $code != "$LOST" ]] || requeue "$folder"
+  exit "$code"
+}
+
+# Puts this job back into the queue, for other nodes than those that were found to be bad. It leaves alone a job that
+# somebody has cancelled, and one that Slurm has begun again elsewhere while this node was cut off.
+requeue() {
+  local bad=$1/preflight/exclude shown
+  shown=$(scontrol show job -o "$job") || return
+  if [[ $shown != *" JobState=RUNNING "* || $shown != *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]]; then
+    say "not put back into the queue: the job was ended, or begun again, from outside"
+    return
+  fi
+  trap '' TERM # Slurm ends what runs of a job that goes back
+  say "back into the queue"
+  scontrol requeue "$job" || return
+  if [[ -s $bad ]]; then
+    say "without $(paste -sd, "$bad")"
+    bad=$(sed -n 's/.* ExcNodeList=\([^ (]*\) .*/\1,/p' <<<"$shown")$(paste -sd, "$bad")
+    scontrol update "JobId=$job" "ExcNodeList=$bad"
+  fi
+  exit "$step_code"
+}
+
+# Copies the shards to each node's own disk where they fit, and names the place in `shards`.
+stage() {
+  local place=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}}/cloze-$SLURM_JOB_ID
+  # shellcheck disable=SC2016
+  run_step 1 bash -c '
+    needed=$(du -sk "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
+    if ((free > needed + needed / 20)) && cp -r "$1/." "$2.part" && mv "$2.part" "$2"; then exit 0; fi
+    echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
+    rm -rf "$2.part" && ln -sfn "$(realpath "$1")" "$2"' stage "$shards" "$place" && shards=$place
+}
+
+# Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
+prepare() {
+  local text=${CLOZE_TEXT:-wiki}
+  shards=${CLOZE_SHARDS:-data/$(basename "$text")}
+  [[ -e $text ]] || refuse "$text: no such file or folder; CLOZE_TEXT names the text that shards are made of"
+  say "text $text, shards $shards, on $SLURM_JOB_NODELIST"
+  begin_in "$shards" '.*'
+  mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_RANKS_PER_NODE:-$SLURM_CPUS_ON_NODE}" \
+    "${python[@]}" data_prep/shard.py --docs "$text" --out "$shards" "$@"
+  end_in "$shards"
+}
+
+# Trains by a recipe, through all phases, in as many ranks as the job has GPUs; `$2…` goes to train.py.
+pretrain() {
+  local recipe=${CLOZE_RECIPE:-$1} run ranks
+  shift
+  shards=${CLOZE_SHARDS:-$(newest_shards)}
+  [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or set CLOZE_SHARDS"
+  [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
+  run=${CLOZE_RUN:-runs/$(basename "$recipe" .toml)}
+  ranks=$(ranks_per_node)
+  say "recipe $recipe, shards $shards, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
+  export MASTER_ADDR SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s)}
+  begin_in "$run" 'step-[0-9]+'
+  if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
+    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" || end_in "$run"
+  fi
+  if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
+  run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "$shards" --out "$run" "$@"
+  end_in "$run"
+}
+
+# The words of the command that fine-tunes on a task: those of GLUE have one in common.
+fine_tuning() {
+  case $1 in
+    squad | swag | ner) echo "finetuning/run_$1.py --out $scores/$1" ;;
+    *) echo "finetuning/run_glue.py --out $scores/glue --task $1" ;;
+  esac
+}
+
+# What is fine-tuned: the model, the tasks, how many seeds each has, and the folder for the scores.
+read_tasks() {
+  model=${CLOZE_MODEL:-${CLOZE_RUN:-runs/bert_large_lamb}}
+  scores=${CLOZE_SCORES:-$model}
+  read -ra tasks <<<"${CLOZE_TASKS:-cola sst2 mrpc qqp stsb mnli qnli rte wnli}"
+  seeds=${CLOZE_SEEDS:-5}
+}
+
+# Fine-tunes on the task and with the seed that this element of the array stands for; `$@` goes to the command.
+finetune() {
+  local task seed words
+  read_tasks
+  ((SLURM_ARRAY_TASK_ID < ${#tasks[@]} * seeds)) || { say "nothing to do: ${#tasks[@]} tasks, $seeds seeds" && exit 0; }
+  task=${tasks[SLURM_ARRAY_TASK_ID / seeds]} seed=$((SLURM_ARRAY_TASK_ID % seeds + 1))
+  say "task $task, seed $seed, model $model"
+  read -ra words <<<"$(fine_tuning "$task")"
+  begin_in "$scores/jobs/$task-seed$seed" ".*seed$seed/.*(step-[0-9]+|results.json)" "$scores"
+  run_step 1 "${python[@]}" "${words[@]}" --share --model "$model" --seeds 1 --seed "$seed" "$@"
+  end_in "$scores/jobs/$task-seed$seed"
+}
+
+# Chooses the best of all seeds of every task, and prints the table; makes up for runs that are missing.
+gather() {
+  local task of_glue=() words
+  read_tasks
+  begin_in "$scores/jobs/gather" '.*(step-[0-9]+|results.json)' "$scores"
+  for task in "${tasks[@]}"; do
+    read -ra words <<<"$(fine_tuning "$task")"
+    if [[ ${words[0]} == *glue* ]]; then of_glue+=("$task") && continue; fi
+    run_step 1 "${python[@]}" "${words[@]}" --model "$model" --seeds "$seeds" "$@" || end_in "$scores/jobs/gather"
+  done
+  ((${#of_glue[@]} == 0)) ||
+    run_step 1 "${python[@]}" finetuning/run_glue.py --out "$scores/glue" --task "${of_glue[@]}" --model "$model" --seeds "$seeds" "$@"
+  end_in "$scores/jobs/gather"
+}

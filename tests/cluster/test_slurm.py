@@ -1,0 +1,119 @@
+"""The job scripts on a real Slurm of two nodes: what interrupts a run costs time, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.mini_slurm import MiniSlurm, mini_slurm
+from support.processes import wait_for
+from support.shards import make_shards
+from support.training import RECIPE, assert_same, finished_checkpoints, records
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
+FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
+
+
+class Site:
+    """A user's folder on the cluster, and what is typed there."""
+
+    def __init__(self, slurm: MiniSlurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.variables = {
+            "CLOZE_PYTHON": sys.executable,
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "CLOZE_RECIPE": "recipe.toml",
+            "CLOZE_PREFLIGHT": "0",
+        }
+
+    def pretrain(self, run: str, *options: str, **variables: str) -> str:
+        """Submits pretrain_large.slurm as it is, with one rank a node; returns the job's id."""
+        words = [*options, "--gpus-per-node=1", "cluster/pretrain_large.slurm", *STEPS]
+        return self.slurm.submit(words, self.folder, {**self.variables, "CLOZE_RUN": f"runs/{run}", **variables})
+
+    def log(self, job: str) -> str:
+        """What a job has written."""
+        [path] = self.folder.glob(f"*-{job}.out")
+        return path.read_text()
+
+    def reach(self, job: str, run: str, step: int) -> None:
+        """Waits until a run has saved a step."""
+
+        def reached() -> bool:
+            assert self.slurm.state(job) in ("PENDING", "RUNNING", "COMPLETING"), self.log(job)
+            folder = self.folder / "runs" / run
+            saved = finished_checkpoints(folder) if folder.exists() else []
+            return bool(saved) and int(saved[-1].name.removeprefix("step-")) >= step
+
+        wait_for(reached, 120)
+
+    def ends_well(self, job: str, run: str, straight: Path, restarts: int) -> None:
+        """The job is done after so many restarts, and its run has the bits of one that nothing happened to."""
+        self.slurm.wait(job, "COMPLETED", seconds=240)
+        assert self.slurm.job(job)["Restarts"] == str(restarts), self.log(job)
+        assert_same(self.folder / "runs" / run, straight)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
+    with mini_slurm(tmp_path_factory.mktemp("cluster") / "slurm") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Cloze's folder, with shards of a small text, and a recipe of a small model."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in FLOORS:
+        (folder / name).symlink_to(ROOT / name)
+    make_shards(folder / "data" / "wiki")
+    (folder / "recipe.toml").write_text(RECIPE)
+    return Site(slurm, folder)
+
+
+@pytest.fixture
+def site(home: Site) -> Iterator[Site]:
+    """The same, where every test begins with two idle nodes."""
+    yield home
+    home.slurm.run("scancel", "-u", "root")
+    for name in home.slurm.names:
+        home.slurm.plug(name)
+        if not home.slurm.is_on(name):
+            home.slurm.switch_on(name)
+    wait_for(home.slurm.idle, 60)
+
+
+@pytest.fixture(scope="module")
+def straight(home: Site) -> Path:
+    """A run through both phases on two nodes that nothing happens to."""
+    job = home.pretrain("straight")
+    home.slurm.wait(job, "COMPLETED")
+    return home.folder / "runs" / "straight"
+
+
+def test_a_run_goes_through_both_phases_on_two_nodes(site: Site, straight: Path) -> None:
+    assert [record["phase"] for record in records(straight)] == [1] * 150 + [2] * 40
+    assert (straight / "export" / "model.safetensors").exists()
+
+
+def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
+    job = site.pretrain("preempted")
+    site.reach(job, "preempted", 20)
+    stronger = site.slurm.submit(["-p", "urgent", "--exclusive", "--wrap", "true"], site.folder)
+    site.slurm.wait(stronger, "COMPLETED")
+    site.ends_well(job, "preempted", straight, restarts=1)
+
+
+def test_a_lost_node_costs_no_more_than_the_steps_since_the_last_checkpoint(site: Site, straight: Path) -> None:
+    job = site.pretrain("lost")
+    site.reach(job, "lost", 20)
+    site.slurm.cut_power("node2")
+    site.slurm.wait(job, "PENDING")
+    site.slurm.switch_on("node2")
+    site.ends_well(job, "lost", straight, restarts=1)
