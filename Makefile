@@ -16,7 +16,7 @@ HAS ?= torch numpy pyarrow
 OUT ?= build/gpu$(if $(DRY),-dry)
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out $(OUT)
 
-.PHONY: demo test test-slow test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -32,11 +32,18 @@ demo: .venv/installed
 	  --out build/demo-scores/from-scratch
 	$(BIN)/python finetuning/compare.py build/demo-scores/from-scratch build/demo-scores/pre-trained
 
+# All that the jobs of cluster/ need, with MPI for the preparation of data.
+cluster: .venv/installed-mpi
+
 test: .venv/installed-dev lint
 	$(TESTS)
 
 test-slow: .venv/installed-dev
 	$(TESTS) -m "slow and not slurm"
+
+# The jobs of cluster/ on a small Slurm on this machine; as root, with the packages that .ci/run installs.
+test-slurm: .venv/installed-dev
+	$(TESTS) -m slurm
 
 test-all: .venv/installed-dev lint
 	$(TESTS) -m ""
@@ -86,9 +93,13 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	$(INSTALL) -e .
 	touch $@
 
+.venv/installed-mpi: pyproject.toml requirements.lock | .venv/bin/python
+	$(INSTALL) -e '.[mpi]'
+	touch .venv/installed $@
+
 .venv/installed-dev: pyproject.toml requirements.lock | .venv/bin/python
 	$(INSTALL) -e '.[dev,mpi]'
-	touch .venv/installed $@
+	touch .venv/installed .venv/installed-mpi $@
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache

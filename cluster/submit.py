@@ -78,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run", help="folder of the run (default: runs/ and the name of the recipe)")
     made.add_argument("--tasks", nargs="+", default=GLUE, help="of GLUE, or squad, swag, ner (default: all of GLUE)")
     made.add_argument("--seeds", type=int, default=5, help="how often each task is learned anew (default: 5)")
+    made.add_argument("--for-prepare", default="", metavar="WORDS", help="more words for shard.py, in quotes")
+    made.add_argument("--for-finetune", default="", metavar="WORDS", help="more words for fine-tuning, in quotes")
     made.add_argument("--from", dest="first", choices=STEPS, default=STEPS[0], help="step to begin with")
     made.add_argument("--to", dest="last", choices=STEPS, default=STEPS[-1], help="step to end with")
     made.add_argument("--dry-run", action="store_true", help="print the commands, and submit nothing")
@@ -105,12 +107,13 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     run = wanted.run or f"runs/{Path(recipe).stem}"
     tasks = {"CLOZE_RUN": run, "CLOZE_TASKS": " ".join(wanted.tasks), "CLOZE_SEEDS": str(wanted.seeds)}
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
-    runs = len(wanted.tasks) * wanted.seeds
+    preparing = {"CLOZE_TEXT": wanted.text, "CLOZE_SHARDS": shards}
+    runs, tuning = len(wanted.tasks) * wanted.seeds, shlex.split(wanted.for_finetune)
     jobs = [
-        Job("prepare", "prepare", f"{wanted.text} -> {shards}", {"CLOZE_TEXT": wanted.text, "CLOZE_SHARDS": shards}),
+        Job("prepare", "prepare", f"{wanted.text} -> {shards}", preparing, words=shlex.split(wanted.for_prepare)),
         Job("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, words=words),
-        Job("finetune", "finetune", f"{runs} runs of {run}", tasks, [f"--array=0-{runs - 1}"]),
-        Job("gather", "gather", f"results in {run}", tasks, waits="afterany"),
+        Job("finetune", "finetune", f"{runs} runs of {run}", tasks, [f"--array=0-{runs - 1}"], tuning),
+        Job("gather", "gather", f"results in {run}", tasks, words=tuning, waits="afterany"),
     ]
     steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
     if not steps:

@@ -26,6 +26,8 @@ from pathlib import Path
 import pytest
 from support.processes import LAUNCHERS, wait_for
 
+from pretraining.processes.outliving import end_with_parent
+
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare")
 NETWORK = "10.249.8"
@@ -68,9 +70,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=75
 KillWait=5
-UnkillableStepTimeout=10
+UnkillableStepTimeout=120
 MinJobAge=86400
 SlurmdParameters=config_overrides
 GresTypes=gpu
@@ -85,7 +87,7 @@ class MiniSlurm:
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder, self.names = folder, names
-        mark = f"{os.getpid() % 10**6}"
+        mark = f"{os.getpid()}"
         self._bridge = f"czb{mark}"
         self._ports = {name: f"cz{mark}p{number}" for number, name in enumerate(names, 1)}
         self._spaces = {name: f"cloze-{mark}-{name}" for name in names}
@@ -106,7 +108,7 @@ class MiniSlurm:
         """The id of a job that these words of sbatch give."""
         done = self.run("sbatch", *words, where=where, **(variables or {}))
         assert done.returncode == 0, done.stderr
-        return re.findall(r"\d+", done.stdout)[-1]
+        return str(re.findall(r"\d+", done.stdout)[-1])
 
     def job(self, job: str) -> dict[str, str]:
         """What Slurm says of a job."""
@@ -221,6 +223,7 @@ class MiniSlurm:
                 stderr=log,
                 env=self.environment(),
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
 
     def _write_files(self) -> None:
@@ -246,6 +249,9 @@ class MiniSlurm:
 
     def _lay_network(self) -> None:
         """A bridge with this side's address, and a cable from it to each node."""
+        for link in Path("/sys/class/net").glob("czb*"):  # of tests that were killed
+            if not Path(f"/proc/{link.name.removeprefix('czb')}").exists():
+                _ip("link", "delete", link.name)
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("address", "add", f"{CONTROLLER}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")

@@ -1,0 +1,153 @@
+"""submit.py: the chain that it makes, and what it refuses before anything is in the queue."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, write_wiki
+from support.training import RECIPE
+
+SBATCH = """#!/bin/sh
+echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
+count=$(wc -l < "$0.calls")
+[ "$count" -ne "${FAIL_AT:-0}" ] || { echo "sbatch: error: Invalid account" >&2; exit 1; }
+echo "$((100 + count));mini"
+"""
+SCANCEL = '#!/bin/sh\necho "$@" >> "$0.calls"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Cloze's folder with a text, and programs that take note of what they are told."""
+    (tmp_path / "bin").mkdir()
+    for name, content in (("sbatch", SBATCH), ("scancel", SCANCEL)):
+        (tmp_path / "bin" / name).write_text(content)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "cluster").mkdir()
+    for path in (ROOT / "cluster").iterdir():
+        if path.name != "site.env":
+            (tmp_path / "cluster" / path.name).symlink_to(path)
+    for name in ("data_prep", "pretraining", "finetuning"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    write_wiki(tmp_path / "wiki", documents=2)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What a user types in that folder."""
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
+    command = [sys.executable, "cluster/submit.py", "pipeline", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def calls(folder: Path, program: str = "sbatch") -> list[str]:
+    """What a program was told, call by call."""
+    path = folder / "bin" / f"{program}.calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_every_step_waits_for_the_one_before(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
+    assert done.returncode == 0, done.stderr
+    prepare, pretrain, finetune, gather = calls(folder)
+    assert prepare.endswith("--parsable cluster/prepare.slurm")
+    assert "--dependency=afterok:101 --kill-on-invalid-dep=yes" in pretrain
+    assert pretrain.endswith("cluster/pretrain_large.slurm --phases.0.steps 9")
+    assert finetune.startswith("rte cola|")
+    assert "--dependency=afterok:102" in finetune
+    assert "--array=0-5" in finetune
+    assert "--dependency=afterany:103" in gather
+    assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["101", "102", "103", "104"]
+
+
+def test_a_dry_run_prints_what_a_shell_can_run(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", "--dry-run", "--tasks", "rte", "cola")
+    assert not calls(folder)
+    script = subprocess.run(
+        ["bash", "-e", "-c", done.stdout],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert script.returncode == 0, script.stderr
+    typed = calls(folder)
+    (folder / "bin" / "sbatch.calls").unlink()
+    submit(folder, "--recipe", "recipe.toml", "--tasks", "rte", "cola")
+    assert [line.replace(";mini", "") for line in typed] == calls(folder)
+
+
+def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(folder: Path) -> None:
+    (folder / "cluster" / "site.env").write_text(
+        'SBATCH_ACCOUNT=theirs\nCLOZE_PREPARE_OPTIONS="--partition=cpu --nodes=4"\n'
+    )
+    submit(folder, "--to", "pretrain", "--recipe", "recipe.toml")
+    submit(folder, "--to", "prepare", SBATCH_ACCOUNT="mine")
+    prepare, pretrain, again = calls(folder)
+    assert prepare.startswith("|theirs|")
+    assert "--partition=cpu --nodes=4 cluster/prepare.slurm" in prepare
+    assert pretrain.startswith("|theirs|")
+    assert "--partition" not in pretrain
+    assert again.startswith("|mine|")
+
+
+def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", FAIL_AT="3")
+    assert done.returncode == 2
+    assert "error: finetune: sbatch: error: Invalid account" in done.stderr
+    assert calls(folder, "scancel") == ["101 102"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", "nowhere"], "--text nowhere: no such file or folder"),
+        (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
+        (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),
+        (["--from", "gather", "--to", "prepare"], "the first comes after the last"),
+        (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
+    ],
+)
+def test_what_would_fail_later_is_refused_now(folder: Path, words: list[str], message: str) -> None:
+    done = submit(folder, *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not calls(folder)
+
+
+def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "cluster" / "submit.py"), "pipeline"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "is not Cloze's folder" in done.stderr
+
+
+def scripts() -> list[Path]:
+    return [*sorted((ROOT / "cluster").glob("*.slurm")), *sorted((ROOT / "cluster").glob("*.sh"))]
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
+def test_scripts_are_sound_and_name_no_site(path: Path) -> None:
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+    options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+    given = {shlex.split(line)[1].partition("=")[0] for line in options}
+    assert not given & {"--partition", "--account", "--qos", "--constraint", "-p", "-A", "-q", "-C"}
+    if path.suffix == ".slurm":
+        assert len(path.read_text().splitlines()) < 60
+        assert {"--open-mode", "--requeue", "--signal"} <= given
+
+
+def test_scripts_please_shellcheck() -> None:
+    try:
+        done = subprocess.run(["shellcheck", "-x", *scripts()], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no shellcheck here; Debian has it")
+    assert done.returncode == 0, done.stdout
