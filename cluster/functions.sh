@@ -8,7 +8,7 @@ set -uo pipefail
 STOPPED=75 LOST=76 # as pretraining/processes/ending.py has them
 step_code=0
 
-say() { echo "$(date +%H:%M:%S) $*"; }
+say() { printf '%(%H:%M:%S)T %s\n' -1 "$*"; }
 
 refuse() {
   echo "error: $*" >&2
@@ -89,8 +89,8 @@ newest_shards() {
 # Adds a line on this job to jobs.jsonl of a folder, which status.py reads.
 note() {
   local folder=$1 event=$2 more=$3
-  printf '{"event": "%s", "time": %s, "job": "%s", "restart": %s, %s}\n' \
-    "$event" "$(date +%s)" "$job" "${SLURM_RESTART_COUNT:-0}" "$more" >>"$folder/jobs.jsonl"
+  printf '{"event": "%s", "time": %(%s)T, "job": "%s", "restart": %s, %s}\n' \
+    "$event" -1 "$job" "${SLURM_RESTART_COUNT:-0}" "$more" >>"$folder/jobs.jsonl"
 }
 
 # Notes in a folder that this job begins its work, unless it has done so several times from where the work still is: the

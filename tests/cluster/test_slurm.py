@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write_wiki
 from support.mini_slurm import MiniSlurm, mini_slurm
 from support.processes import wait_for
 from support.shards import make_shards
+from support.task_files import write_tasks
 from support.training import RECIPE, assert_same, records
 
 from pretraining.checkpoint.record import finished_checkpoints
@@ -133,19 +139,29 @@ def test_a_lost_node_of_rank_0_is_no_worse(site: Site, straight: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "node"), [("unplug", "node2"), ("drop", "node1")])
 def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path, node: str, fault: str) -> None:
+    """Slurm lets a job wait for two minutes before it starts it again, and here for seconds: so the node may still be
+    tidying up, and takes some starts to be ready."""
     run = f"{fault}-{node}"
-    job = site.pretrain(run)
+    job = site.pretrain(run, CLOZE_TRIES="20")
     site.reach(job, run, 20)
     getattr(site.slurm, fault)(node)
     site.slurm.wait(job, "PENDING")
     site.slurm.plug(node)
-    site.ends_well(job, run, straight, restarts=range(1, 4))  # the node may still be tidying up when the job comes back
+    site.ends_well(job, run, straight, restarts=range(1, 20))
 
 
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
-    """Slurm counts whole minutes: the steps wait a little, so that the run does not fit into one."""
-    job = site.pretrain("limited", "--time=1", "--signal=USR1@20")
+    """Slurm counts whole minutes, of which the ranks lose most by standing still together."""
+    job = site.pretrain("limited", "--time=1", "--signal=USR1@15")
+    site.reach(job, "limited", 20)
+    ranks = site.slurm.processes("runs/limited")
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    time.sleep(40)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
     site.ends_well(job, "limited", straight)
+    assert '"code": 75' in (site.folder / "runs" / "limited" / "jobs.jsonl").read_text()
 
 
 def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, straight: Path) -> None:
@@ -154,7 +170,7 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
     site.slurm.run("scancel", job)
     site.slurm.wait(job, "CANCELLED")
     wait_for(site.slurm.idle, 60)
-    assert not site.slurm.processes("pretraining/train.py")
+    assert not site.slurm.processes("runs/cancelled")
     assert site.slurm.job(job)["Restarts"] == "0"
 
 
@@ -172,3 +188,35 @@ def test_a_bad_recipe_fails_at_once(site: Site) -> None:
     )
     site.slurm.wait(job, "FAILED", seconds=40)
     assert "did you mean phases.0.steps?" in site.log(job)
+
+
+def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
+    """prepare, pretrain, finetune and gather, each of which waits for the one before."""
+    write_wiki(site.folder / "wiki")
+    write_tasks(site.folder)
+    words = ["--shards", "data/chain", "--recipe", "recipe.toml", "--run", "runs/chain"]
+    words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
+    words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]
+    options = {
+        "CLOZE_PREPARE_OPTIONS": "--nodes=2 --export=ALL,CLOZE_RANKS_PER_NODE=2",
+        "CLOZE_PRETRAIN_OPTIONS": "--nodes=2 --gpus-per-node=1",
+    }
+    done = subprocess.run(
+        [sys.executable, "cluster/submit.py", "pipeline", *words],
+        cwd=site.folder,
+        env=site.slurm.environment(**site.variables, **options),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    jobs = [line.split()[0] for line in done.stdout.splitlines()[:4]]
+    for job in jobs[:2]:
+        site.slurm.wait(job, "COMPLETED")
+    site.slurm.wait(jobs[3], "COMPLETED")
+    [table] = site.folder.glob(f"gather-{jobs[3]}.out")
+    assert "sst2" in table.read_text()
+    for suite, task in (("glue", "sst2"), ("swag", "swag")):
+        results = json.loads((site.folder / "runs" / "chain" / suite / "results.json").read_text())
+        assert sorted(results[task]["runs"]) == ["lr0.001-seed1", "lr0.001-seed2"]
+        assert (site.folder / "runs" / "chain" / suite / task / "model").is_dir()

@@ -176,15 +176,14 @@ class MiniSlurm:
         """Drops a node's packets on their way, which neither side can see."""
         _ip("link", "set", self._ports[name], "nomaster")
 
-    def processes(self, words: str) -> list[str]:
-        """The command lines on all nodes that have these words."""
+    def processes(self, words: str) -> list[int]:
+        """The processes on all nodes whose command line has these words."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
-                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if words in line and int(path.parent.name) != os.getpid():
-                    found.append(line)
-        return found
+                if words in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                    found.append(int(path.parent.name))
+        return [number for number in found if number != os.getpid()]
 
     def start(self) -> None:
         self._write_files()
@@ -249,10 +248,10 @@ class MiniSlurm:
 
     def _lay_network(self) -> None:
         """A bridge with this side's address, and a cable from it to each node."""
-        for link in Path("/sys/class/net").glob("czb*"):  # of tests that were killed
-            if not Path(f"/proc/{link.name.removeprefix('czb')}").exists():
-                _ip("link", "delete", link.name)
-        _ip("link", "add", self._bridge, "type", "bridge")
+        for old in Path("/sys/class/net").glob("czb*"):  # of tests that were killed
+            if not Path(f"/proc/{old.name.removeprefix('czb')}").exists():
+                _ip("link", "delete", old.name)
+        _ip("link", "add", self._bridge, "address", "02:00:00:00:c1:02", "type", "bridge")  # else that of a port
         _ip("address", "add", f"{CONTROLLER}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for number, name in enumerate(self.names, 1):
