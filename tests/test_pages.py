@@ -45,7 +45,7 @@ def fill(folder: Path) -> Path:
         if named := re.match(r"# (\w+\.toml)\n", text):
             (folder / named[1]).write_text(text)
     write_tasks(folder)
-    for name in ("data_prep", "pretraining", "finetuning", "benchmarks"):
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

@@ -12,6 +12,7 @@ from typing import Any
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.hub import find_folder
+from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from data_prep.vocabulary.vocabulary import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -22,8 +23,6 @@ from data_prep.vocabulary.vocabulary import (
 )
 
 FILES = (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
-IN_A_RUN = "tokenizer"
-"""The folder of a run that holds its vocabulary."""
 KINDS = ("BertTokenizer", "BertTokenizerFast")
 """Classes of transformers that cut text as it is cut here."""
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -35,8 +34,6 @@ STEPS = {
     ("model", "continuing_subword_prefix"): "##",
 }
 """What a tokenizer.json says of one that cuts text as it is cut here."""
-CHECKPOINT = "checkpoint.json"
-"""The file that a checkpoint of a run has; the run's folder is the second above it."""
 
 
 def find_vocabulary(given: str, cased: bool) -> Vocabulary:

@@ -11,7 +11,7 @@ from finetuning.places import PREDICTIONS
 from finetuning.session import charts
 from finetuning.settings import VARIED
 from finetuning.tasks.task import Task
-from pretraining.reporting.run_log import METRICS
+from pretraining.reporting.metrics_file import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -62,7 +62,7 @@ from pretraining.processes.group import (
 from pretraining.processes.launchers import find_world
 from pretraining.processes.stopping import Control, time_limit
 from pretraining.processes.watchdog import Watch
-from pretraining.reporting.run_log import METRICS
+from pretraining.reporting.metrics_file import METRICS
 
 SMALL = 768
 """Encoders narrower than this are miniatures, which take larger learning rates."""

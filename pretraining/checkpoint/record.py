@@ -21,7 +21,7 @@ from typing import Any
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, json_bytes, read_json, write_json
-from data_prep.vocabulary.source import CHECKPOINT, IN_A_RUN
+from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 
@@ -29,6 +29,8 @@ FOLDER = "checkpoints"
 RECORD = CHECKPOINT
 TOKENIZER = IN_A_RUN
 """The folder of a run that holds the vocabulary."""
+RECIPE = "recipe.toml"
+"""The file of a run with its recipe as it was understood, written anew by every start."""
 EXPORT = "export"
 """The folder of a run that its model is exported into."""
 DAMAGED = "DAMAGED"

@@ -21,7 +21,6 @@ import threading
 import traceback
 from contextlib import suppress
 from datetime import datetime, timezone
-from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Literal, NamedTuple, NoReturn
@@ -29,26 +28,16 @@ from typing import Literal, NamedTuple, NoReturn
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.terminal import is_terminal
+from pretraining.processes.codes import ENDED as ENDED
+from pretraining.processes.codes import Code as Code
 from pretraining.processes.group import LostError, UnreachedError
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
-ENDED = "ended.json"
 STACKS = "stacks"
 INTERRUPTED = "interrupted"
 INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint"
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
-
-
-class Code(IntEnum):
-    """What a process ends with, so that whoever started it knows what to do next."""
-
-    DONE = 0
-    MISTAKE = 1  # the program is wrong: its traceback says where
-    CURE = 2  # something must be mended first: the message says what
-    STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
-    RANK_LOST = 76  # a rank died or hangs: start the same command again
-    INTERRUPTED = 130  # somebody pressed Ctrl-C: the run has saved, unless twice or before it trained
 
 
 class Outcome(NamedTuple):

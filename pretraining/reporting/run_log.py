@@ -18,8 +18,8 @@ from rich.live import Live
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from pretraining.reporting.event_file import EventFile
+from pretraining.reporting.metrics_file import METRICS
 
-METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
 

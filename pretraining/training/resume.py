@@ -12,6 +12,7 @@ from data_prep.common.files import replacing
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights, restore_engine
 from pretraining.checkpoint.record import (
+    RECIPE,
     TOKENIZER,
     CheckpointRecord,
     finished_checkpoints,
@@ -25,10 +26,10 @@ from pretraining.model.bert import Bert
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
-from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
 from pretraining.training.request import Request
+from pretraining.training.skips import Skip, read_skips
 from pretraining.training.trainer import Trainer
 
 
@@ -107,7 +108,7 @@ def find_latest(request: Request, context: Context) -> Latest | None:
 
 def write_run_folder(request: Request) -> None:
     """Writes what a run folder holds before there is a checkpoint: the recipe as it was understood, the vocabulary."""
-    with replacing(request.out / "recipe.toml") as file:
+    with replacing(request.out / RECIPE) as file:
         file.write(request.recipe.as_toml().encode())
     for record in request.manifest.tables():
         if Path(record.path).suffix in (".txt", ".json"):

@@ -24,9 +24,10 @@ from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.changes import continued, is_trained
 from pretraining.training.exporting import export
-from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
+from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.request import Request
 from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
+from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
 LOCK = "lock"

@@ -18,7 +18,8 @@ from support.records import RECORD, SCORES, open_log
 from tensorboard.backend.event_processing import event_accumulator as events
 
 from data_prep.common.errors import UserError
-from pretraining.reporting.run_log import METRICS, TENSORBOARD, cut_metrics
+from pretraining.reporting.metrics_file import METRICS
+from pretraining.reporting.run_log import TENSORBOARD, cut_metrics
 
 
 def read_lines(folder: Path) -> list[dict[str, object]]:

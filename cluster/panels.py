@@ -1,0 +1,140 @@
+"""How a run looks in a terminal: where it stands, its figures under their names, and the curve of its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cluster.jobs import Job, JobNotes
+from cluster.runs import RunStatus, State, ago
+from pretraining.processes.codes import Code, explained
+from pretraining.reporting.console import number, progress
+
+COLOURS: dict[State, str] = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "silent": "red",
+    "done": "blue",
+    "stopped": "yellow",
+    "failed": "red",
+}
+GOING_ON = ("queued", "starting", "running", "stopped")
+"""States in which the time left means something."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
+HEIGHT, WIDEST = 3, 100
+"""Lines and columns of a curve; where the terminal is narrower, so is the curve."""
+MARGIN = 2
+NAMES = len("ended with") + 2
+"""Columns of what stands before the figures."""
+
+
+def panel(status: RunStatus, width: int) -> RenderableType:
+    """How a run is doing, in some ten lines of this width."""
+    state = f"bold {COLOURS[status.state]}"
+    head = Text.assemble((status.run, "bold"), "  ", (status.state, state), f"  {status.why}".rstrip())
+    room = width - MARGIN - NAMES
+    left = status.last_line.get("seconds_left") if status.state in GOING_ON else None
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, width=NAMES - 2)
+    table.add_row("progress", progress("step", status.step, status.total_steps, left, room))
+    for name, text in rows(status):
+        table.add_row(name, Text(text))
+    if status.losses:
+        for mark, line in curve(status.losses, min(WIDEST, room)):
+            table.add_row(f"{mark:>{NAMES - 2}}", Text(line, "cyan", no_wrap=True))
+    return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
+
+
+def rows(status: RunStatus) -> Iterator[tuple[str, str]]:
+    """What is known of a run, under names."""
+    if status.ended is not None and status.ended["code"] != Code.DONE:
+        yield "ended with", f"{explained(status.ended['code'])}: {status.ended['reason']}"
+    if status.phases:
+        yield "phase", f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
+    if losses := [*training_loss(status.last_line), *validation_loss(status.last_evaluation)]:
+        yield "loss", "   ".join(losses)
+    if speed := list(pace(status.last_line)):
+        yield "speed", "   ".join(speed)
+    if written := list(files(status)):
+        yield "written", "   ".join(written)
+    if status.rollbacks:
+        count = len(status.rollbacks)
+        yield "went back", f"{count} time{'s' * (count > 1)} to a checkpoint, the last since {status.rollbacks[-1]}"
+    if status.job is not None:
+        yield "job", describe_job(status.job)
+    if status.notes is not None:
+        yield "restarts", describe_restarts(status.notes)
+
+
+def training_loss(line: dict[str, Any]) -> Iterator[str]:
+    """The loss of a logged step."""
+    if line.get("loss") is not None:
+        yield f"{line['loss']:.4f}"
+
+
+def validation_loss(line: dict[str, Any]) -> Iterator[str]:
+    """The loss of an evaluation: the sum of the same heads as the loss of training."""
+    if line.get("masked_loss") is not None:
+        yield f"validation {line['masked_loss'] + (line.get('next_loss') or 0.0):.4f} at step {line['step']:,}"
+
+
+def pace(line: dict[str, Any]) -> Iterator[str]:
+    """The speed of a logged step, in the words that the line of a run has for it."""
+    if (pieces := line.get("pieces_per_second")) is not None:
+        yield f"{number(pieces)} pieces/s"
+    if (use := line.get("flops_utilisation")) is not None:
+        yield f"use {use:.0%}"
+    if (wait := line.get("waiting_for_data")) is not None:
+        yield f"wait {wait:.0%}"
+
+
+def files(status: RunStatus) -> Iterator[str]:
+    """What a run has written last, and how long ago."""
+    if status.last_line_age is not None:
+        yield f"last line {ago(status.last_line_age)}"
+    if status.checkpoint is not None:
+        yield f"checkpoint {ago(status.checkpoint_age or 0.0)}, of step {status.checkpoint:,}"
+
+
+def describe_job(job: Job) -> str:
+    """A job as the queue has it."""
+    if job.nodes:
+        return f"{job.job} {job.state} on {job.nodes}"
+    return f"{job.job} {job.state}: {job.reason}"
+
+
+def describe_restarts(notes: JobNotes) -> str:
+    """How often job scripts have started a run again, and how it had ended the last time."""
+    if not notes.restarts:
+        return "none"
+    before = "an end that was not noted" if notes.code_before is None else explained(notes.code_before)
+    return f"{notes.restarts}, the last after {before}"
+
+
+def curve(losses: Sequence[tuple[int, float]], width: int) -> list[tuple[str, str]]:
+    """Losses over all steps so far as lines of blocks, the highest first, each with its mark on the scale.
+
+    The highest tenth is cut off, since the steep beginning would press all that follows into the lowest line.
+    """
+    first, last = losses[0][0], losses[-1][0]
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for step, loss in losses:
+        columns[(step - first) * width // (last - first + 1)].append(loss)
+    means = [fmean(column) if column else None for column in columns]
+    ordered = sorted(mean for mean in means if mean is not None)
+    low, high = ordered[0], ordered[len(ordered) * 9 // 10]
+    levels, level, steps = [], 0, len(BLOCKS) - 1
+    for mean in means:
+        if mean is not None:  # where no step was logged, the curve goes on as before
+            share = min(1.0, (mean - low) / (high - low)) if high > low else 0.5
+            level = max(1, round(share * steps * HEIGHT))
+        levels.append(level)
+    lines = ["".join(BLOCKS[max(0, min(steps, level - steps * row))] for level in levels) for row in range(HEIGHT)]
+    return list(zip([f"≥ {high:.2f}", *[""] * (HEIGHT - 2), f"{low:.2f}"], reversed(lines), strict=True))

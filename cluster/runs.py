@@ -1,0 +1,254 @@
+"""Runs of pre-training as their folders show them: to anyone, on any machine that sees the files, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster.jobs import JOBS, Job, JobNotes, Queue
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
+from data_prep.common.progress import duration
+from finetuning.places import BEGUN, RESULTS
+from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
+from pretraining.config.settings import Recipe
+from pretraining.config.toml_text import read_toml
+from pretraining.processes.codes import ENDED, Code, explained
+from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
+from pretraining.training.skips import read_skips
+
+State = Literal["queued", "starting", "running", "silent", "done", "stopped", "failed"]
+STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INTERRUPTED: "stopped"}
+"""What the exit codes make of a run; all others are failures."""
+LINES = ("step", "evaluation")
+DEPTH = 3
+"""Levels of folders in which runs are looked for below the one that is named."""
+PLACES = 200
+"""Places at which a long metrics.jsonl is read for its curve."""
+LATE, LATE_SECONDS = 3, 120.0
+"""A run is silent where its next line takes so many times as long as lines do, and so many seconds at least."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands; what is not known or not there is None, or empty."""
+
+    run: str
+    state: State
+    why: str
+    """what there is to say of the state"""
+    phase: int
+    """the phase, counted from 1"""
+    phases: int
+    """how many the recipe has; 0 where that is not known"""
+    phase_name: str | None
+    length: int | None
+    step: int
+    total_steps: int
+    """steps of all phases; 0 where that is not known, or the clock decides"""
+    last_line: dict[str, Any]
+    """the last line of a step in metrics.jsonl, as it is there"""
+    last_evaluation: dict[str, Any]
+    """that of an evaluation"""
+    last_line_age: float | None
+    """seconds since the later of both"""
+    checkpoint: int | None
+    """the step of the last checkpoint"""
+    checkpoint_age: float | None
+    rollbacks: list[str]
+    """what went wrong each time that the run went back to a checkpoint"""
+    notes: JobNotes | None
+    """what job scripts have noted; None for a run that they did not start"""
+    job: Job | None
+    """the job of the last start, where it waits or runs"""
+    ended: dict[str, Any] | None
+    """what ended.json says: code, reason, rank, time"""
+    losses: list[tuple[int, float]]
+    """steps with their training losses: all of them, or a sample"""
+
+
+def find_runs(named: Path) -> list[Path]:
+    """The run that a folder is, or those below it, the newest last; UserError where there is none."""
+    if not named.is_dir():
+        raise UserError(f"{named}: no such folder\nname the folder that train.py had as --out, or one above it")
+    runs = sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
+    if not runs:
+        raise UserError(
+            f"{named}: no run of pre-training, and none in it: they have {METRICS} once they train\n"
+            "name the folder that train.py had as --out, or one above it"
+        )
+    return runs
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """A folder that is a run, or the runs below it; what lies in a run belongs to that."""
+    if is_run(folder):
+        yield folder
+    elif depth:
+        with suppress(OSError):  # somebody else's
+            for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+                yield from _runs_below(inner, depth - 1)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of pre-training: runs of fine-tuning have metrics too, but no recipe and no phases."""
+    if not any((folder / name).exists() for name in (METRICS, JOBS)):
+        return False
+    if (folder / RECIPE).exists():
+        return True
+    lines = _newest_lines(folder).values()
+    if lines or (folder / METRICS).exists():
+        return any("phase" in line for line in lines)
+    return not (folder / RESULTS).exists() and not any(folder.glob(f"*/*/{BEGUN}"))
+
+
+def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
+    """Reads where a run stands; `notes` and `queue` say what is known of its jobs, `now` is in seconds since 1970."""
+    lines, recipe = _newest_lines(run), read_recipe(run / RECIPE)
+    line, evaluation = (lines.get(kind, {}) for kind in LINES)
+    started = notes.started if notes else 0.0
+    phase = line.get("phase", 1)
+    settings = recipe.phases[phase - 1] if phase <= len(recipe.phases) else None
+    checkpoint = max(finished_checkpoints(run), key=step_of, default=None)
+    signs = Signs(
+        recipe=recipe,
+        total_steps=sum(recipe.phase_steps() or ()),
+        step=max(line.get("step", 0), step_of(checkpoint) if checkpoint else 0),
+        lines=lines,
+        written=max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None),
+        begun=max(started, _modified(run / RECIPE)),
+        notes=notes,
+        queue=queue,
+        ended=read_end(run / ENDED, started),
+    )
+    state, why = judge(signs, now)
+    return RunStatus(
+        run=str(run),
+        state=state,
+        why=why,
+        phase=phase,
+        phases=len(recipe.phases),
+        phase_name=settings.name if settings else None,
+        length=settings.length if settings else None,
+        step=signs.step,
+        total_steps=signs.total_steps,
+        last_line=line,
+        last_evaluation=evaluation,
+        last_line_age=None if signs.written is None else max(0.0, now - signs.written),
+        checkpoint=step_of(checkpoint) if checkpoint else None,
+        checkpoint_age=max(0.0, now - _modified(checkpoint / RECORD)) if checkpoint else None,
+        rollbacks=_rollbacks(run),
+        notes=notes,
+        job=signs.job,
+        ended=signs.ended,
+        losses=loss_curve(run / METRICS, PLACES) if lines else [],
+    )
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What tells whether a run is alive."""
+
+    recipe: Recipe
+    total_steps: int
+    """steps of all phases; 0 where that is not known, or the clock decides"""
+    step: int
+    """steps that are done"""
+    lines: dict[str, dict[str, Any]]
+    """the last line of each kind in metrics.jsonl"""
+    written: float | None
+    """when the later of them was written"""
+    begun: float
+    """when the run was last started, as far as its files tell"""
+    notes: JobNotes | None
+    queue: Queue
+    ended: dict[str, Any] | None
+    """how it has ended, unless it was started since"""
+
+    @property
+    def job(self) -> Job | None:
+        """The job of the last start, where it waits or runs."""
+        return (self.queue.jobs or {}).get(self.notes.job) if self.notes else None
+
+    @property
+    def patience(self) -> float:
+        """Seconds that may go by without a line: some times what lines take, and an evaluation."""
+        line, evaluation = (self.lines.get(kind, {}) for kind in LINES)
+        if line.get("seconds_per_step") is None:  # there is none yet, or it is of an earlier version
+            return self.recipe.guards.hang
+        between_lines: float = line["seconds_per_step"] * self.recipe.logging.every
+        evaluation_seconds: float = evaluation.get("evaluation_seconds", 0.0)
+        return max(LATE_SECONDS, LATE * (between_lines + evaluation_seconds))
+
+
+def judge(signs: Signs, now: float) -> tuple[State, str]:
+    """Whether a run waits, trains, has fallen silent or has ended, and what there is to say of that."""
+    job, notes = signs.job, signs.notes
+    if job is not None and job.state == "PENDING":
+        return "queued", f"({job.reason})"
+    if signs.ended is not None:
+        code, when = signs.ended["code"], ago(now - signs.ended["seconds"])
+        if code == Code.DONE and signs.step < signs.total_steps:
+            return "stopped", f"{when}, where it was told to stop"
+        return STATES.get(code, "failed"), when
+    if notes is not None and notes.code is not None:
+        why = f"job {notes.job} has ended with {explained(notes.code)}; its output says why"
+        return STATES.get(notes.code, "failed"), why
+    if notes is not None and signs.queue.jobs is not None and job is None:
+        return "silent", f"job {notes.job} is not in the queue, and noted no end"
+    if signs.written is None or signs.written < signs.begun:
+        since = duration(max(0.0, now - signs.begun))
+        is_late = now - signs.begun > signs.recipe.guards.hang
+        return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
+    if now - signs.written > signs.patience:
+        return "silent", f"no line for {duration(now - signs.written)}, and no word of its end"
+    return "running", ""
+
+
+def ago(seconds: float) -> str:
+    """How long something has been over."""
+    days = int(seconds // 86400)
+    return f"{days} days ago" if days >= 2 else f"{duration(max(0.0, seconds))} ago"
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a run by this or an earlier version; one without phases where it cannot be read."""
+    try:
+        return Recipe.of_any_version(read_toml(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Recipe()
+
+
+def read_end(path: Path, started: float) -> dict[str, Any] | None:
+    """How a run has ended, with `seconds` since 1970; None where it has not, or was started since."""
+    try:
+        ended: dict[str, Any] = read_json(path)
+        ended["seconds"] = datetime.fromisoformat(ended["time"]).timestamp()
+    except (OSError, UserError, KeyError, TypeError, ValueError):
+        return None
+    return ended if ended["seconds"] >= started and {"code", "reason"} <= ended.keys() else None
+
+
+def _rollbacks(run: Path) -> list[str]:
+    with suppress(UserError):  # damaged: the run's next start says so
+        return [skip.reason for skip in read_skips(run)]
+    return []
+
+
+def _newest_lines(run: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return newest_records(run / METRICS, LINES)
+    except OSError:
+        return {}
+
+
+def _modified(path: Path) -> float:
+    """When a file was last written, in seconds since 1970; 0 where it is missing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Shows how runs of pre-training are doing, from their files alone: on a login node as well as beside the GPUs.
+
+    python cluster/status.py                          all runs below runs/, the newest last
+    python cluster/status.py runs/large --watch
+    python cluster/status.py runs/large --json
+
+Where Slurm is at hand, its queue is asked once about the jobs of all runs.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cluster.jobs import Queue, ask_queue, read_notes
+from cluster.panels import panel
+from cluster.runs import RunStatus, find_runs, read_run
+from data_prep.common.errors import UserError
+from data_prep.common.files import json_bytes
+from data_prep.common.terminal import open_console
+
+QUEUE_SECONDS = 30.0
+"""The least time between two questions to the queue while runs are watched."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Shows how runs of pre-training are doing, from their files alone."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
+    """Folders that train.py had as --out, or folders above them."""
+    watch: bool = False
+    """Look again and again, until Ctrl-C."""
+    every: float = 5.0
+    """With --watch: seconds between two looks."""
+    json: bool = False
+    """Print JSON, for scripts."""
+
+
+class Observer:
+    """Looks at runs, once or again and again; the queue, which all users share, it asks now and then only."""
+
+    def __init__(self, named: tuple[Path, ...]) -> None:
+        self._named, self._queue = named, Queue(None)
+        self._jobs: set[str] = set()
+        self._asked = 0.0
+
+    def look(self) -> list[RunStatus]:
+        """Reads how all runs are doing."""
+        runs = list(dict.fromkeys(run for folder in self._named for run in find_runs(folder)))
+        notes = {run: read_notes(run) for run in runs}
+        jobs = {noted.job for noted in notes.values() if noted is not None}
+        if jobs != self._jobs or time.monotonic() - self._asked > QUEUE_SECONDS:
+            self._queue, self._jobs, self._asked = ask_queue(jobs), jobs, time.monotonic()
+        now = time.time()
+        return [read_run(run, notes[run], self._queue, now) for run in runs]
+
+    def panels(self, width: int) -> list[RenderableType]:
+        """What there is to show: a panel for each run, and warnings."""
+        shown = [panel(status, width) for status in self.look()]
+        return [*shown, *(Text(warning, "yellow") for warning in self.warnings)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the last look knew nothing of jobs, where the queue should have said something."""
+        return [f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else []
+
+
+def watch(observer: Observer, every: float, console: Console) -> None:
+    """Shows the runs in place until Ctrl-C; in a pipe, one look below the other."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the terminal gets its cursor back
+    footer = Text(f"every {every:g} s; Ctrl-C ends this", "dim")
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        while True:
+            shown = observer.panels(console.width)
+            if live is None:
+                console.print(*shown, sep="\n")
+            else:
+                live.update(Group(*fitting(shown, console), footer), refresh=True)
+            time.sleep(every)
+
+
+def fitting(shown: list[RenderableType], console: Console) -> list[RenderableType]:
+    """The last of them, as many as the terminal has room for; what is left out is told."""
+    room, kept = console.height - 3, list[RenderableType]()
+    for renderable in reversed(shown):
+        room -= len(console.render_lines(renderable))
+        if room < 0 and kept:
+            break
+        kept.insert(0, renderable)
+    if left_out := len(shown) - len(kept):
+        kept.insert(0, Text(f"{left_out} more above: name runs, or make the window higher", "dim"))
+    return kept
+
+
+def run(wanted: Status, console: Console, errors: Console) -> None:
+    """Does what was asked for."""
+    if wanted.every <= 0:
+        raise UserError(f"--every {wanted.every:g}: give seconds above 0")
+    if wanted.watch and wanted.json:
+        raise UserError("--watch and --json do not go together; let your script look again")
+    observer = Observer(wanted.runs)
+    if wanted.watch:
+        watch(observer, wanted.every, console)
+    elif wanted.json:
+        content = [asdict(status) for status in observer.look()]
+        console.print(json_bytes(content).decode(), markup=False, soft_wrap=True, end="")
+        for warning in observer.warnings:
+            errors.print(warning, markup=False)
+    else:
+        console.print(*observer.panels(console.width), sep="\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0, 2 for what the user can cure, 130 where Ctrl-C has ended it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
+    errors = open_console(stderr=True, soft_wrap=True)
+    try:
+        wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
+        run(wanted, open_console(), errors)
+    except UserError as error:
+        errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

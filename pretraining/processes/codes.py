@@ -1,0 +1,44 @@
+"""What a process of a run ends with, and the file in which a run says so; whoever only looks at runs reads these alone.
+
+`ending.py` ends processes with them.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from enum import IntEnum
+
+ENDED = "ended.json"
+"""The file of a run's folder that says how the run ended: code, reason, rank and time. A start removes it."""
+
+
+class Code(IntEnum):
+    """What a process ends with, so that whoever started it knows what to do next."""
+
+    DONE = 0
+    MISTAKE = 1  # the program is wrong: its traceback says where
+    CURE = 2  # something must be mended first: the message says what
+    STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
+    RANK_LOST = 76  # a rank died or hangs: start the same command again
+    INTERRUPTED = 130  # somebody pressed Ctrl-C: the run has saved, unless twice or before it trained
+
+
+MEANINGS = {
+    Code.DONE: "done",
+    Code.MISTAKE: "a fault of the program",
+    Code.CURE: "something must be mended first",
+    Code.STOPPED: "saved and stopped",
+    Code.RANK_LOST: "a rank was lost",
+    Code.INTERRUPTED: "Ctrl-C",
+}
+"""Codes in a few words each."""
+
+
+def explained(code: int) -> str:
+    """A code with its meaning; those above 128 that are none of ours are a shell's, for a signal that killed."""
+    if code in list(Code):
+        return f"{int(code)} ({MEANINGS[Code(code)]})"
+    with suppress(ValueError):
+        return f"{code} (killed by {signal.Signals(code - 128).name})"
+    return str(code)

@@ -1,0 +1,67 @@
+"""Folders of runs for tests: what job scripts note in them, runs that go on, and how they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cluster.jobs import JOBS, Queue, read_notes
+from cluster.panels import panel
+from cluster.runs import RunStatus, read_run
+from pretraining.checkpoint.record import RECIPE
+from pretraining.processes.codes import ENDED
+from pretraining.reporting.metrics_file import METRICS
+
+Look = Callable[..., str]
+"""calls status.py with these words, and returns what it prints"""
+Squeue = Callable[[str], Path]
+"""puts a program called squeue on the path, which does this; returns the file in which it notes its arguments"""
+
+
+def status(run: Path, later: float = 0.0, queue: Queue | None = None) -> RunStatus:
+    """Where a run stands, so many seconds from now."""
+    return read_run(run, read_notes(run), queue or Queue(None), time.time() + later)
+
+
+def shown(status: RunStatus, width: int) -> list[str]:
+    """The lines of a run's panel in a terminal of this width."""
+    output = io.StringIO()
+    Console(file=output, width=width, force_terminal=True, color_system=None).print(panel(status, width))
+    return output.getvalue().splitlines()
+
+
+def note(run: Path, *events: dict[str, Any], torn: str = "") -> None:
+    """Notes what job scripts note."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / JOBS).write_text("".join(json.dumps(event) + "\n" for event in events) + torn)
+
+
+def start(job: str, restart: int = 0, ago: float = 60.0) -> dict[str, Any]:
+    fields = {"event": "start", "time": int(time.time() - ago), "job": job, "restart": restart}
+    return {**fields, "nodes": "node[1-2]", "checkpoint": ""}
+
+
+def end(job: str, code: int) -> dict[str, Any]:
+    return {"event": "end", "time": int(time.time()), "job": job, "restart": 0, "code": code}
+
+
+def make_running(run: Path) -> None:
+    """Makes of a finished run one that has just written its last line, and does not know its end."""
+    (run / ENDED).unlink(missing_ok=True)
+    lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    now = time.time()
+    os.utime(run / RECIPE, (now - 100, now - 100))
+    (run / METRICS).write_text("".join(json.dumps({**line, "time": now}) + "\n" for line in lines))
+
+
+def strip(text: str) -> str:
+    """The text without the blanks at the ends of its lines."""
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
