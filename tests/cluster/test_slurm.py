@@ -94,6 +94,7 @@ def site(home: Site) -> Iterator[Site]:
         home.slurm.plug(name)
         if not home.slurm.is_on(name):
             home.slurm.switch_on(name)
+        home.slurm.resume(name)
     wait_for(home.slurm.idle, 60)
 
 
@@ -147,6 +148,7 @@ def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path, n
     getattr(site.slurm, fault)(node)
     site.slurm.wait(job, "PENDING")
     site.slurm.plug(node)
+    site.slurm.resume(node)
     site.ends_well(job, run, straight, restarts=range(1, 20))
 
 

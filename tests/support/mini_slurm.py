@@ -172,6 +172,15 @@ class MiniSlurm:
         _ip("link", "set", self._ports[name], "master", self._bridge)
         _ip("link", "set", self._ports[name], "up")
 
+    def resume(self, name: str) -> None:
+        """Does what an administrator does whose node was not heard of for a while: slurmctld would ask much later."""
+
+        def heard() -> bool:
+            self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+            return "*" not in self.run("sinfo", "-h", "-N", "-n", name, "-p", "gpu", "-o", "%T").stdout
+
+        wait_for(heard, 60)
+
     def drop(self, name: str) -> None:
         """Drops a node's packets on their way, which neither side can see."""
         _ip("link", "set", self._ports[name], "nomaster")

@@ -46,7 +46,7 @@ def note(run: Path, *events: dict[str, Any], torn: str = "") -> None:
 
 def start(job: str, restart: int = 0, ago: float = 60.0) -> dict[str, Any]:
     fields = {"event": "start", "time": int(time.time() - ago), "job": job, "restart": restart}
-    return {**fields, "nodes": "node[1-2]", "checkpoint": ""}
+    return {**fields, "nodes": "node[1-2]", "from": ""}
 
 
 def end(job: str, code: int) -> dict[str, Any]:
