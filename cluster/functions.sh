@@ -98,7 +98,7 @@ note() {
 begin_in() {
   local folder=$1 expression=$2 where begun
   mkdir -p "$folder" || refuse "$folder: cannot be made"
-  where=$(find "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' | sort | awk 'END {print NR, $0}')
+  where=$(find "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
   begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
   ((begun < ${CLOZE_TRIES:-5})) ||
     refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
@@ -151,14 +151,15 @@ stage() {
 
 # Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
 prepare() {
-  local text=${CLOZE_TEXT:-wiki}
+  local text=${CLOZE_TEXT:-wiki} shards notes
   shards=${CLOZE_SHARDS:-data/$(basename "$text")}
+  notes=$(dirname "$shards")/.jobs/$(basename "$shards") # shard.py wants its folder for itself
   [[ -e $text ]] || refuse "$text: no such file or folder; CLOZE_TEXT names the text that shards are made of"
   say "text $text, shards $shards, on $SLURM_JOB_NODELIST"
-  begin_in "$shards" '.*'
+  begin_in "$notes" '.*' "$shards"
   mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_RANKS_PER_NODE:-$SLURM_CPUS_ON_NODE}" \
     "${python[@]}" data_prep/shard.py --docs "$text" --out "$shards" "$@"
-  end_in "$shards"
+  end_in "$notes"
 }
 
 # Trains by a recipe, through all phases, in as many ranks as the job has GPUs; `$2…` goes to train.py.
