@@ -33,23 +33,24 @@ prepare_job() {
   ulimit -Sn "$(ulimit -Hn)" # a rank has a connection to every other one
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
+  stage_folder=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}} staged=''
   find_python
 }
 
 # How Python is started: from a virtual environment, in an image of Apptainer, or in one of enroot through pyxis.
 find_python() {
+  local mounts="$PWD:$PWD,$stage_folder:$stage_folder${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}"
   container=()
   case ${CLOZE_IMAGE:-} in
     '')
       python=("${CLOZE_PYTHON:-.venv/bin/python}")
       [[ -x $(command -v "${python[0]}") ]] ||
-        refuse "${python[0]}: no such program; run make .venv/installed, or set CLOZE_PYTHON or CLOZE_IMAGE in cluster/site.env"
+        refuse "${python[0]}: no such program; run make cluster, or set CLOZE_PYTHON or CLOZE_IMAGE in cluster/site.env"
       ;;
-    *.sif) python=(apptainer exec --nv --bind "$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}" --pwd "$PWD" "$CLOZE_IMAGE" python3) ;;
+    *.sif) python=(apptainer exec --nv --bind "$mounts" --pwd "$PWD" "$CLOZE_IMAGE" python3) ;;
     *)
-      container=("--container-image=$CLOZE_IMAGE" "--container-workdir=$PWD")
-      container+=("--container-mounts=$PWD:$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}")
       python=(python3)
+      container=("--container-image=$CLOZE_IMAGE" "--container-workdir=$PWD" "--container-mounts=$mounts")
       ;;
   esac
 }
@@ -75,6 +76,12 @@ run_step() {
     step_code=$?
     kill -0 $! 2>/dev/null || return $step_code
   done
+}
+
+# Runs a command once on each node, outside of any image.
+on_nodes() {
+  local container=()
+  run_step 1 "$@"
 }
 
 # The newest folder of finished shards.
@@ -114,7 +121,8 @@ end_in() {
     code=${said:-$((code > 128 ? LOST : code))}
   fi
   note "$folder" end "\"code\": $code"
-  [[ $code != "$STOPPED" && $code != "$LOST" ]] || requeue "$folder"
+  if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
+  if [[ $code == "$STOPPED" || $code == "$LOST" ]]; then requeue "$folder"; fi
   exit "$code"
 }
 
@@ -122,7 +130,10 @@ end_in() {
 # somebody has cancelled, and one that Slurm has begun again elsewhere while this node was cut off.
 requeue() {
   local bad=$1/preflight/exclude shown
-  shown=$(scontrol show job -o "$job") || return
+  until shown=$(scontrol show job -o "$job" 2>&1); do
+    [[ $shown != *"Invalid job id"* ]] || return
+    sleep 10 # until slurmctld can be reached again
+  done
   if [[ $shown != *" JobState=RUNNING "* || $shown != *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]]; then
     say "not put back into the queue: the job was ended, or begun again, from outside"
     return
@@ -135,18 +146,18 @@ requeue() {
     bad=$(sed -n 's/.* ExcNodeList=\([^ (]*\) .*/\1,/p' <<<"$shown")$(paste -sd, "$bad")
     scontrol update "JobId=$job" "ExcNodeList=$bad"
   fi
-  exit "$step_code"
 }
 
-# Copies the shards to each node's own disk where they fit, and names the place in `shards`.
+# Copies the shards to each node's own disk where they fit, and says in `staged` where they are.
 stage() {
-  local place=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}}/cloze-$SLURM_JOB_ID
   # shellcheck disable=SC2016
-  run_step 1 bash -c '
+  on_nodes bash -c '
     needed=$(du -sk "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
+    if [[ -e $2/manifest.json ]]; then exit 0; fi
     if ((free > needed + needed / 20)) && cp -r "$1/." "$2.part" && mv "$2.part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
-    rm -rf "$2.part" && ln -sfn "$(realpath "$1")" "$2"' stage "$shards" "$place" && shards=$place
+    rm -rf "$2.part" && ln -sfn "$(realpath "$1")" "$2"' stage "$shards" "$stage_folder/cloze-$SLURM_JOB_ID" &&
+    staged=$stage_folder/cloze-$SLURM_JOB_ID
 }
 
 # Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
@@ -173,13 +184,13 @@ pretrain() {
   ranks=$(ranks_per_node)
   say "recipe $recipe, shards $shards, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-  export MASTER_ADDR SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s)}
+  export MASTER_ADDR SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null)}
   begin_in "$run" 'step-[0-9]+'
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
     run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
-  run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "$shards" --out "$run" "$@"
+  run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
   end_in "$run"
 }
 

@@ -23,6 +23,9 @@ from pretraining.checkpoint.record import finished_checkpoints
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
+SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
+"""Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back may
+still end what it has of the last start, and with it the next one."""
 FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 
 
@@ -119,36 +122,34 @@ def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
 
 
 def test_a_lost_node_costs_no_more_than_the_steps_since_the_last_checkpoint(site: Site, straight: Path) -> None:
-    job = site.pretrain("lost")
+    job = site.pretrain("lost", **PATIENT)
     site.reach(job, "lost", 20)
     site.slurm.cut_power("node2")
     site.slurm.wait(job, "PENDING")
     site.slurm.switch_on("node2")
-    site.ends_well(job, "lost", straight)
+    site.ends_well(job, "lost", straight, restarts=SOME)
 
 
 def test_a_lost_node_of_rank_0_is_no_worse(site: Site, straight: Path) -> None:
     """There the script runs too: nobody is left to ask for another start, so Slurm does it."""
-    job = site.pretrain("lost-0")
+    job = site.pretrain("lost-0", **PATIENT)
     site.reach(job, "lost-0", 20)
     site.slurm.cut_power("node1")
     site.slurm.wait(job, "PENDING")
     site.slurm.switch_on("node1")
-    site.ends_well(job, "lost-0", straight)
+    site.ends_well(job, "lost-0", straight, restarts=SOME)
 
 
 @pytest.mark.parametrize(("fault", "node"), [("unplug", "node2"), ("drop", "node1")])
 def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path, node: str, fault: str) -> None:
-    """Slurm lets a job wait for two minutes before it starts it again, and here for seconds: so the node may still be
-    tidying up, and takes some starts to be ready."""
     run = f"{fault}-{node}"
-    job = site.pretrain(run, CLOZE_TRIES="20")
+    job = site.pretrain(run, **PATIENT)
     site.reach(job, run, 20)
     getattr(site.slurm, fault)(node)
     site.slurm.wait(job, "PENDING")
     site.slurm.plug(node)
     site.slurm.resume(node)
-    site.ends_well(job, run, straight, restarts=range(1, 20))
+    site.ends_well(job, run, straight, restarts=SOME)
 
 
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
@@ -169,6 +170,19 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
     wait_for(site.slurm.idle, 60)
     assert not site.slurm.processes("runs/cancelled")
     assert site.slurm.job(job)["Restarts"] == "0"
+
+
+def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
+    """Slurm says it; of a chain nothing stays in the queue."""
+    done = site.slurm.run("sbatch", "--account=nobody", "cluster/pretrain_large.slurm", where=site.folder)
+    assert done.returncode == 1
+    assert "Invalid account" in done.stderr
+    command = [sys.executable, "cluster/submit.py", "pipeline", "--from", "finetune", "--run", "runs/any"]
+    chain = site.slurm.run(*command, where=site.folder, SBATCH_ACCOUNT="nobody")
+    assert chain.returncode == 2
+    assert "error: finetune: sbatch: error:" in chain.stderr
+    assert "Invalid account" in chain.stderr
+    assert site.slurm.run("squeue", "-h").stdout == ""
 
 
 def test_missing_data_fails_at_once(site: Site) -> None:

@@ -76,10 +76,21 @@ UnkillableStepTimeout=120
 MinJobAge=86400
 SlurmdParameters=config_overrides
 GresTypes=gpu
+JobSubmitPlugins=lua
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
+
+ACCOUNT = "project"
+ADMISSION = """
+function slurm_job_submit(job, partitions, user)
+  if job.account ~= nil and job.account ~= "%s" then return 2045 end
+  return slurm.SUCCESS
+end
+function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
+"""
+"""Knows one account, and answers as accounting would: 2045 is ESLURM_INVALID_ACCOUNT."""
 
 
 class MiniSlurm:
@@ -154,7 +165,6 @@ class MiniSlurm:
             "netns",
             "exec",
             self._spaces[name],
-            "setsid",
             "unshare",
             "--mount",
             "--uts",
@@ -244,6 +254,7 @@ class MiniSlurm:
         devices = self.folder / "dev" / "nvidia[0-7]"
         (self.folder / "gres.conf").write_text(f"NodeName={','.join(self.names)} Name=gpu File={devices}\n")
         (self.folder / "plugstack.conf").touch()
+        (self.folder / "job_submit.lua").write_text(ADMISSION % ACCOUNT)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # which does nothing by itself
         nodes = [
             f"NodeName={name} NodeAddr={NETWORK}.{number} CPUs=16 RealMemory=64000 Gres=gpu:8"
