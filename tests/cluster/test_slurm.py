@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
 SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
-"""Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back may
-still end what it has of the last start, and with it the next one."""
+"""Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back
+may still end what it has of the last start, and with it the next one."""
 FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 
 
@@ -170,6 +171,19 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
     wait_for(site.slurm.idle, 60)
     assert not site.slurm.processes("runs/cancelled")
     assert site.slurm.job(job)["Restarts"] == "0"
+
+
+def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
+    """The chain for BERT-Large, and its one job; neither can be computed here."""
+    page = (ROOT / "README.md").read_text()
+    typed = re.findall(r"^\$ ((?:python cluster/submit\.py|sbatch) .*)$", page, re.MULTILINE)
+    assert len(typed) == 2
+    write_wiki(site.folder / "wiki", documents=4)
+    for command in typed:
+        done = site.slurm.run("bash", "-c", command.replace("python ", f"{sys.executable} "), where=site.folder)
+        assert done.returncode == 0, done.stderr
+    queue = site.slurm.run("squeue", "-h", "-o", "%j").stdout.split()
+    assert sorted(queue) == ["finetune", "gather", "prepare", "pretrain_large", "pretrain_large"]
 
 
 def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
