@@ -1,0 +1,182 @@
+"""What follows from the reports of all ranks: what a user must mend, which nodes are unfit, and what is odd."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import median, median_low
+
+from rich.table import Table
+
+from cluster.health import CPU, LINK, Report
+from data_prep.common.terminal import open_console
+from pretraining.processes.ending import Code
+
+USERS = ("data", "device", "disk", "recipe")  # for a user to mend, where they fail on all nodes
+SLOW, SLOW_LINK, SKEW = 0.7, 0.5, 5.0  # shares of the median; seconds
+MANY = 16  # nodes, of which the table has only those that are unfit
+COLUMNS = ("node", "ranks", "device", "TFLOP/s", "GB/s to others", "GB free", "MB/s written")
+
+
+@dataclass
+class Findings:
+    """What follows from reports."""
+
+    nodes: dict[str, list[Report]]  # the reports of each node
+    mend: list[str] = field(default_factory=list)  # what a user must mend
+    unfit: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what is wrong with which node
+    broken: bool = False  # whether more is wrong with them than that they are slow
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def excluded(self) -> list[str]:
+        """The nodes to leave out; none where most are unfit, since then it is not they that are odd."""
+        few = 2 * len(self.unfit) <= len(self.nodes) or len(self.nodes) == 1
+        return [name for name in self.nodes if name in self.unfit] if few and not self.mend else []
+
+    @property
+    def code(self) -> Code:
+        return Code.CURE if self.mend else Code.RANK_LOST if self.excluded or self.broken else Code.DONE
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all ranks can work together, be it slowly."""
+        return not self.broken and not self.mend
+
+    def blame(self, name: str, reason: str, broken: bool = True) -> None:
+        """Calls a node unfit."""
+        self.unfit[name].append(reason)
+        self.broken |= broken
+
+    def explain(self) -> list[str]:
+        """All that is wrong, in words for the user."""
+        told = [*self.mend, *(f"{name}: {'; '.join(reasons)}" for name, reasons in self.unfit.items())]
+        if self.unfit and not self.excluded and not self.mend:
+            told.append(f"{len(self.unfit)} of {len(self.nodes)} nodes are unfit, which is most: none is left out")
+        return told
+
+
+def judge(reports: Sequence[Report], slow: float | None) -> Findings:
+    """Compares what the ranks have found so far; for a thousand of them it takes some milliseconds."""
+    found = Findings({report.node: [] for report in reports})
+    for report in reports:
+        found.nodes[report.node].append(report)
+        found.notes += [f"{report.node}: {note}" for note in report.notes]
+    find_differences(found)
+    find_faults(found)
+    find_skew(found)
+    if found.is_sound:  # what is wrong may be why something is slow
+        find_slow_devices(found, slow)
+        find_slow_links(found)
+    return found
+
+
+def find_differences(found: Findings) -> None:
+    """What must be alike is right on most nodes, or nobody can tell where."""
+    values: dict[str, dict[str, str]] = defaultdict(dict)  # by what they are of, and by node
+    for name, reports in found.nodes.items():
+        for what in {what: None for report in reports for what in report.same}:
+            values[what][name] = " and ".join(sorted({report.same[what] for report in reports if what in report.same}))
+    for what, own in values.items():
+        usual, count = Counter(own.values()).most_common(1)[0]
+        odd = {name: value for name, value in own.items() if value != usual}
+        if odd and 2 * count <= len(own):
+            shown = ", ".join(f"{value} on {name}" for name, value in own.items())
+            found.mend.append(f"{what}: {shown}\nall nodes need the same")
+        else:
+            for name, value in odd.items():
+                found.blame(name, f"{what} is {value}, and {usual} on most nodes")
+
+
+def find_faults(found: Findings) -> None:
+    """What fails on all nodes may be the user's to mend; what fails on some is theirs."""
+    failed: dict[str, dict[str, str]] = defaultdict(dict)  # by what failed, and by node
+    for name, reports in found.nodes.items():
+        for what, text in [fault for report in reports for fault in report.faults.items()]:
+            failed[what][name] = text
+    for what, texts in failed.items():
+        if what in USERS and len(texts) == len(found.nodes):
+            found.mend.append(f"{what}: {next(iter(texts.values()))}")
+        elif what != LINK:  # which fails at both ends
+            for name, text in texts.items():
+                found.blame(name, f"{what}: {text}")
+
+
+def find_slow_devices(found: Findings, share: float | None) -> None:
+    """A node is as slow as the slowest of its ranks. CPUs may have other work for a while, so there it is a note."""
+    rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
+    usual = median(report.rate for reports in found.nodes.values() for report in reports)
+    for name, rate in rates.items():
+        if rate < (SLOW if share is None else share) * usual:
+            reason = f"its matrix rate is {rate / usual:.0%} of the median"
+            if share is None and found.nodes[name][0].same["device"] == CPU:
+                found.notes.append(f"{name}: {reason}")
+            else:
+                found.blame(name, reason, broken=False)
+
+
+def find_slow_links(found: Findings) -> None:
+    """A slow link has two ends; a node from which all links are slow is the one that is."""
+    best = {name: link for name, reports in found.nodes.items() if (link := best_link(reports)) is not None}
+    for name, link in best.items():
+        if not link:
+            why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
+            found.blame(name, f"nothing comes through to its neighbours: {why}")
+        elif link < SLOW_LINK * median(best.values()):
+            found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
+
+
+def best_link(reports: Sequence[Report]) -> float | None:
+    """The best link of a node, each taken as that of the slowest of its ranks; None where it has no neighbour."""
+    links = zip(*(report.links for report in reports), strict=False)
+    rounds = [[link for link in own if link is not None] for own in links]
+    return max((min(own) for own in rounds if own), default=None)
+
+
+def find_skew(found: Findings) -> None:
+    """All ranks were in the meeting at some moment: clocks for which there is none differ, however long they waited.
+
+    That spoils logs and time limits, but no training.
+    """
+    clocks = {name: reports[0].met for name, reports in found.nodes.items()}
+    usual_begin, usual_end = (median_low(clock[at] for clock in clocks.values()) for at in range(2))
+    for name, (begin, end) in clocks.items():
+        ahead = max(begin - usual_end, 0.0) or min(end - usual_begin, 0.0)
+        if abs(ahead) > SKEW:
+            found.notes.append(f"{name}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}")
+
+
+def show(found: Findings, seconds: float) -> None:
+    """Prints a line for each node, of many only the unfit ones, then all together, and what is wrong."""
+    console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
+    table, reports = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))
+    for title in COLUMNS:
+        table.add_column(title, justify="left" if title in ("node", "device") else "right")
+    for name, own in found.nodes.items():
+        if len(found.nodes) <= MANY or name in found.unfit:
+            table.add_row(name, *figures(own))
+    if len(found.nodes) > 1:
+        table.add_row(f"the least of {len(found.nodes)}", *figures(reports))
+    console.print(table)
+    bandwidth, latency = reports[0].all_reduce
+    speed = f"all-reduce {bandwidth / 1e9:.2f} GB/s, latency {1e3 * latency:.2f} ms; " if latency else ""
+    console.print(f"{speed}{seconds:.1f} s in all")
+    for note in found.notes + ([] if found.code else found.explain()):
+        errors.print(f"warning: {note}", markup=False)
+    if found.code:
+        errors.print("error: " + "\n".join(found.explain()), markup=False)
+
+
+def figures(reports: Sequence[Report]) -> list[str]:
+    """The figures of some ranks in the table: the least of those that differ."""
+    link, disks = best_link(reports), [report for report in reports if report.free is not None]
+    return [
+        str(len(reports)),
+        reports[0].same.get("device", "?"),
+        f"{min(report.rate for report in reports) / 1e12:.3g}",
+        "" if link is None else f"{link / 1e9:.3g}",
+        f"{min(report.free or 0.0 for report in disks) / 1e9:,.0f}" if disks else "",
+        f"{min(report.written for report in disks) / 1e6:,.0f}" if disks else "",
+    ]

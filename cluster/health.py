@@ -1,0 +1,213 @@
+"""What a rank finds out: the project, the data and the disk as its node sees them, its GPU, its network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from data_prep.common.errors import DamageError, UserError
+from data_prep.shards import Manifest
+from pretraining.config.overrides import load_recipe
+from pretraining.reporting.hardware import synchronize
+
+Result = TypeVar("Result")
+ROOT = Path(__file__).parent.parent
+FOLDERS, SOURCES = ("data_prep", "pretraining", "finetuning", "cluster"), {".py", ".toml", ".cpp", ".h"}
+CPU, LINK = "CPU", "link"
+BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes written at once and in all, and for how long at most
+CHECKPOINTS, BYTES = 2, 12  # there must be room for so many, of so many bytes a parameter
+TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, or bytes, that may be taken before: CUDA itself needs some
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvidia-smi's bits for a clock that hardware, heat or power slows down
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer drivers, and of older ones
+ROUNDS, REPEATS = 3, 5
+
+
+@dataclass
+class Report:
+    """What a rank tells all others; what is its node's, the first rank of the node tells."""
+
+    node: str
+    met: tuple[float, float]  # when it came to the meeting of all ranks and when it left, by its own clock
+    same: dict[str, str] = field(default_factory=dict)  # what all nodes must have alike: code, data, versions, GPUs
+    faults: dict[str, str] = field(default_factory=dict)  # what failed, by its part
+    notes: list[str] = field(default_factory=list)
+    rate: float = 0.0  # FLOP/s of matrix products
+    free: float | None = None  # bytes, where this rank can write into the folder of the run
+    written: float = 0.0  # bytes a second, there
+    links: list[float | None] = field(default_factory=list)  # bytes a second to a neighbour, by round; 0 for nothing
+    all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
+    seconds: dict[str, float] = field(default_factory=dict)  # that parts took
+
+    def look(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
+        """Does a part in a thread, since a broken GPU, network or disk may never answer; its failure is a fault."""
+        start, done = time.monotonic(), Future[Result]()
+        if start > deadline:
+            return None  # what was looked at before gave no answer
+
+        def do() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=do, daemon=True).start()
+        try:
+            return done.result(deadline - start)
+        except LateError:
+            self.faults[part] = f"no answer in {deadline - start:.0f} s"
+        except (UserError, OSError, RuntimeError) as error:
+            self.faults[part] = str(error) if isinstance(error, UserError) else str(error).partition("\n")[0]
+        finally:
+            self.seconds[part] = round(self.seconds.get(part, 0.0) + time.monotonic() - start, 3)
+        return None
+
+
+def code_and_versions() -> dict[str, str]:
+    """A digest of the code and the recipes as this node sees them, and the versions of all that they stand on."""
+    digest, driver = hashlib.sha256(), Path("/sys/module/nvidia/version")
+    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES)
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else ()  # type: ignore[no-untyped-call]
+    return {
+        "code": digest.hexdigest()[:12],
+        "Python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "deepspeed", "numpy")},
+        "CUDA": str(torch.version.cuda),
+        "driver": driver.read_text().strip() if driver.exists() else "none",
+        "NCCL": ".".join(map(str, nccl)) or "none",
+    }
+
+
+def check_data(folder: Path) -> Manifest:
+    """The manifest of the shards, all of whose files are there in their sizes; what they hold is not read."""
+    manifest = Manifest.read(folder)
+    for record in manifest.files():
+        size = (folder / record.path).stat().st_size if (folder / record.path).is_file() else -1
+        if size != record.size:
+            found = "missing" if size < 0 else f"{size:,} bytes, its record says {record.size:,}"
+            raise DamageError(f"{folder / record.path}: {found}\nmount its file system, or make the data again")
+    return manifest
+
+
+def try_disk(folder: Path) -> tuple[float, float]:
+    """The bytes that are free for a folder, and how many a second are written there, each block to the disk itself.
+
+    The file has no name, so that nothing stays of it whatever ends this process.
+    """
+    block, written, start = os.urandom(BLOCK), 0, time.perf_counter()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            while written < MOST and time.perf_counter() - start < WRITE_SECONDS:
+                written += file.write(block)
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}\nmake room, or name another --out") from error
+    return free, written / (time.perf_counter() - start)
+
+
+def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int) -> None:
+    """Raises an error where a disk has no room for checkpoints; the sizes of a base model are not looked for."""
+    settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
+    shape = settings.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+    needed = CHECKPOINTS * BYTES * shape.num_parameters()
+    if settings.base_model is None and free < needed:
+        told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
+        raise UserError(f"{told}\nmake room, or name another --out")
+
+
+def describe_gpu(report: Report, device: torch.device) -> str:
+    """The GPUs that this rank sees; what is wrong with its own, the report tells."""
+    if device.type == "cpu":
+        return CPU
+    free, total = torch.cuda.mem_get_info(device)
+    found, taken = torch.cuda.get_device_properties(device), total - free - torch.cuda.memory_reserved(device)
+    errors, reasons = ask_nvidia_smi(str(found.uuid))
+    if errors or taken > max(TAKEN * total, CONTEXT):
+        report.faults["GPU"] = f"{errors} uncorrected ECC errors, {taken / 2**30:.1f} GiB taken by other programs"
+    if reasons & SLOWED:
+        report.notes.append(f"GPU {device.index} is slowed down: nvidia-smi says {reasons:#x}")
+    return f"{torch.cuda.device_count()} x {found.name}, {total / 2**30:.0f} GiB, {found.major}.{found.minor}"
+
+
+def ask_nvidia_smi(uuid: str) -> tuple[int, int]:
+    """A GPU's uncorrected ECC errors since its driver was loaded, and the bits of what slows its clock down; 0 where
+    nvidia-smi is missing or does not say."""
+    for reasons in REASONS:
+        query = f"--query-gpu=ecc.errors.uncorrected.volatile.total,{reasons}"
+        command = ["nvidia-smi", f"--id=GPU-{uuid}", query, "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            break
+        if done.returncode == 0:
+            errors, _, bits = (word.strip() for word in done.stdout.partition(","))
+            return int(errors) if errors.isdigit() else 0, int(bits, 16) if bits.startswith("0x") else 0
+    return 0, 0
+
+
+def partners(names: Sequence[str], rank: int) -> list[int | None]:
+    """The ranks on other nodes with which a rank exchanges data, by round; None where it rests.
+
+    Nodes form a ring, so that each has two links: two rounds try them all, but for one of a ring of odd length.
+    """
+    ranks: dict[str, list[int]] = {}
+    for other, name in enumerate(names):
+        ranks.setdefault(name, []).append(other)
+    ring, node = list(ranks.values()), list(ranks).index(names[rank])
+    found: list[int | None] = [None] * ROUNDS
+    for link in range(len(ring) if len(ring) > 2 else len(ring) - 1):
+        ends, last = (link, (link + 1) % len(ring)), len(ring) % 2 and link == len(ring) - 1
+        if node in ends:
+            others, place = ring[sum(ends) - node], ring[node].index(rank)
+            found[2 if last else link % 2] = others[place] if place < len(others) else None
+    return found
+
+
+def exchange(other: int, device: torch.device, group: Any) -> float:
+    """Bytes a second to a rank and back, the best of a few: the first also makes the connection."""
+    payload = torch.zeros((64 if device.type == "cuda" else 4) << 20, dtype=torch.uint8, device=device)
+
+    def there_and_back() -> None:
+        for send in (True, False) if dist.get_rank() < other else (False, True):
+            dist.send(payload, other, group) if send else dist.recv(payload, other, group)
+
+    return 2 * payload.nbytes / min(times(there_and_back, device))
+
+
+def reduce_all(device: torch.device, group: Any) -> tuple[float, float]:
+    """The bandwidth of the bus in an all-reduce, in bytes a second, and the seconds of one of a single number."""
+    large, small = torch.zeros((16 if device.type == "cuda" else 1) << 20, device=device), torch.zeros(1, device=device)
+    seconds = min(times(lambda: dist.all_reduce(large, group=group), device))
+    latency = median(times(lambda: dist.all_reduce(small, group=group), device))
+    return 2 * (1 - 1 / dist.get_world_size()) * large.nbytes / seconds, latency
+
+
+def times(work: Callable[[], object], device: torch.device) -> list[float]:
+    """The seconds of each of a few repeats."""
+    found = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        found.append(time.perf_counter() - start)
+    return found

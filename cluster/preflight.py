@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Finds out in seconds whether the nodes of a job are fit to train, and names those that are not.
+
+    srun python cluster/preflight.py --data data/wiki --out runs/base --recipe bert_base_lamb
+
+with the ranks of the training that follows, and likewise under torchrun and mpirun, and alone. It ends with 0 where all
+is well, with 2 where something must be mended first, and with 76 where nodes are broken, or slow beside the others:
+RUN/preflight/exclude names them, for the next start to leave them out. RUN/preflight/JOB-RESTART.json has all figures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+from pretraining.processes.environment import prepare_process
+
+prepare_process()
+
+import torch
+import torch.distributed as dist
+import tyro
+
+from cluster import health
+from cluster.findings import Findings, judge, show
+from cluster.health import LINK, Report
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing, write_json
+from data_prep.common.terminal import open_console
+from pretraining.config.overrides import FORM
+from pretraining.config.reading import peek_device
+from pretraining.engine.precision import choose_dtype
+from pretraining.processes.ending import Code, Ending, Outcome, exit_now
+from pretraining.processes.group import choose_device, connect, default_threads, disconnect, gather
+from pretraining.processes.launchers import World, find_world
+from pretraining.processes.watchdog import RANK_0_GONE, Watch
+from pretraining.reporting.hardware import matrix_rate
+
+FOLDER, EXCLUDE, KEPT = "preflight", "exclude", 20  # where reports go, the nodes to leave out, how many reports stay
+SCARCE = 10e9  # bytes free, where no recipe says what checkpoints take
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Finds out whether nodes are fit to train; a value of the recipe can be given as --section.key VALUE."""
+
+    data: Path
+    """Folder of shards."""
+    out: Path
+    """Folder of the run."""
+    recipe: Path | None = None
+    """The recipe of the training that follows, which says how much room checkpoints need."""
+    slow: float | None = None
+    """Leave out nodes below this share of the median matrix rate; 0: none (default: 0.7, and on CPUs a warning)."""
+    patience: float = 120.0
+    """Seconds within which nodes are named that do not answer."""
+
+
+class Guard(Watch):
+    """Ends all ranks where one dies, as in training, and names the node of that one to be left out."""
+
+    def __init__(self, world: World, patience: float, names: Sequence[str], out: Path):
+        super().__init__(world, every=min(1.0, patience / 40), silence=patience / 4)
+        self._names, self._out = names, out
+
+    def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
+        if found_here:
+            nodes = self._leave_out(self._judge.late(), failure.reason)
+            failure = failure._replace(reason=": ".join([*nodes, failure.reason]))
+        super()._end(failure, store, found_here)
+
+    def _leave_without_rank_0(self) -> None:
+        if self._world.rank == 1:
+            self._leave_out([0], RANK_0_GONE)
+        super()._leave_without_rank_0()
+
+    def _leave_out(self, ranks: Sequence[int], reason: str) -> list[str]:
+        found = Findings({name: [] for name in self._names})
+        for rank in ranks:
+            found.blame(self._names[rank], reason)
+        keep(self._out, found)
+        return found.excluded
+
+
+def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
+    """Looks at everything together with the other ranks; each hears all reports, and finds the same in them."""
+    start, limit = time.monotonic(), wanted.patience / 4
+    torch.set_num_threads(default_threads(world))
+    connect(world, torch.device("cpu"), wanted.patience, wanted.patience)  # by gloo, since GPUs may not work
+    came = time.time()
+    names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
+    report = Report(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
+    with Guard(world, wanted.patience, names, wanted.out):
+        device = look_around(report, wanted, overrides, world, limit)
+        reports: list[Report] = gather(report)
+        if judge(reports, wanted.slow).is_sound:
+            try_network(report, device, names, limit)
+            reports = gather(report)
+        found = judge(reports, wanted.slow)
+        if world.rank == 0:
+            show(found, time.monotonic() - start)
+        writers = [rank for rank, own in enumerate(reports) if own.free is not None]
+        if world.rank in writers[:1]:
+            keep(wanted.out, found)
+    if found.code == Code.DONE:
+        disconnect()
+    return found.code
+
+
+def look_around(
+    report: Report, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
+) -> torch.device:
+    """Looks at all that is here, on all ranks at the same time; returns where this one computes."""
+    look, choice = partial(report.look, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
+    if world.local_rank == 0:
+        free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
+        report.same |= look("code", health.code_and_versions) or {}
+        if manifest := look("data", lambda: health.check_data(wanted.data)):
+            report.same["data"] = manifest.fingerprint[:12]
+        if free is not None and manifest and (recipe := wanted.recipe):
+            look("recipe", lambda: health.check_room(free, recipe, overrides, manifest, world.size))
+        elif free is not None and free < SCARCE:
+            report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
+        report.free = free
+    device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
+    report.rate = look("matrix rate", lambda: matrix_rate(device, choose_dtype("auto", device))) or 0.0
+    if gpus := look("GPU", lambda: health.describe_gpu(report, device)):  # hot from its work
+        report.same["device"] = gpus
+    return device
+
+
+def try_network(report: Report, device: torch.device, names: Sequence[str], limit: float) -> None:
+    """Exchanges data with neighbouring nodes, then joins an all-reduce of all ranks unless that would hang too.
+
+    All ranks begin a round together. An exchange is the same work however many ranks there are.
+    """
+    group, fine = None, True
+    if device.type == "cuda":
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # torch would end the rank that is to name another
+        group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
+    for other in health.partners(names, dist.get_rank()):
+        look, speed = partial(report.look, time.monotonic() + limit), None
+        if other is not None:
+            speed = look(LINK, partial(health.exchange, other, device, group)) or 0.0
+        report.links.append(speed)
+        fine = 0.0 not in gather(speed) and fine
+    if fine and len(names) > 1:
+        joined = report.look(time.monotonic() + limit, "all-reduce", partial(health.reduce_all, device, group))
+        report.all_reduce = joined or report.all_reduce
+
+
+def keep(out: Path, found: Findings) -> None:
+    """Writes the report of this start, and which nodes the next one leaves out; removes what is out of date."""
+    folder, ranks = out / FOLDER, [asdict(report) for own in found.nodes.values() for report in own]
+    job, restart = os.environ.get("SLURM_JOB_ID", "local"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    content = {"code": found.code, "excluded": found.excluded, "reasons": found.explain(), "notes": found.notes}
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    try:
+        (folder / EXCLUDE).unlink(missing_ok=True)
+        if found.excluded:
+            with replacing(folder / EXCLUDE) as file:
+                file.write("".join(f"{name}\n" for name in found.excluded).encode())
+        write_json(folder / f"{job}-{restart}.json", {"time": now, **content, "ranks": ranks})
+        for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except (UserError, OSError) as error:
+        open_console(stderr=True, soft_wrap=True).print(f"warning: {error}", markup=False)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code; `Code` says what it means."""
+    wanted, overrides = tyro.cli(Preflight, args=arguments, prog="preflight.py", return_unknown_args=True)
+    code = Code.DONE
+    with Ending() as ending:
+        ending.world = find_world(os.environ)
+        if overrides and wanted.recipe is None:
+            raise UserError(f"{' '.join(overrides)}: not understood; values of a recipe are given beside --recipe")
+        code = inspect(wanted, overrides, ending.world)
+    return ending.code or code
+
+
+if __name__ == "__main__":
+    exit_now(main(sys.argv[1:]))

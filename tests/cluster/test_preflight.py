@@ -1,0 +1,378 @@
+"""Nodes that are unfit are named before the training begins, and what a user must mend is told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.faults import replace
+from support.nodes import ADDRESSES, node_names, two_nodes
+from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
+from support.training import Place
+
+from cluster import findings, health, preflight
+from cluster.health import Report
+from data_prep.common.files import read_json
+from pretraining.processes.ending import Code, exit_now
+
+Fault = Callable[[], object]
+SCRIPT = ROOT / "cluster" / "preflight.py"
+RATE, PORT = 1e12, 29533
+
+
+# Ranks as nodes, and what is wrong with one of them
+
+
+def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
+    """A rank on a node of its own, which is like the others but for its fault."""
+    rank = os.environ["RANK"]
+    os.environ |= {"SLURMD_NODENAME": f"node{rank}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    replace(preflight, "matrix_rate", lambda *_: RATE)
+    health.WRITE_SECONDS, findings.SLOW_LINK = 0.02, 0.1  # a busy machine is no network
+    if int(rank) == faulty:
+        fault()
+    exit_now(preflight.main(list(words)))
+
+
+def see_other_code() -> None:
+    health.ROOT = Path(__file__).parent
+
+
+def have_another_python() -> None:
+    replace(platform, "python_version", lambda: "2.7.18")
+
+
+def lack_the_data() -> None:
+    check = health.check_data
+    replace(health, "check_data", lambda folder: check(folder / "elsewhere"))
+
+
+def write_to_nothing() -> None:
+    def fail(**_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    replace(tempfile, "TemporaryFile", fail)
+
+
+def have_a_sick_gpu() -> None:
+    def describe(report: Report, device: object) -> str:
+        report.faults["GPU"] = "3 uncorrected ECC errors"
+        return "CPU"
+
+    replace(health, "describe_gpu", describe)
+
+
+def have_another_gpu() -> None:
+    replace(health, "describe_gpu", lambda *_: "8 x V100")
+
+
+def multiply_slowly() -> None:
+    replace(preflight, "matrix_rate", lambda *_: 0.6 * RATE)
+
+
+def exchange_slowly() -> None:
+    times = health.times
+
+    def slowly(work: Callable[[], object], device: torch.device) -> list[float]:
+        return [seconds + 0.2 for seconds in times(work, device)]
+
+    replace(health, "times", slowly)
+
+
+def exchange_nothing() -> None:
+    replace(health, "exchange", lambda *_: time.sleep(60))
+
+
+def compute_nothing() -> None:
+    replace(preflight, "matrix_rate", lambda *_: time.sleep(60))
+
+
+def crash_in_the_driver() -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
+
+    replace(preflight, "matrix_rate", fail)
+
+
+def die() -> None:
+    replace(health, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def sync_for_ever(mark: Path) -> None:
+    def sync(_: int) -> None:
+        mark.touch()
+        time.sleep(60)
+
+    replace(os, "fsync", sync)
+
+
+def run_ahead() -> None:
+    now = time.time
+    replace(time, "time", lambda: now() + 3600)
+
+
+def nothing() -> None:
+    pass
+
+
+def begin(
+    place: Place, *more: object, ranks: int = 3, faulty: int = 1, fault: Fault = nothing, **environment: str
+) -> Run:
+    words = ["--data", place.data, "--out", place.folder / "run", *more]
+    return start(ranks, be_node, [str(word) for word in words], faulty, fault, environment=environment)
+
+
+def inspect(place: Place, *more: object, **how: Any) -> list[Done]:
+    return begin(place, *more, **how).wait()
+
+
+def excluded(place: Place) -> list[str] | None:
+    """The nodes to leave out; None where there is no such file."""
+    path = place.folder / "run" / "preflight" / "exclude"
+    return path.read_text().splitlines() if path.exists() else None
+
+
+def report_of(place: Place, name: str = "local-0") -> dict[str, Any]:
+    content: dict[str, Any] = read_json(place.folder / "run" / "preflight" / f"{name}.json")
+    return content
+
+
+def expect(done: Sequence[Done], code: Code, *messages: str) -> None:
+    """All end alike, and rank 0 says why."""
+    assert [rank.code for rank in done] == [code] * len(done), done
+    assert "Traceback" not in done[0].errors
+    for message in messages:
+        assert message in done[0].errors
+    assert not any(rank.output + rank.errors for rank in done[1:])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of the test's own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", folder], capture_output=True, check=False)
+
+
+# Fit nodes
+
+
+def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
+    folder = place.folder / "run" / "preflight"
+    folder.mkdir(parents=True)
+    (folder / "exclude").write_text("node1\n")
+    for number in range(25):
+        (folder / f"{number}-0.json").write_text("{}")
+        os.utime(folder / f"{number}-0.json", (number, number))
+    done = inspect(place, "--recipe", place.recipe, ranks=2, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
+    expect(done, Code.DONE)
+    assert done[0].errors == ""
+    assert [line.split()[0] for line in done[0].output.splitlines()[1:3]] == ["node0", "node1"]
+    assert excluded(place) is None
+    assert {path.name for path in folder.iterdir()} == {"77-2.json", *(f"{number}-0.json" for number in range(6, 25))}
+    report = report_of(place, "77-2")
+    assert (report["code"], report["excluded"], report["reasons"]) == (0, [], [])
+    first, second = report["ranks"]
+    assert [rank["node"] for rank in report["ranks"]] == ["node0", "node1"]
+    assert first["same"] == second["same"]
+    assert first["same"].keys() >= {"code", "data", "Python", "torch", "deepspeed", "numpy", "CUDA", "driver", "NCCL"}
+    assert min(first["written"], first["free"], first["rate"], first["links"][0], *first["all_reduce"]) > 0
+    assert first["seconds"].keys() >= {"meeting", "disk", "code", "data", "matrix rate", "link", "all-reduce"}
+
+
+def test_one_process_alone(place: Place) -> None:
+    environment = {
+        name: value for name, value in rank_environment(0, 1, 1).items() if name not in ("RANK", "WORLD_SIZE")
+    }
+    command = [sys.executable, str(SCRIPT), "--data", str(place.data), "--out", str(place.folder / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert report_of(place)["ranks"][0]["rate"] > 0
+
+
+def test_nothing_stays_of_what_measures_the_disk_whatever_ends_it(place: Place) -> None:
+    going = begin(place, ranks=1, faulty=0, fault=partial(sync_for_ever, place.folder / "writes"))
+    wait_for((place.folder / "writes").exists)
+    assert going.goes_on()
+    going.signal(signal.SIGKILL)
+    going.wait()
+    assert list((place.folder / "run").iterdir()) == []
+
+
+# Nodes that differ from the others
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (see_other_code, "error: node1: code is "),
+        (have_another_python, "error: node1: Python is 2.7.18, and "),
+        (lack_the_data, "error: node1: data: "),
+        (write_to_nothing, "cannot be written: Read-only file system"),
+        (have_a_sick_gpu, "error: node1: GPU: 3 uncorrected ECC errors"),
+        (have_another_gpu, "error: node1: device is 8 x V100, and CPU on most nodes"),
+        (crash_in_the_driver, "error: node1: matrix rate: CUDA error: unspecified launch failure\n"),
+    ],
+)
+def test_a_node_unlike_the_others_is_left_out(place: Place, fault: Fault, reason: str) -> None:
+    expect(inspect(place, fault=fault), Code.RANK_LOST, reason)
+    assert excluded(place) == ["node1"]
+    assert report_of(place)["code"] == Code.RANK_LOST
+
+
+def test_a_slow_node_is_left_out_where_that_is_asked_for(place: Place) -> None:
+    expect(inspect(place, "--slow", 0.7, fault=multiply_slowly), Code.RANK_LOST, "node1: its matrix rate is 60% of the")
+    assert excluded(place) == ["node1"]
+
+
+def test_a_slow_cpu_is_told_and_kept(place: Place) -> None:
+    expect(inspect(place, fault=multiply_slowly), Code.DONE, "warning: node1: its matrix rate is 60% of the median\n")
+    assert excluded(place) is None
+
+
+def test_a_node_whose_links_are_slow_is_left_out(place: Place) -> None:
+    expect(inspect(place, faulty=2, fault=exchange_slowly), Code.RANK_LOST, "error: node2: its links reach ")
+    assert excluded(place) == ["node2"]
+
+
+def test_a_clock_that_runs_ahead_is_told(place: Place) -> None:
+    expect(inspect(place, fault=run_ahead), Code.DONE, "warning: node1: its clock is 3", " s ahead\n")
+
+
+# Nodes that never answer
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (compute_nothing, "error: node1: matrix rate: no answer in 3 s"),
+        (exchange_nothing, "error: node1: nothing comes through to its neighbours: no answer in 3 s"),
+    ],
+)
+def test_a_node_that_hangs_is_left_out(place: Place, fault: Fault, reason: str) -> None:
+    start = time.monotonic()
+    expect(inspect(place, "--patience", 12, fault=fault), Code.RANK_LOST, reason)
+    assert time.monotonic() - start < 30
+    assert excluded(place) == ["node1"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, ranks: int) -> None:
+    done = inspect(place, "--patience", 40, ranks=ranks, fault=die)
+    assert [rank.code for rank in done] == [76, -9, 76][:ranks]
+    assert "error: node1: rank 1 has ended, or cannot be reached any more\n" in done[0].errors
+    assert excluded(place) == ["node1"]
+    assert report_of(place)["code"] == Code.RANK_LOST
+
+
+def test_ranks_do_not_hang_when_rank_0_dies(place: Place) -> None:
+    done = inspect(place, "--patience", 40, faulty=0, fault=die)
+    assert [rank.code for rank in done] == [-9, 76, 76]
+    assert "error: rank 0 has ended" in done[1].errors
+    assert excluded(place) == ["node0"]
+
+
+def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:
+    done = inspect(place, "--patience", 12, ranks=2, fault=exchange_nothing)
+    expect(done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
+    assert excluded(place) is None
+
+
+# What a user must mend
+
+
+def test_two_nodes_that_differ_are_both_named(place: Place) -> None:
+    expect(
+        inspect(place, ranks=2, fault=have_another_python), Code.CURE, "error: Python: ", "on node0, 2.7.18 on node1"
+    )
+    assert excluded(place) is None
+
+
+def test_data_that_lacks_a_file_everywhere(place: Place) -> None:
+    data = place.folder / "data"
+    shutil.copytree(place.data, data)
+    shard = data / "length-32" / "duplicate-0" / "shard-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    done = inspect(dataclasses.replace(place, data=data), ranks=2)
+    expect(done, Code.CURE, f"error: data: {shard}: ", "its record says", "make the data again")
+
+
+def test_a_folder_that_cannot_be_made(place: Place) -> None:
+    (place.folder / "run").write_text("a file")
+    expect(inspect(place, ranks=2), Code.CURE, f"error: disk: {place.folder / 'run'}: cannot be written: ", "--out")
+
+
+def test_a_disk_without_room_for_two_checkpoints(place: Place) -> None:
+    words = ["--recipe", place.recipe, "--model.hidden", "65536"]
+    expect(inspect(place, *words, ranks=2), Code.CURE, "error: recipe: ", "GB are free, and 2 checkpoints take ")
+
+
+def test_a_full_disk(place: Place, disk: Path) -> None:
+    with (disk / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    done = inspect(dataclasses.replace(place, folder=disk), ranks=2)
+    expect(done, Code.CURE, "cannot be written: No space left on device\nmake room")
+
+
+def test_a_recipe_that_is_wrong(place: Place) -> None:
+    done = inspect(place, "--recipe", place.recipe, "--phases.0.bach", 3, ranks=2)
+    expect(done, Code.CURE, "error: recipe: --phases.0.bach: ")
+
+
+def test_words_that_mean_nothing(place: Place) -> None:
+    expect(inspect(place, "--phases.0.batch", 24, ranks=2), Code.CURE, "error: --phases.0.batch 24: not understood")
+
+
+# Two machines
+
+
+def slow_down(node: Sequence[str]) -> None:
+    """Lets the cable of a pretended machine carry 400 Mbit/s."""
+    within = list(node[:4])
+    names = subprocess.run([*within, "ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout.split()
+    device = next(name for name in names if name.startswith("cz"))
+    limit = ["rate", "400mbit", "burst", "64kb", "latency", "100ms"]
+    if shutil.which("tc") is None:
+        pytest.skip("no tc here")
+    done = subprocess.run([*within, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit], check=False)
+    if done.returncode:
+        pytest.skip("no right to slow a network down")
+
+
+def test_the_speed_of_a_cable_between_two_machines(place: Place) -> None:
+    command = [sys.executable, str(SCRIPT), "--data", str(place.data), "--out", str(place.folder / "run")]
+    processes = []
+    with two_nodes() as nodes:
+        for rank, node in enumerate(nodes):
+            slow_down(node)
+            own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0]}
+            processes.append(subprocess.Popen([*node, *command], env={**rank_environment(rank, 2, PORT), **own}))
+        try:
+            codes = [process.wait(60) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    assert codes == [0, 0]
+    ranks = report_of(place)["ranks"]
+    assert [rank["node"] for rank in ranks] == node_names(nodes)
+    assert all(25e6 < rank["links"][0] < 75e6 for rank in ranks)
