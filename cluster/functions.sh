@@ -33,6 +33,8 @@ prepare_job() {
   ulimit -Sn "$(ulimit -Hn)" # a rank has a connection to every other one
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
+  # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
+  export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$job" -o %e)" +%s 2>/dev/null)}
   stage_folder=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}} staged=''
   find_python
 }
@@ -67,7 +69,7 @@ run_step() {
   local tasks=$1 cores
   shift
   cores=$((SLURM_CPUS_ON_NODE / tasks))
-  srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
+  ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
     ${container[@]+"${container[@]}"} "$@" &
   trap : TERM USR1
@@ -112,12 +114,13 @@ begin_in() {
   note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"" || refuse "$folder: cannot be written"
 }
 
-# Ends the job by what the last step's code means, and by what the run has left in the folder: srun tells of ranks that
-# were killed, and not of why the others had ended.
+# Ends the job by what the last step's code means, and by what the run has said itself in the file `$2`: srun tells of
+# ranks that were killed, and not of why the others had ended.
 end_in() {
   local folder=$1 code=$step_code said
+  ((code != 124)) || code=$STOPPED # of timeout
   if [[ ! $code =~ ^(0|2|$STOPPED|$LOST)$ ]]; then
-    said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "$folder/ended.json" 2>/dev/null)
+    said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "${2:-/dev/null}" 2>/dev/null)
     code=${said:-$((code > 128 ? LOST : code))}
   fi
   note "$folder" end "\"code\": $code"
@@ -162,12 +165,14 @@ stage() {
 
 # Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
 prepare() {
-  local text=${CLOZE_TEXT:-wiki} shards notes
+  local text=${CLOZE_TEXT:-wiki} shards notes now limit=''
   shards=${CLOZE_SHARDS:-data/$(basename "$text")}
   notes=$(dirname "$shards")/.jobs/$(basename "$shards") # shard.py wants its folder for itself
   [[ -e $text ]] || refuse "$text: no such file or folder; CLOZE_TEXT names the text that shards are made of"
   say "text $text, shards $shards, on $SLURM_JOB_NODELIST"
   begin_in "$notes" '.*' "$shards"
+  printf -v now '%(%s)T' -1
+  if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((SLURM_JOB_END_TIME - now - 60))"; fi
   mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_RANKS_PER_NODE:-$SLURM_CPUS_ON_NODE}" \
     "${python[@]}" data_prep/shard.py --docs "$text" --out "$shards" "$@"
   end_in "$notes"
@@ -184,14 +189,14 @@ pretrain() {
   ranks=$(ranks_per_node)
   say "recipe $recipe, shards $shards, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
   MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-  export MASTER_ADDR SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s 2>/dev/null)}
+  export MASTER_ADDR
   begin_in "$run" 'step-[0-9]+'
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
     run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
   run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
-  end_in "$run"
+  end_in "$run" "$run/ended.json"
 }
 
 # The words of the command that fine-tunes on a task: those of GLUE have one in common.

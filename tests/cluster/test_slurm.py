@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,12 +156,17 @@ def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path, n
 
 
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
-    """Slurm counts whole minutes, most of which the ranks spend standing still together, until it sends its signal."""
-    job = site.pretrain("limited", "--time=1", "--signal=USR1@15")
+    """Slurm counts whole minutes, most of which the ranks spend standing still together. Its signal may come long
+    before the end, and comes but once, however often a job is started: the run itself looks at the clock too."""
+    job = site.pretrain("limited", "--time=1", "--signal=USR1@15", **PATIENT)
     site.reach(job, "limited", 20)
-    for rank in site.slurm.processes("runs/limited"):
-        os.kill(rank, signal.SIGSTOP)
-    site.ends_well(job, "limited", straight)
+    ranks = site.slurm.processes("runs/limited")
+    for number, seconds in ((signal.SIGSTOP, 40), (signal.SIGCONT, 0)):
+        for rank in ranks:
+            with suppress(ProcessLookupError):  # Slurm's own signal has woken it
+                os.kill(rank, number)
+        time.sleep(seconds)
+    site.ends_well(job, "limited", straight, restarts=SOME)
     assert '"code": 75' in (site.folder / "runs" / "limited" / "jobs.jsonl").read_text()
 
 

@@ -142,7 +142,7 @@ def test_scripts_are_sound_and_name_no_site(path: Path) -> None:
     assert not given & {"--partition", "--account", "--qos", "--constraint", "-p", "-A", "-q", "-C"}
     if path.suffix == ".slurm":
         assert len(path.read_text().splitlines()) < 60
-        assert {"--open-mode", "--requeue", "--signal"} <= given
+        assert {"--open-mode", "--requeue"} <= given
 
 
 def test_scripts_please_shellcheck() -> None:
