@@ -32,6 +32,21 @@ may still end what it has of the last start, and with it the next one."""
 FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 
 
+PRETENDED = """#!/bin/sh
+case "$*" in
+  *preflight.py*)
+    mkdir -p runs/$RUN/preflight
+    rm -f runs/$RUN/preflight/exclude
+    [ "$SLURMD_NODENAME" != node1 ] || [ -z "$BAD" ] || { echo node1 > runs/$RUN/preflight/exclude; exit 76; } ;;
+  *train.py*)
+    echo "$@"
+    ls "$5/manifest.json"
+    exit ${CODE:-0} ;;
+esac
+"""
+"""Stands in for Python, where a job's way is tried and not what it computes."""
+
+
 class Site:
     """A user's folder on the cluster, and what is typed there."""
 
@@ -106,7 +121,7 @@ def site(home: Site) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def straight(home: Site) -> Path:
     """A run through both phases on two nodes that nothing happens to."""
-    job = home.pretrain("straight")
+    job = home.pretrain("straight", CLOZE_PREFLIGHT="1")
     home.slurm.wait(job, "COMPLETED")
     return home.folder / "runs" / "straight"
 
@@ -114,6 +129,43 @@ def straight(home: Site) -> Path:
 def test_a_run_goes_through_both_phases_on_two_nodes(site: Site, straight: Path) -> None:
     assert [record["phase"] for record in records(straight)] == [1] * 150 + [2] * 40
     assert (straight / "export" / "model.safetensors").exists()
+    [report] = (straight / "preflight").glob("*.json")
+    assert "node2" in report.read_text()
+
+
+@pytest.fixture
+def pretended(site: Site) -> dict[str, str]:
+    """Variables for a job in which nothing is computed."""
+    path = site.folder / "pretended"
+    path.write_text(PRETENDED)
+    path.chmod(0o755)
+    return {"CLOZE_PYTHON": "./pretended", "CLOZE_PREFLIGHT": "1"}
+
+
+def test_a_node_that_the_preflight_names_is_left_out(site: Site, pretended: dict[str, str]) -> None:
+    job = site.pretrain("picky", "--nodes=1", "--nodelist=node1", **pretended, RUN="picky", BAD="yes")
+    site.slurm.wait(job, "PENDING", seconds=20)
+    wait_for(lambda: site.slurm.job(job)["ExcNodeList"] == "node1")
+    site.slurm.run("scontrol", "update", f"JobId={job}", "ReqNodeList=")
+    site.slurm.wait(job, "COMPLETED")
+    assert site.slurm.job(job)["BatchHost"] == "node2"
+    assert "without node1" in site.log(job)
+
+
+def test_a_job_that_gets_no_further_ends(site: Site, pretended: dict[str, str]) -> None:
+    job = site.pretrain("stuck", "--nodes=1", **pretended, RUN="stuck", CODE="76", CLOZE_TRIES="2")
+    site.slurm.wait(job, "FAILED", seconds=60)
+    assert site.slurm.job(job)["Restarts"] == "2"
+    assert "error: begun 2 times in runs/stuck, and no further than before" in site.log(job)
+
+
+def test_shards_are_read_from_the_nodes_own_disk(site: Site, pretended: dict[str, str], tmp_path: Path) -> None:
+    """Where they fit; nothing of them stays there."""
+    own = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path), "RUN": "staged"}
+    job = site.pretrain("staged", "--nodes=1", **pretended, **own)
+    site.slurm.wait(job, "COMPLETED", seconds=30)
+    assert f"{tmp_path}/cloze-{job}/manifest.json\n" in site.log(job)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
@@ -204,6 +256,15 @@ def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     assert "error: finetune: sbatch: error:" in chain.stderr
     assert "Invalid account" in chain.stderr
     assert site.slurm.run("squeue", "-h").stdout == ""
+
+
+def test_without_a_word_the_newest_shards_are_taken(site: Site, pretended: dict[str, str]) -> None:
+    """`sbatch cluster/pretrain_large.slurm` and nothing else, but for what stands in for Python."""
+    words = ["--gpus-per-node=8", "cluster/pretrain_large.slurm"]
+    job = site.slurm.submit(words, site.folder, {**pretended, "RUN": "bert_large_lamb"})
+    site.slurm.wait(job, "COMPLETED", seconds=30)
+    assert "recipe bert_large_lamb, shards data/wiki, run runs/bert_large_lamb, 8 ranks on each" in site.log(job)
+    assert site.log(job).count("--recipe bert_large_lamb --data data/wiki --out runs/bert_large_lamb\n") == 16
 
 
 def test_missing_data_fails_at_once(site: Site) -> None:
