@@ -27,7 +27,8 @@ from pretraining.checkpoint.record import (
 from pretraining.engine.engine import Engine
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError, gather
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import gather
 
 REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""

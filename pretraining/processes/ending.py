@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, NoReturn
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.terminal import is_terminal
-from pretraining.processes.group import LostError, UnreachedError
+from pretraining.processes.errors import LostError, UnreachedError
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 

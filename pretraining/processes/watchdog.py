@@ -28,9 +28,11 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption
-from pretraining.processes.group import LostError, SharedError, open_stores, uses_agent_store
+from pretraining.processes.errors import LostError, SharedError
+from pretraining.processes.group import open_stores
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.launchers import World
+from pretraining.processes.meeting import uses_agent_store
 
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0

@@ -22,7 +22,7 @@ from data_prep.common.errors import DamageError
 from data_prep.common.files import read_json, write_json
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import StepBatches
-from pretraining.processes.group import SharedError
+from pretraining.processes.errors import SharedError
 
 SKIPPED = "skipped.json"
 CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
