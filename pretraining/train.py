@@ -40,7 +40,7 @@ from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
 from pretraining.processes.ending import Ending, exit_now
-from pretraining.processes.group import SharedError
+from pretraining.processes.errors import SharedError
 from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import Origin, OriginFinder

@@ -23,7 +23,8 @@ from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.huggingface.weights import count_segments, list_weights
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError, gather
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import gather
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"

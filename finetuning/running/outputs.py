@@ -20,7 +20,8 @@ from pretraining.engine.shortage import is_shortage
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.task_head import Kind
 from pretraining.processes.context import Context
-from pretraining.processes.group import SharedError, gather
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import gather
 
 Outputs = dict[str, Ragged]
 """What a model says of splits, by their names: the logits of all items, in their order."""

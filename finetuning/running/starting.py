@@ -13,7 +13,7 @@ from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Scores
-from pretraining.checkpoint.reading import newest_whole, read_weights, restore_engine
+from pretraining.checkpoint.reading import newest_whole, read_weights_together, restore_engine
 from pretraining.checkpoint.record import read_record
 from pretraining.config.settings import Logging
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -58,7 +58,7 @@ def find_start(
     model = build_model(head, shape, weights, settings, fresh=checkpoint is None)
     if checkpoint is not None:
         sizes = {name: weight.shape for name, weight in model.named_parameters()}
-        model.load_state_dict({**model.state_dict(), **read_weights(checkpoint, sizes)})
+        model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
     meter, state = Meter(engine.device, ("loss",), ("labels", "items")), RunState()

@@ -16,7 +16,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.hub import find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.checkpoint.reading import parameter_sizes, read_weights, require_whole_weights
+from pretraining.checkpoint.reading import parameter_sizes, read_weights_together, require_whole_weights
 from pretraining.checkpoint.record import (
     EXPORT,
     RECORD,
@@ -102,7 +102,7 @@ class FoundModel:
         """Reads the weights of a checkpoint. All ranks call it together."""
         require_whole_weights(self.folder)
         record = read_record(self.folder)
-        weights = read_weights(self.folder, parameter_sizes(record.shape))
+        weights = read_weights_together(self.folder, parameter_sizes(record.shape))
         alone = RunRecord.of(record).state.trained_segments == 1
         return with_first_segment_alone(weights) if alone else weights
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from pretraining.checkpoint.record import (
 from pretraining.engine.engine import Engine
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError, gather
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import device_of, gather
 
 REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""
@@ -41,7 +42,8 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     """
     if dist.get_rank() == 0:
         put_back(run)
-    there: list[tuple[Path, bool]] = gather([(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)])[0]
+    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if dist.get_rank() == 0 else []
+    there: list[tuple[Path, bool]] = gather(seen)[0]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
         faults = {fault for fault in gather(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
         if not faults:
@@ -95,31 +97,68 @@ def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str =
 
 
 class StoredTensors:
-    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their stretches."""
+    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their stretches.
+
+    A file is opened when something is read that no open one has, those first whose place among all files is this rank's
+    among all ranks: with as many ranks as wrote them, a rank opens no file but its own.
+    """
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
         self._checkpoint = checkpoint
-        self._stretches: dict[str, list[tuple[int, int, Any, str]]] = defaultdict(list)
-        for path in (checkpoint / file.path for file in record.files if file.path.startswith(f"{kind}-")):
-            try:
-                file: Any = safe_open(path, "pt")
-                for key in file.keys():  # noqa: SIM118
-                    name, _, start = key.rpartition(":")
-                    length = file.get_slice(key).get_shape()[0]
-                    self._stretches[name].append((int(start), length, file, key))
-            except (OSError, SafetensorError, ValueError) as error:
-                raise DamageError(f"{path}: cannot be read: {error}") from error
+        self._stretches: dict[str, list[Stretch]] = defaultdict(list)
+        self._closed = _farthest_first(
+            [checkpoint / file.path for file in record.files if file.path.startswith(kind + "-")]
+        )
 
     def read(self, name: str, into: Tensor, start: int = 0) -> None:
         """Copies elements of a parameter, from `start` on, into a flat tensor."""
-        end, missing = start + into.numel(), into.numel()
-        for first, length, file, key in self._stretches[name]:
-            begin, stop = max(start, first), min(end, first + length)
-            if begin < stop:
-                into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
-                missing -= stop - begin
+        missing = into.numel() - _copy(self._stretches[name], into, start)
+        while missing and self._closed:
+            missing -= _copy(self._open(self._closed.pop())[name], into, start)
         if missing:
             raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
+
+    def _open(self, path: Path) -> dict[str, list[Stretch]]:
+        """Opens a file; what it has of each parameter."""
+        found: dict[str, list[Stretch]] = defaultdict(list)
+        try:
+            file: Any = safe_open(path, "pt")
+            for key in file.keys():  # noqa: SIM118
+                name, _, start = key.rpartition(":")
+                found[name].append(Stretch(int(start), file.get_slice(key).get_shape()[0], file, key))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise DamageError(f"{path}: cannot be read: {error}") from error
+        for name, stretches in found.items():
+            self._stretches[name].extend(stretches)
+        return found
+
+
+class Stretch(NamedTuple):
+    """Elements of a parameter that lie in one file."""
+
+    start: int
+    length: int
+    file: Any
+    key: str
+
+
+def _copy(stretches: Iterable[Stretch], into: Tensor, start: int) -> int:
+    """Copies what stretches have of a parameter's elements from `start` on; returns how many that were."""
+    copied, end = 0, start + into.numel()
+    for first, length, file, key in stretches:
+        begin, stop = max(start, first), min(end, first + length)
+        if begin < stop:
+            into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
+            copied += stop - begin
+    return copied
+
+
+def _farthest_first(paths: list[Path]) -> list[Path]:
+    """Orders the files of all ranks of a checkpoint so that the one comes last that is most likely this rank's."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    own = (rank + 0.5) / ranks
+    distance = {path: abs((number + 0.5) / len(paths) - own) for number, path in enumerate(paths)}
+    return sorted(paths, key=distance.__getitem__, reverse=True)
 
 
 @torch.no_grad()
@@ -152,6 +191,25 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
     for name, size in sizes.items():
         weights[name] = torch.empty(size)
         stored.read(name, weights[name].view(-1))
+    return weights
+
+
+def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Reads fp32 weights of these names and sizes on rank 0, which hands them to the others: read by each, they would
+    come from the disk as often as there are ranks. Where ranks are connected, all of them call it together."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return read_weights(checkpoint, sizes)
+    weights, fault = {name: torch.empty(size) for name, size in sizes.items()}, None
+    if dist.get_rank() == 0:
+        try:
+            weights = read_weights(checkpoint, sizes)
+        except DamageError as error:
+            fault = str(error)
+    gather(None, fault)
+    for weight in weights.values():
+        handed = weight.to(device_of())
+        dist.broadcast(handed, src=0)
+        weight.copy_(handed)
     return weights
 
 

@@ -176,10 +176,10 @@ class Saver:
 
     def _others_have_written(self, save: Save) -> bool:
         """Waits for the notes of all ranks. False if the run ends before."""
-        missing = {save.note(rank) for rank in range(self._ranks)}
-        while missing := {path for path in missing if not path.exists()}:
-            if self._closed.wait(POLL_SECONDS):
-                return False
+        for rank in range(self._ranks):  # one after another: each look is a question to the file system
+            while not save.note(rank).exists():
+                if self._closed.wait(POLL_SECONDS):
+                    return False
         return True
 
     def _complete(self, save: Save) -> None:

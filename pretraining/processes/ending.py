@@ -30,7 +30,7 @@ from data_prep.common.files import write_json
 from data_prep.common.terminal import is_terminal
 from pretraining.processes.codes import ENDED as ENDED
 from pretraining.processes.codes import Code as Code
-from pretraining.processes.group import LostError, UnreachedError
+from pretraining.processes.errors import LostError, UnreachedError
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -44,6 +46,21 @@ def prepare_process(small_steps: bool = False) -> None:
         return  # not glibc
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
         mallopt(option, value)
+
+
+def allow_open_files(count: int) -> tuple[int, int]:
+    """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
+    begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before == resource.RLIM_INFINITY or before >= count:
+        return _as_count(before), _as_count(before)
+    allowed = count if most == resource.RLIM_INFINITY else min(count, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    return before, allowed
+
+
+def _as_count(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def cores_are_idle() -> bool:

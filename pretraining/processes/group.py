@@ -24,8 +24,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -37,28 +35,13 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.workers import num_cores
 from pretraining.processes.capability import require_code
+from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.launchers import World
+from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
+from pretraining.processes.voting import LAZY, find_greatest
 
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
-ANSWER_SECONDS = 15.0  # a store answers at once: what needs longer is another program
-LOST_WHY = "its own output or its machine's log says why"
-
-
-class SharedError(UserError):
-    """An error that is raised on every rank at once, so that no rank needs to tell the others."""
-
-
-class UnreachedError(UserError):
-    """An error that rank 0 may be unable to print, because this rank cannot reach it."""
-
-
-class LostError(UnreachedError):
-    """Another rank died, or the connection to it: the same command started again may well succeed."""
-
-    def __init__(self, error: object):
-        reason = str(error).splitlines()[0]
-        super().__init__(f"another rank has ended, or cannot be reached any more: {reason}\n{LOST_WHY}")
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch.device:
@@ -120,7 +103,7 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
     global _connection
     before = _set_environment(world, device)
     try:
-        store = _meet(world, patience)
+        store = meet(world, patience)
         interface = None if world.one_machine else find_interface(store, world, patience)
         if interface is not None:
             before[CHOICE] = None
@@ -163,6 +146,18 @@ def device_of(group: Any = None) -> torch.device:
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
+def open_host_group(timeout: timedelta) -> Any:
+    """The group over which ranks speak on their hosts, whatever the GPUs do. All ranks call it together."""
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    try:
+        group = dist.new_group(timeout=timeout, backend="gloo")
+        find_greatest(torch.zeros(1), group)
+    except RuntimeError as error:
+        raise LostError(error) from error
+    return group
+
+
 def open_stores() -> tuple[Any, Any]:
     """Two connections to the store of this run, for the main thread and the thread of `Watch`: a connection serves
     one thread at a time."""
@@ -178,6 +173,7 @@ def _set_environment(world: World, device: torch.device) -> dict[str, str | None
     new |= {"DS_ACCELERATOR": device.type, "MASTER_ADDR": world.address}
     if world.one_machine and CHOICE not in os.environ and Path("/sys/class/net/lo").exists():
         new[CHOICE] = "lo"  # the machine's own name may lead nowhere
+    new[LAZY] = os.environ.get(LAZY, "1")
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     return before
@@ -190,113 +186,11 @@ def _restore(before: Mapping[str, str | None]) -> None:
     os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def _meet(world: World, patience: float) -> Any:
-    """The store of this run, once every rank has come to it."""
-    if world.size == 1:
-        return dist.HashStore()  # type: ignore[attr-defined]  # no network
-    hosts = world.rank == 0 and not uses_agent_store()
-    if not hosts:
-        _wait_for_listener(world, patience)
-    try:
-        store = _open_store(world, hosts)
-        joined = _join(store, world, patience)
-    except (dist.DistError, OSError, LateError) as error:  # LateError is no OSError in Python 3.10
-        if hosts and "in use" not in str(error).lower():
-            raise UserError(
-                f"rank 0 cannot listen at {world.address}:{world.port}: {error}\nis MASTER_ADDR the host of rank 0?"
-            ) from error
-        joined = False
-    if not joined:
-        raise UserError(
-            f"port {world.port} of {world.address} is in use by another program or run\n"
-            "choose a free one: MASTER_PORT=<port> before the command (torchrun and deepspeed: --master-port <port>)"
-        )
-    _wait_for_all(store, world, patience)
-    return store
-
-
-def uses_agent_store() -> bool:
-    """Whether the store belongs to torchrun's agent, which outlives rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _wait_for_listener(world: World, patience: float) -> None:
-    """Waits until something listens where rank 0 should, which may start later than this rank.
-
-    TCPStore could try again by itself, but where rank 0 does not come it prints pages of C++ frames and waits twice as
-    long as it is told, and where another program keeps silent it waits for ever.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return socket.create_connection((world.address, world.port), timeout=ANSWER_SECONDS).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise UnreachedError(
-                    f"rank {world.rank} did not reach rank 0 at {world.address}:{world.port} in {patience:.0f} s: "
-                    f"{error}\nwas rank 0 started, is MASTER_ADDR its host, and does no firewall close the port?"
-                ) from error
-        time.sleep(0.1)
-
-
-def _open_store(world: World, hosts: bool) -> Any:
-    """The TCPStore at rank 0's address, opened in a thread: a silent program there would keep torch for ever."""
-    opened: Future[Any] = Future()
-    seconds = timedelta(seconds=ANSWER_SECONDS)
-
-    def open_it() -> None:
-        try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                world.address, world.port, is_master=hosts, wait_for_workers=False, timeout=seconds
-            )
-            opened.set_result(store)
-        except Exception as error:
-            opened.set_exception(error)
-
-    threading.Thread(target=open_it, daemon=True).start()
-    return opened.result(ANSWER_SECONDS)
-
-
-def _join(store: Any, world: World, patience: float) -> bool:
-    """Whether the store is that of this run, which it is not if this rank has joined it before, or other ranks have."""
-    if world.rank == 0:
-        store.set("cloze/ranks", str(world.size))
-    elif not _has(store, "cloze/ranks", patience if uses_agent_store() else ANSWER_SECONDS):
-        return False
-    return int(store.get("cloze/ranks")) == world.size and bool(store.add(f"cloze/joined/{world.rank}", 1) == 1)
-
-
-def _wait_for_all(store: Any, world: World, patience: float) -> None:
-    """Waits until every rank has joined; rank 0 names those that have not."""
-    if world.rank > 0:
-        if not _has(store, "cloze/complete", patience + ANSWER_SECONDS) or store.get("cloze/complete") != b"yes":
-            raise UserError(f"rank 0 at {world.address}:{world.port} gave up waiting for all ranks")
-        return
-    end = time.monotonic() + patience
-    missing = [rank for rank in range(world.size) if not _has(store, f"cloze/joined/{rank}", end - time.monotonic())]
-    store.set("cloze/complete", "no" if missing else "yes")
-    if missing:
-        time.sleep(1)  # the store ends with this rank, and the others are still to read it
-        raise UserError(
-            f"{name_ranks(missing)} of {world.size} did not come in {patience:.0f} s\n"
-            f"were all started ({world.launcher}), and can their hosts reach {world.address}:{world.port}?"
-        )
-
-
-def _has(store: Any, key: str, seconds: float) -> bool:
-    """Whether the key is there, or comes within so many seconds. (`store.wait` would print a warning of its own.)"""
-    deadline = time.monotonic() + seconds
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def _join_group(store: Any, world: World, device: torch.device, timeout: float) -> Any:
     """Makes torch's process group; returns a second connection to the store."""
     try:
         watch_store = store.clone()
+        store.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, where torch begins to use the group
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
@@ -304,6 +198,8 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
             world_size=world.size,
             timeout=timedelta(seconds=timeout),
         )
+        if device.type == "cpu":
+            find_greatest(torch.zeros(1))  # connects the ranks: one that dies from here on is noticed
     except RuntimeError as error:
         raise LostError(error) from error
     return watch_store
@@ -312,19 +208,23 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
 def _check_own_gpus(store: Any, world: World, device: torch.device, patience: float) -> None:
     """Refuses two ranks on one GPU, which would hang NCCL or share its memory; all ranks raise the same error."""
     own = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
-    store.set(f"cloze/gpu/{world.rank}", own)
-    keys = [f"cloze/gpu/{rank}" for rank in range(world.size)]
-    store.wait(keys, timedelta(seconds=patience))
-    gpus = [value.decode() for value in store.multi_get(keys)]
-    gpu, count = Counter(gpus).most_common(1)[0]
-    if count > 1:
-        sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
+    fault = ask_rank_0(store, world, "gpu", own, _find_shared_gpu, patience)
+    if fault:
         if world.rank == 0:
             time.sleep(1)  # the store ends with this rank, and the others are still to read it
-        raise SharedError(
-            f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
-            "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
-        )
+        raise SharedError(fault)
+
+
+def _find_shared_gpu(gpus: Sequence[str]) -> str:
+    """Says which ranks have the same GPU, if any have; nothing otherwise."""
+    gpu, count = Counter(gpus).most_common(1)[0]
+    if count == 1:
+        return ""
+    sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
+    return (
+        f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
+        "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
+    )
 
 
 def gather(value: Any, error: str | None = None) -> list[Any]:
@@ -352,12 +252,6 @@ def _join_messages(messages: Mapping[int, str], ranks: int) -> str:
     if len(messages) == ranks and len(speakers) == 1:
         return next(iter(speakers))
     return "\n".join(f"{name_ranks(which)}: {message}" for message, which in speakers.items())
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2, 3, … (12 of them)`."""
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
 
 
 @contextmanager

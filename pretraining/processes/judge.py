@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pretraining.processes.group import LOST_WHY, LostError, name_ranks
+from pretraining.processes.errors import LOST_WHY, LostError, name_ranks
 
 HANG_WHY = "its machine's log may say why\nthe same command goes on from the last checkpoint"
 

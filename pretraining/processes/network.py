@@ -10,13 +10,15 @@ import json
 import os
 import socket
 import time
-from datetime import timedelta
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
 
 from data_prep.common.errors import UserError
 from pretraining.processes.launchers import World
+from pretraining.processes.meeting import ask_rank_0
 
 CHOICE = "GLOO_SOCKET_IFNAME"
 """The variable in which users say over which interface gloo speaks."""
@@ -43,30 +45,32 @@ def find_interface(store: Any, world: World, patience: float) -> str | None:
     10.0.0.2. Rank 0 reaches itself at 127.0.1.1, which leads to nobody else; so it hears from rank 1 that it is
     10.0.0.1 to others, and takes the interface with that.
     """
-    store.set(f"cloze/address/{world.rank}", json.dumps(_route(world)))
-    keys = [f"cloze/address/{rank}" for rank in range(world.size)]
-    store.wait(keys, timedelta(seconds=patience))
-    routes = [Route(*json.loads(route)) for route in store.multi_get(keys)]
-    _require_routes(routes, world)
-    if routes[world.rank].chosen:
+    route = _route(world)
+    answer = ask_rank_0(store, world, "address", json.dumps(route), partial(_answer, world), patience)
+    address_of_0, fault = json.loads(answer)
+    if fault:
+        if world.rank == 0:
+            time.sleep(1)  # the store ends with this rank, and the others are still to read it
+        raise UserError(fault)
+    if route.chosen:
         return None
-    own = routes[world.rank].here
-    if _is_loopback(own):
-        own = next((route.there for route in routes if route.here and not _is_loopback(route.here)), own)
+    own = address_of_0 or route.here if _is_loopback(route.here) else route.here
     return next((name for name, addresses in _interfaces().items() if own in addresses), None)
 
 
-def _require_routes(routes: list[Route], world: World) -> None:
-    """Refuses to go on where a rank that needs a way to rank 0 has none; all ranks raise the same error."""
+def _answer(world: World, words: Sequence[str]) -> str:
+    """What rank 0 concludes from the routes of all ranks: its address as others see it, which may be empty, and what
+    is wrong, for all ranks to raise, where one that needs a way has none."""
+    routes = [Route(*json.loads(word)) for word in words]
+    address = next((route.there for route in routes if route.here and not _is_loopback(route.here)), "")
     lost = next((rank for rank, route in enumerate(routes) if not (route.here or route.chosen)), None)
     if lost is None:
-        return
-    if world.rank == 0:
-        time.sleep(1)  # the store ends with this rank, and the others are still to read it
-    raise UserError(
+        return json.dumps([address, ""])
+    fault = (
         f"rank {lost} finds no way to MASTER_ADDR, {world.address}: {routes[lost].error}\n"
         f"give rank 0's address in numbers as MASTER_ADDR, or name each machine's interface: {CHOICE}=<interface>"
     )
+    return json.dumps([address, fault])
 
 
 def _route(world: World) -> Route:

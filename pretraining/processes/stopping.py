@@ -1,7 +1,7 @@
 """What all ranks decide together after each step: to go on, to stop in good order, or that something is wrong.
 
 A signal may reach only one rank, and the time limit passes on every rank at another moment. So the ranks vote: each
-brings what it wishes into one all-reduce of a number, on the host, and all do what the most urgent wish says.
+brings what it wishes as a number, on the host, and all do what the most urgent wish says.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
-from pretraining.processes.group import SharedError
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import open_host_group
 from pretraining.processes.launchers import World
+from pretraining.processes.voting import find_greatest
 
 STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # those that ask a run to save and stop
@@ -69,9 +71,7 @@ class Control:
         """Sets the time limit, in seconds from the start of the process."""
         self._deadline = None if limit is None else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
-        self._group = (
-            dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(timeout=PATIENCE, backend="gloo")
-        )
+        self._group = open_host_group(PATIENCE)
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
         self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
         self._asked, self._interrupted_at = Decision.GO_ON, 0.0
@@ -146,7 +146,7 @@ class Control:
         if self._questions:
             self._apart = (time.monotonic() - self._voted_at) / self._questions
         vote = torch.tensor([wish, self._apart], dtype=torch.float64)
-        dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group)
+        vote = find_greatest(vote, self._group)
         self._questions, self._apart, self._voted_at = 0, float(vote[1]), time.monotonic()
         return Decision(int(vote[0]))
 

@@ -28,21 +28,27 @@ import torch.distributed as dist
 
 from data_prep.common.errors import UserError
 from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption
-from pretraining.processes.group import LostError, SharedError, open_stores, uses_agent_store
+from pretraining.processes.errors import LostError, SharedError
+from pretraining.processes.group import open_stores
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.launchers import World
+from pretraining.processes.meeting import uses_agent_store
 
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
+
+BEATS_A_SECOND = 500
+"""How many beats the store of rank 0 hears at most, beside its training: where there are more ranks, they beat more
+slowly. Each beat is two requests, which are 50 microseconds of a processor."""
 
 
 class Watch:
     """Surrounds the work of the ranks, so that none waits for ever in an all-reduce for one that fails, dies or hangs.
 
-    A thread of every rank writes a beat into the store each `every` seconds, and looks whether a failure is written
-    there: a rank that fails writes its message, and ends all ranks with it. Rank 0 hears the beats of all ranks, rank
-    1 those of rank 0, and a `Judge` tells them who is gone, after `silence` seconds without a beat, and who hangs,
-    after `hang` seconds without a mark of any rank (not before the first mark, nor while any rank is within `pause`).
+    A thread of every rank writes a beat into the store each `every` seconds or more, and looks whether a failure is
+    written there: a rank that fails writes its message, and ends all ranks with it. Rank 0 hears the beats of all
+    ranks, rank 1 those of rank 0, and a `Judge` tells them who is gone, after `silence` seconds without a beat, and who
+    hangs, after `hang` seconds without a mark of any rank (not before the first mark, nor while one is in `pause`).
     That is a failure like others, but ends with a code of its own and leaves the stacks of all ranks in `run`.
     """
 
@@ -51,6 +57,7 @@ class Watch:
     def __init__(
         self, world: World, every: float = 1.0, silence: float = 60.0, hang: float = 1800.0, run: Path | None = None
     ) -> None:
+        every = max(every, min(world.size / BEATS_A_SECOND, silence / 6))
         assert silence > 5 * every, "a beat may be late"
         self._world, self._every, self._silence, self._run = world, every, silence, run
         self._marks, self._pauses, self._rounds, self._lost = 0, 0, 0, ""

@@ -19,7 +19,7 @@ from torch import Tensor
 from data_prep.common.arrays import Array
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import StepBatches
-from pretraining.processes.group import SharedError
+from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
 CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"

@@ -26,7 +26,7 @@ from pretraining.huggingface.folders import CONFIG, read_folder
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.group import SharedError
+from pretraining.processes.errors import SharedError
 
 CALLED = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
 """How our names of the weights of heads begin, and what the heads are called."""

@@ -10,7 +10,7 @@ import torch
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights, restore_engine
+from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights_together, restore_engine
 from pretraining.checkpoint.record import (
     RECIPE,
     TOKENIZER,
@@ -66,7 +66,7 @@ def find_starting_point(request: Request, context: Context, latest: Latest | Non
     state = RunState(trained_segments=2 if request.shape.next_sentence else 1)
     begins = None
     if latest is not None:
-        model.load_state_dict(read_weights(latest.checkpoint, parameter_sizes(request.shape)))
+        model.load_state_dict(read_weights_together(latest.checkpoint, parameter_sizes(request.shape)))
         state = latest.run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))

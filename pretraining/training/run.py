@@ -19,7 +19,8 @@ from pretraining.checkpoint.record import EXPORT
 from pretraining.huggingface.folders import CONFIG
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
-from pretraining.processes.group import SharedError, agree, choose_device, connect, disconnect, shared_errors
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.changes import continued, is_trained

@@ -20,7 +20,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 from pretraining.processes import ending as ending_module
 from pretraining.processes.ending import ENDED, INTERRUPTION, STACKS, Code, Ending
-from pretraining.processes.group import LostError, SharedError, UnreachedError
+from pretraining.processes.errors import LostError, SharedError, UnreachedError
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch

@@ -16,7 +16,7 @@ from support.processes import ROOT, free_port, run_launcher, spawn
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
-from pretraining.processes import group
+from pretraining.processes import group, meeting
 from pretraining.processes.ending import Code, Ending, exit_now
 from pretraining.processes.group import agree, choose_device, connect, default_threads, disconnect, shared_errors
 from pretraining.processes.launchers import World, find_world
@@ -176,7 +176,7 @@ def meet(_: World) -> None:
 
 
 def meet_with_little_time_to_answer() -> None:
-    group.ANSWER_SECONDS = 3.0
+    meeting.ANSWER_SECONDS = 3.0
     take_part(meet)
 
 

@@ -16,6 +16,7 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from pretraining.processes import watchdog
 from pretraining.processes.ending import ENDED, STACKS, Code
 from pretraining.processes.group import gather
 from pretraining.processes.launchers import World
@@ -231,3 +232,36 @@ def test_long_work_within_a_pause_hangs_not() -> None:
     """Not even for the others, which wait at the end."""
     done = spawn(2, take_part, pause_longer_than_a_hang, timeout=30)
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
+
+
+# Many ranks
+
+
+class CountingStore:
+    """A store that counts beats."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def check(self, _: list[str]) -> bool:
+        return False
+
+    def set(self, _: str, __: str) -> None:
+        self.beats += 1
+
+
+def test_many_ranks_beat_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 hears them beside its own work, and hears no more in a second than it would of fewer."""
+    store = CountingStore()
+    monkeypatch.setattr(watchdog, "open_stores", lambda: (store, store))
+    watch = Watch(World(5, 2 * watchdog.BEATS_A_SECOND, 5, 8), every=0.01)
+    watch.__enter__()
+    time.sleep(3)
+    watch._stopped.set()
+    assert store.beats == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 1024, 100_000])
+def test_silence_is_found_in_time_among_any_number_of_ranks(ranks: int) -> None:
+    watch = Watch(World(0, ranks, 0, 2))
+    assert 1.0 <= watch._every <= 10.0, "several beats within the minute after which a rank counts as gone"

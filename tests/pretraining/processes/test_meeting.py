@@ -1,0 +1,166 @@
+"""How ranks find one another at the start: what that asks of the store of rank 0, and of its limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import spawn
+
+from data_prep.common.errors import UserError
+from pretraining.processes import meeting
+from pretraining.processes.group import connect, disconnect, open_stores
+from pretraining.processes.launchers import World, find_world
+from pretraining.processes.meeting import LOOKS_A_SECOND, ask_rank_0
+from pretraining.processes.network import find_interface
+
+
+class CountingStore:
+    """A rank's way to a store of this process, which counts the keys that it asks for and sets."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.keys = store, 0
+
+    def set(self, key: str, value: str) -> None:
+        self.keys += 1
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.keys += 1
+        return bytes(self._store.get(key))
+
+    def wait(self, keys: list[str], limit: timedelta) -> None:
+        self.keys += len(keys)
+        self._store.wait(keys, limit)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.keys += len(keys)
+        return [bytes(value) for value in self._store.multi_get(keys)]
+
+
+def ask_together(ranks: int, ask: Any) -> tuple[list[Any], list[int]]:
+    """The answers that so many ranks get, and how many keys each of them touched."""
+    shared = dist.HashStore()  # type: ignore[attr-defined]
+    stores = [CountingStore(shared) for _ in range(ranks)]
+    answers: list[Any] = [None] * ranks
+
+    def act(rank: int) -> None:
+        answers[rank] = ask(stores[rank], World(rank, ranks, 0, 1, port=29500))
+
+    threads = [threading.Thread(target=act, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers, [store.keys for store in stores]
+
+
+def join_words(words: Sequence[str]) -> str:
+    return " ".join(words)
+
+
+def test_all_hear_what_rank_0_concludes() -> None:
+    answers, _ = ask_together(3, lambda store, world: ask_rank_0(store, world, "it", f"w{world.rank}", join_words, 9))
+    assert answers == ["w0 w1 w2"] * 3
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store, world: ask_rank_0(store, world, "it", "word", join_words, 9),
+        lambda store, world: find_interface(store, world, 9),
+    ],
+)
+def test_what_ranks_ask_of_the_store_grows_with_their_number_alone(ask: Any) -> None:
+    """Not with its square: rank 0 reads what all say, and the others one answer."""
+    few, many = (ask_together(ranks, ask)[1] for ranks in (4, 32))
+    assert set(few[1:]) == set(many[1:]), "what others ask does not depend on how many there are"
+    assert len(set(many[1:])) == 1
+    assert many[0] <= 8 * few[0]
+
+
+class NeverComplete:
+    """A store in which rank 0 still waits for somebody."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def check(self, _: list[str]) -> bool:
+        self.looks += 1
+        return False
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 1024, 8192])
+def test_ranks_that_wait_leave_the_store_in_peace(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, store = [0.0], NeverComplete()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    with pytest.raises(UserError, match="gave up waiting"):
+        meeting._wait_for_all(store, World(1, ranks, 1, 2), 300)
+    assert now[0] > 300
+    assert store.looks * ranks / now[0] <= 1.01 * LOOKS_A_SECOND
+
+
+def limit_open_files(soft: int, hard: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Pretends that this process may have so many files open; what it sets."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: found.append(limits))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("agent", "who", "limit"), [("", "rank 0", "2,000"), ("True", "torchrun", "1,024")], ids=["rank 0", "torchrun"]
+)
+def test_too_many_ranks_for_the_files_that_may_be_open(
+    agent: str, who: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    limit_open_files(1024, 2000, monkeypatch)
+    with pytest.raises(UserError, match=rf"{who} may have {limit} files .*1,024 ranks need 2,304\n.*ulimit -n 2304"):
+        meeting.meet(World(0, 1024, 0, 8, port=29500), 1)
+
+
+def meet_with_few_files() -> object:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    connect(find_world(os.environ), torch.device("cpu"), timeout=60)
+    disconnect()
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200, soft
+
+
+def test_ranks_take_as_many_files_as_they_will_need() -> None:
+    assert [rank.result[0] for rank in spawn(2, meet_with_few_files)] == [True, True]
+
+
+def come_late_to_the_first_operation() -> object:
+    """As with NCCL, whose ranks ask the store for what rank 0 says at the first operation."""
+    meeting.ANSWER_SECONDS = meeting.ANSWER_SECONDS_OF_A_RANK = 0.5
+    world = find_world(os.environ)
+    connect(world, torch.device("cpu"), timeout=60)
+    store = open_stores()[0]
+    if world.rank == 0:
+        time.sleep(3)
+        store.set("said", "now")
+    said = store.get("said").decode()
+    disconnect()
+    return said
+
+
+def test_a_rank_may_come_later_than_a_store_may_answer() -> None:
+    assert [rank.result for rank in spawn(2, come_late_to_the_first_operation)] == ["now", "now"]
+
+
+def test_more_ranks_have_more_time_to_be_answered() -> None:
+    """A store that asks for the name behind each connection answers the last of many ranks late."""
+    seconds = [meeting._answer_seconds(World(0, ranks, 0, 1)) for ranks in (2, 1024)]
+    assert seconds[0] < 16
+    assert seconds[1] > 1024 * 3 * 0.03, "three connections of each rank, 30 ms each"
