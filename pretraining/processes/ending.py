@@ -90,11 +90,12 @@ class Ending:
 def conclude(outcome: Outcome, world: World, run: Path | None, rank_0_missing: bool = False) -> None:
     """Says why this process ends, then leaves in the folder `run` what helps to understand it.
 
-    Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached. The speaker also writes why the
-    run ended, because torchrun makes 1 of every exit code that is not 0. Where a rank was lost or hangs, all ranks
-    write where each of their threads stands.
+    Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached, and the first rank of the second
+    machine, since rank 1 may be gone with the first one. The speaker also writes why the run ended, because torchrun
+    makes 1 of every exit code that is not 0. Where a rank was lost or hangs, all ranks write where each of their
+    threads stands.
     """
-    speaks = world.rank == 0 or (world.rank == 1 and rank_0_missing)
+    speaks = world.rank == 0 or (rank_0_missing and world.rank in (1, world.local_size))
     if speaks:
         _say(outcome, world, run)
     if run is not None:

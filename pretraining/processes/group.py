@@ -71,14 +71,15 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     A launcher may have bound ranks to cores, alone or together with others. Once connected, ranks therefore tell one
     another their cores, so all of them must call this, and a core counts by how many ranks may use it.
     """
+    host, cores = socket.gethostname(), _affinity()
+    alone = world.size == 1 or not dist.is_initialized()
+    told = [(host, cores)] if alone else gather((host, cores))  # also where others may have no variable that decides
     chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return int(chosen)  # torchrun sets 1 wherever the variable is not set: nobody chose that
-    cores = _affinity()
-    if world.size == 1 or not dist.is_initialized():
+    if alone:
         return max(1, num_cores() // world.local_size)
-    host = socket.gethostname()
-    users = Counter(core for name, bound in gather((host, cores)) if name == host for core in bound)
+    users = Counter(core for name, bound in told if name == host for core in bound)
     share = sum(1 / users[core] for core in cores) + 1e-6
     if num_cores() < len(cores):  # a container's quota, which all ranks share
         share = min(share, num_cores() / world.local_size)

@@ -28,10 +28,10 @@ from pretraining.processes.watchdog import Watch
 pytestmark = pytest.mark.usefixtures("kept_signals")
 
 
-def end_with(error: Exception | int | None, run: Path | None = None, rank: int = 0) -> int:
-    """The code of a process in whose work an error happens, or a signal arrives."""
+def end_with(error: Exception | int | None, run: Path | None = None, rank: int = 0, machines: int = 1) -> int:
+    """The code of a process in whose work an error happens, or a signal arrives; three ranks are on each machine."""
     with Ending() as ending:
-        ending.world = World(rank, 3, rank, 3)
+        ending.world = World(rank, 3 * machines, rank % 3, 3)
         if run is not None:
             ending.record_in(run)
         if isinstance(error, Exception):
@@ -96,6 +96,12 @@ def test_who_speaks(error: Exception, speakers: list[int], tmp_path: Path, capsy
         end_with(error, tmp_path / str(rank), rank)
         assert bool(capsys.readouterr().err) == (rank in speakers)
         assert (tmp_path / str(rank) / ENDED).exists() == (rank in speakers)
+
+
+def test_the_second_machine_speaks_where_the_first_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3, 6):
+        end_with(LostError("gone"), tmp_path / str(rank), rank, machines=2)
+        assert bool(capsys.readouterr().err) == (tmp_path / str(rank) / ENDED).exists() == (rank == 3)
 
 
 def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

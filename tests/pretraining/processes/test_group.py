@@ -85,14 +85,15 @@ def three_agree() -> object:
     setattr(group, "_affinity", lambda: bound)  # noqa: B010
     setattr(group, "num_cores", lambda: 4)  # noqa: B010
     threads = default_threads(world, {})
+    mixed = default_threads(world, {} if world.rank else {"OMP_NUM_THREADS": "3"})  # set on one machine alone
     before = os.environ["DS_ACCELERATOR"], os.environ["GLOO_SOCKET_IFNAME"]
     disconnect()
-    return float(total), threads, before, "GLOO_SOCKET_IFNAME" in os.environ, dist.is_initialized()
+    return float(total), (threads, mixed), before, "GLOO_SOCKET_IFNAME" in os.environ, dist.is_initialized()
 
 
 def test_ranks_that_agree_go_on() -> None:
     done = spawn(3, three_agree)
-    assert [rank.result[1] for rank in done] == [4, 2, 2]  # threads
+    assert [rank.result[1] for rank in done] == [(4, 3), (2, 2), (2, 2)]  # threads
     assert [rank.result[0::2] for rank in done] == [(3.0, ("cpu", "lo"), False)] * 3
     assert not any(rank.result[3] for rank in done)
 
