@@ -17,15 +17,16 @@ refuse() {
 
 # Reads cluster/site.env, where the job's own environment does not say otherwise, and finds Python.
 prepare_job() {
-  local name given=()
+  local name given=() end
   for name in "${!CLOZE_@}"; do given+=("$name=${!name}"); done
   if [[ -e cluster/site.env ]]; then
-    set -a
+    bash -n cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
+    set -a +u # what a site runs there, such as modules, may use variables that are not set
     # shellcheck source=/dev/null
-    . cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
-    set +a
+    . cluster/site.env
+    set +a -u
   fi
-  for name in "${given[@]}"; do export "${name?}"; done
+  for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
   if [[ -n ${CLOZE_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
@@ -34,14 +35,16 @@ prepare_job() {
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
   # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
-  export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$job" -o %e)" +%s 2>/dev/null)}
+  end=$(SLURM_TIME_FORMAT=standard squeue -h -j "$job" -o %e 2>/dev/null) # or N/A
+  export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$([[ $end != 2* ]] || date -d "$end" +%s)}
   stage_folder=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}} staged=''
   find_python
 }
 
 # How Python is started: from a virtual environment, in an image of Apptainer, or in one of enroot through pyxis.
 find_python() {
-  local mounts="$PWD:$PWD,$stage_folder:$stage_folder${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}"
+  local mounts="$PWD:$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}"
+  [[ ${CLOZE_STAGE:-0} != 1 ]] || mounts+=",$stage_folder:$stage_folder"
   container=()
   case ${CLOZE_IMAGE:-} in
     '')
@@ -57,10 +60,16 @@ find_python() {
   esac
 }
 
-# The ranks of a node: one for each of the job's GPUs there, or one alone.
+# The ranks of a node: one for each of the job's GPUs there, or one alone. Slurm says `8`, `a100:8` or `a100:2,h100:2`.
 ranks_per_node() {
-  local gpus=${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
-  echo "${CLOZE_RANKS_PER_NODE:-${gpus##*:}}"
+  local each sum=0
+  for each in $(tr , ' ' <<<"${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"); do sum=$((sum + ${each##*:})); done
+  echo "${CLOZE_RANKS_PER_NODE:-$((sum > 0 ? sum : 1))}"
+}
+
+# The processors that each node of the job has at least; Slurm says `72(x2),36`.
+processors_per_node() {
+  tr , '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sed 's/(.*//' | sort -n | head -1
 }
 
 # Runs Python as a step of so many tasks on each node of the job, and waits for its end, of which it returns the code.
@@ -68,7 +77,7 @@ ranks_per_node() {
 run_step() {
   local tasks=$1 cores
   shift
-  cores=$((SLURM_CPUS_ON_NODE / tasks))
+  cores=$(($(processors_per_node) / tasks))
   ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
     ${container[@]+"${container[@]}"} "$@" &
@@ -109,7 +118,7 @@ begin_in() {
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   where=$(find "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
   begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
-  ((begun < ${CLOZE_TRIES:-5})) ||
+  ((begun < ${CLOZE_TRIES:-8})) ||
     refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
   note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"" || refuse "$folder: cannot be written"
 }
@@ -155,7 +164,7 @@ requeue() {
 stage() {
   # shellcheck disable=SC2016
   on_nodes bash -c '
-    needed=$(du -sk "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
+    needed=$(du -skL "$1" | cut -f1) free=$(df -k --output=avail "$(dirname "$2")" | tail -1)
     if [[ -e $2/manifest.json ]]; then exit 0; fi
     if ((free > needed + needed / 20)) && cp -r "$1/." "$2.part" && mv "$2.part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
@@ -165,15 +174,16 @@ stage() {
 
 # Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
 prepare() {
-  local text=${CLOZE_TEXT:-wiki} shards notes now limit=''
+  local text=${CLOZE_TEXT:-wiki} shards notes now left limit=''
   shards=${CLOZE_SHARDS:-data/$(basename "$text")}
   notes=$(dirname "$shards")/.jobs/$(basename "$shards") # shard.py wants its folder for itself
   [[ -e $text ]] || refuse "$text: no such file or folder; CLOZE_TEXT names the text that shards are made of"
   say "text $text, shards $shards, on $SLURM_JOB_NODELIST"
   begin_in "$notes" '.*' "$shards"
   printf -v now '%(%s)T' -1
-  if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((SLURM_JOB_END_TIME - now - 60))"; fi
-  mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_RANKS_PER_NODE:-$SLURM_CPUS_ON_NODE}" \
+  left=$((${SLURM_JOB_END_TIME:-0} - now - 60))
+  if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((left > 1 ? left : 1))"; fi
+  mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_PREPARE_RANKS:-$(processors_per_node)}" \
     "${python[@]}" data_prep/shard.py --docs "$text" --out "$shards" "$@"
   end_in "$notes"
 }
@@ -192,18 +202,19 @@ pretrain() {
   export MASTER_ADDR
   begin_in "$run" 'step-[0-9]+'
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
-    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" || end_in "$run"
+    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" || end_in "$run"
   fi
   if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
+  rm -f "$run/ended.json" # of an earlier start
   run_step "$ranks" "${python[@]}" pretraining/train.py --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
   end_in "$run" "$run/ended.json"
 }
 
-# The words of the command that fine-tunes on a task: those of GLUE have one in common.
-fine_tuning() {
+# The command that fine-tunes on a task, as `words`: tasks of GLUE have one in common.
+find_command() {
   case $1 in
-    squad | swag | ner) echo "finetuning/run_$1.py --out $scores/$1" ;;
-    *) echo "finetuning/run_glue.py --out $scores/glue --task $1" ;;
+    squad | swag | ner) words=("finetuning/run_$1.py" --out "$scores/$1") ;;
+    *) words=(finetuning/run_glue.py --out "$scores/glue" --task "$1") ;;
   esac
 }
 
@@ -222,23 +233,29 @@ finetune() {
   ((SLURM_ARRAY_TASK_ID < ${#tasks[@]} * seeds)) || { say "nothing to do: ${#tasks[@]} tasks, $seeds seeds" && exit 0; }
   task=${tasks[SLURM_ARRAY_TASK_ID / seeds]} seed=$((SLURM_ARRAY_TASK_ID % seeds + 1))
   say "task $task, seed $seed, model $model"
-  read -ra words <<<"$(fine_tuning "$task")"
-  begin_in "$scores/jobs/$task-seed$seed" ".*seed$seed/.*(step-[0-9]+|results.json)" "$scores"
+  find_command "$task"
+  begin_in "$scores/jobs/$task-seed$seed" ".*/${task}[^/]*/.*seed$seed/.*(step-[0-9]+|results.json)" "$scores"
   run_step 1 "${python[@]}" "${words[@]}" --share --model "$model" --seeds 1 --seed "$seed" "$@"
   end_in "$scores/jobs/$task-seed$seed"
 }
 
-# Chooses the best of all seeds of every task, and prints the table; makes up for runs that are missing.
+# Chooses the best of all seeds of every task, and prints the tables; makes up for runs that are missing. Tasks of GLUE go
+# together; what one command says does not keep the others from theirs.
 gather() {
-  local task of_glue=() words
+  local task of_glue=() words worst=0
   read_tasks
   begin_in "$scores/jobs/gather" '.*(step-[0-9]+|results.json)' "$scores"
   for task in "${tasks[@]}"; do
-    read -ra words <<<"$(fine_tuning "$task")"
-    if [[ ${words[0]} == *glue* ]]; then of_glue+=("$task") && continue; fi
-    run_step 1 "${python[@]}" "${words[@]}" --model "$model" --seeds "$seeds" "$@" || end_in "$scores/jobs/gather"
+    find_command "$task"
+    if [[ ${words[0]} == *run_glue.py ]]; then of_glue+=("$task") && continue; fi
+    run_step 1 "${python[@]}" "${words[@]}" --model "$model" --seeds "$seeds" "$@"
+    worst=$((step_code > worst ? step_code : worst))
   done
-  ((${#of_glue[@]} == 0)) ||
-    run_step 1 "${python[@]}" finetuning/run_glue.py --out "$scores/glue" --task "${of_glue[@]}" --model "$model" --seeds "$seeds" "$@"
+  if ((${#of_glue[@]})); then
+    find_command "${of_glue[0]}"
+    run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --model "$model" --seeds "$seeds" "$@"
+    worst=$((step_code > worst ? step_code : worst))
+  fi
+  step_code=$worst
   end_in "$scores/jobs/gather"
 }

@@ -24,10 +24,9 @@ def locked(
     """Holds the lock file at `path`, whose folder it makes, and names this process in it.
 
     Raises HeldError where another process holds the file and still does after `patience` seconds, and UserError where
-    it cannot be written. `place` is what the
-    user calls the folder; `refusal` tells the user what is wrong and what helps, with {owner} for the process that has
-    the lock, or for `unknown` where the file names none. Yields whether the file system has locks at all: some network
-    file systems are mounted without, and a run goes on there unprotected.
+    it cannot be written. `place` is what the user calls the folder; `refusal` tells the user what is wrong and what
+    helps, with {owner} for the process that has the lock, or for `unknown` where the file names none. Yields whether
+    the file system has locks at all: some network file systems are mounted without, and a run goes on unprotected.
 
     The lock is one of POSIX: it belongs to this process alone, so it ends with the process however that ends, even
     where a child of the process lives on. A second lock of the same process is not refused.

@@ -22,8 +22,9 @@ NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"
 LOCK = "lock"
 BUSY = "{owner} is at work in this folder\nwait for its end, or name another folder with --out"
 """What is said of a folder in which another process is at work."""
-PATIENCE = 120.0
-"""Seconds in which a worker that was asked to stop saves."""
+PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0
+"""Seconds in which a worker that was asked to stop saves. In a job that Slurm has begun again, the last start may be at
+work on a machine that was cut off, and finds that out late."""
 
 
 def worker_number() -> int:

@@ -238,8 +238,10 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     typed = re.findall(r"^\$ ((?:python cluster/submit\.py|sbatch) .*)$", page, re.MULTILINE)
     assert len(typed) == 2
     write_wiki(site.folder / "wiki", documents=4)
+    (site.folder / "data" / "glue").mkdir(exist_ok=True)
+    activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CLOZE_PYTHON": sys.executable}
     for command in typed:
-        done = site.slurm.run("bash", "-c", command.replace("python ", f"{sys.executable} "), where=site.folder)
+        done = site.slurm.run("bash", "-c", command, where=site.folder, **activated)
         assert done.returncode == 0, done.stderr
     queue = site.slurm.run("squeue", "-h", "-o", "%j").stdout.split()
     assert sorted(queue) == ["finetune", "gather", "prepare", "pretrain_large", "pretrain_large"]
@@ -250,6 +252,7 @@ def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     done = site.slurm.run("sbatch", "--account=nobody", "cluster/pretrain_large.slurm", where=site.folder)
     assert done.returncode == 1
     assert "Invalid account" in done.stderr
+    (site.folder / "data" / "glue").mkdir(exist_ok=True)
     command = [sys.executable, "cluster/submit.py", "pipeline", "--from", "finetune", "--run", "runs/any"]
     chain = site.slurm.run(*command, where=site.folder, SBATCH_ACCOUNT="nobody")
     assert chain.returncode == 2
@@ -291,7 +294,8 @@ def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
     words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
     words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]
     options = {
-        "CLOZE_PREPARE_OPTIONS": "--nodes=2 --export=ALL,CLOZE_RANKS_PER_NODE=2",
+        "CLOZE_PREPARE_OPTIONS": "--nodes=2",
+        "CLOZE_PREPARE_RANKS": "2",
         "CLOZE_PRETRAIN_OPTIONS": "--nodes=2 --gpus-per-node=1",
     }
     done = subprocess.run(

@@ -36,12 +36,14 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     write_wiki(tmp_path / "wiki", documents=2)
     (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "data" / "glue").mkdir(parents=True)
     return tmp_path
 
 
 def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """What a user types in that folder."""
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "CLOZE_PYTHON": sys.executable, "CLOZE_DATA": str(folder), **variables}
     command = [sys.executable, "cluster/submit.py", "pipeline", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -56,13 +58,13 @@ def test_every_step_waits_for_the_one_before(folder: Path) -> None:
     done = submit(folder, "--recipe", "recipe.toml", "--tasks", "rte", "cola", "--seeds", "3", "--phases.0.steps", "9")
     assert done.returncode == 0, done.stderr
     prepare, pretrain, finetune, gather = calls(folder)
-    assert prepare.endswith("--parsable cluster/prepare.slurm")
+    assert prepare.endswith("--parsable --export=ALL cluster/prepare.slurm")
     assert "--dependency=afterok:101 --kill-on-invalid-dep=yes" in pretrain
     assert pretrain.endswith("cluster/pretrain_large.slurm --phases.0.steps 9")
     assert finetune.startswith("rte cola|")
     assert "--dependency=afterok:102" in finetune
     assert "--array=0-5" in finetune
-    assert "--dependency=afterany:103" in gather
+    assert "--dependency=afterok:102,afterany:103" in gather
     assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["101", "102", "103", "104"]
 
 
@@ -90,12 +92,32 @@ def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(fol
     )
     submit(folder, "--to", "pretrain", "--recipe", "recipe.toml")
     submit(folder, "--to", "prepare", SBATCH_ACCOUNT="mine")
+    typed = submit(folder, "--to", "prepare", "--dry-run").stdout
+    assert "SBATCH_ACCOUNT=theirs " in typed
     prepare, pretrain, again = calls(folder)
     assert prepare.startswith("|theirs|")
     assert "--partition=cpu --nodes=4 cluster/prepare.slurm" in prepare
     assert pretrain.startswith("|theirs|")
     assert "--partition" not in pretrain
     assert again.startswith("|mine|")
+
+
+def test_the_site_says_where_things_are_unless_the_command_does(folder: Path) -> None:
+    site = "CLOZE_TEXT=wiki\nCLOZE_SHARDS=/scratch/shards\nCLOZE_RUN=/scratch/run\nCLOZE_MODEL=old\nCLOZE_SEEDS=2\n"
+    (folder / "cluster" / "site.env").write_text(site)
+    words = ["--recipe", "recipe.toml", "--tasks", "rte"]
+    planned = submit(folder, *words, "--dry-run").stdout
+    assert "CLOZE_SHARDS=/scratch/shards CLOZE_RUN=/scratch/run " in planned
+    assert "CLOZE_MODEL=old CLOZE_TASKS=rte CLOZE_SEEDS=2 " in planned
+    planned = submit(folder, *words, "--run", "runs/new", "--seeds", "3", "--dry-run").stdout
+    assert "CLOZE_RUN=runs/new " in planned
+    assert "CLOZE_MODEL=runs/new CLOZE_TASKS=rte CLOZE_SEEDS=3 " in planned
+
+
+def test_words_for_training_are_not_taken_for_others(folder: Path) -> None:
+    """`--seed` is the recipe's, although submit.py has `--seeds`."""
+    submit(folder, "--to", "pretrain", "--recipe", "recipe.toml", "--seed", "7")
+    assert calls(folder)[1].endswith("pretrain_large.slurm --seed 7")
 
 
 def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
@@ -110,6 +132,8 @@ def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
     [
         (["--text", "nowhere"], "--text nowhere: no such file or folder"),
         (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
+        (["--tasks", "squd"], "--tasks squd: there is cola"),
+        (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),
         (["--from", "gather", "--to", "prepare"], "the first comes after the last"),
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
