@@ -121,28 +121,13 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     preparing = {"CLOZE_TEXT": text, "CLOZE_SHARDS": shards}
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
     tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
-    runs, tuning = len(names) * seeds, shlex.split(wanted.for_finetune)
+    runs, tuning, trained = len(names) * seeds, shlex.split(wanted.for_finetune), {"pretrain": "afterok"}
+    every = [f"--array=0-{runs - 1}"]
     jobs = [
         Job("prepare", "prepare", f"{text} -> {shards}", preparing, words=shlex.split(wanted.for_prepare)),
         Job("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, {"prepare": "afterok"}),
-        Job(
-            "finetune",
-            "finetune",
-            f"{runs} runs of {model}",
-            tasks,
-            [f"--array=0-{runs - 1}"],
-            tuning,
-            {"pretrain": "afterok"},
-        ),
-        Job(
-            "gather",
-            "gather",
-            f"results in {model}",
-            tasks,
-            (),
-            tuning,
-            {"pretrain": "afterok", "finetune": "afterany"},
-        ),
+        Job("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
+        Job("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
     ]
     steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
     if not steps:
