@@ -16,7 +16,7 @@ from support.task_files import write_tasks
 
 README = [ROOT / "README.md"]
 PAGES = [*README, *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "fetch.py", "sbatch", "srun")
+NEEDS_MORE = ("make ", "git ", ". .venv", "cd ", "fetch.py", "sbatch", "srun", "offline.sh", "docker ", "apptainer ")
 
 
 def blocks(pages: Sequence[Path], kind: str) -> list[str]:
