@@ -17,19 +17,10 @@ from support.task_files import write_tasks
 README = [ROOT / "README.md"]
 PAGES = [*README, *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_MORE = (
-    "make ",
-    "git ",
-    ". .venv",
-    "cd ",
-    "fetch.py",
-    "sbatch",
-    "srun",
-    "site.env",
-    "submit.py",
-    "apptainer",
-    "docker ",
-    "offline.sh",
+    *("make ", "git ", ". .venv", "cd ", "fetch.py", "sbatch", "srun", "site.env", "submit.py"),
+    *("offline.sh", "docker ", "apptainer "),
 )
+"""What commands hold that need a network or a cluster, or install something."""
 
 
 def blocks(pages: Sequence[Path], kind: str) -> list[str]:
