@@ -71,16 +71,18 @@ class RunStatus:
     """steps with their training losses: all of them, or a sample"""
 
 
+CURE = (
+    "name the folder that train.py had as --out, or one above it; jobs that wait have none yet: squeue --me shows them"
+)
+
+
 def find_runs(named: Path) -> list[Path]:
     """The run that a folder is, or those below it, the newest last; UserError where there is none."""
     if not named.is_dir():
-        raise UserError(f"{named}: no such folder\nname the folder that train.py had as --out, or one above it")
+        raise UserError(f"{named}: no such folder\n{CURE}")
     runs = sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
     if not runs:
-        raise UserError(
-            f"{named}: no run of pre-training, and none in it: they have {METRICS} once they train\n"
-            "name the folder that train.py had as --out, or one above it"
-        )
+        raise UserError(f"{named}: no run of pre-training, and none in it: they have {METRICS} once they train\n{CURE}")
     return runs
 
 
