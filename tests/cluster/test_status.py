@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
     make_running(run)
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which `nohup make test &` ignores, and children inherit that
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
         os.execve(sys.executable, [sys.executable, str(ENTRY), str(run), "--watch", "--every", "0.1"], environment)
     seen = b""
@@ -108,8 +110,15 @@ def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
         file.write(json.dumps({**records(run)[-1], "step": 9}) + "\n")
     wait_for(lambda: reads(b"step 9 of 8"))
     os.write(terminal, b"\x03")
-    _, code = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(code) == 130
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        found, code = os.waitpid(pid, os.WNOHANG)
+        ended.extend([os.waitstatus_to_exitcode(code)] * (found == pid))
+        return bool(ended)
+
+    wait_for(has_ended, 20)
+    assert ended == [130]
     wait_for(lambda: reads(b"\x1b[?25h"), 5)
     os.close(terminal)
     assert b"\x1b[1A" in seen, "it goes back to the lines that it shows anew"

@@ -67,6 +67,7 @@ def test_each_record_is_in_exactly_one_span(
     empty=st.integers(0, 3),
 )
 @example(content=b"<page>a", cuts=[], block=50, step=1, empty=0)
+@example(content=b"\xef\xbb\xbf", cuts=[1], block=3, step=1, empty=1)
 @settings(max_examples=120, deadline=None)
 def test_pages_are_found_once_whatever_streams_they_lie_in(
     folder: Path, content: bytes, cuts: list[int], block: int, step: int, empty: int
