@@ -82,8 +82,8 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
         assert spans[0].start == 0
         assert spans[-1].end == path.stat().st_size
         found = [record for span in spans for _, record in cutting.records(span, mediawiki.OPENING)]
-    # No file begins with an empty stream, or with a piece of a byte-order mark. What is before the first page may get lost
-    # there, or the mark may stay.
+    # No file begins with an empty stream, or with a piece of a byte-order mark. What is before the first page may get
+    # lost there, or the mark may stay.
     if not parts[0] or (len(parts[0]) < 3 and content.startswith(cutting.BYTE_ORDER_MARK)):
         assert [record for record in found if record.startswith(b"<page")] == [
             record for _, record in pieces(content, mediawiki.OPENING) if record.startswith(b"<page")
