@@ -23,7 +23,7 @@ from support.training import RECIPE, assert_same, records
 
 from pretraining.checkpoint.record import finished_checkpoints
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
 SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
