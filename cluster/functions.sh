@@ -5,7 +5,7 @@
 # job, and continues there. Whatever else it is, somebody has to mend it: the job fails, and its log says what.
 
 set -uo pipefail
-STOPPED=75 LOST=76 # as pretraining/processes/ending.py has them
+STOPPED=75 LOST=76 # as pretraining/processes/codes.py has them
 step_code=0
 
 say() { printf '%(%H:%M:%S)T %s\n' -1 "$*"; }
@@ -31,7 +31,6 @@ prepare_job() {
   if [[ -n ${CLOZE_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
   fi
-  ulimit -Sn "$(ulimit -Hn)" # a rank has a connection to every other one
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
   # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
@@ -172,7 +171,7 @@ stage() {
     staged=$stage_folder/cloze-$SLURM_JOB_ID
 }
 
-# Makes shards of text in as many MPI ranks as the job has cores; `$@` goes to shard.py.
+# Makes shards of text in as many MPI ranks as the job has processors; `$@` goes to shard.py.
 prepare() {
   local text=${CLOZE_TEXT:-wiki} shards notes now left limit=''
   shards=${CLOZE_SHARDS:-data/$(basename "$text")}
