@@ -133,7 +133,7 @@ def compare(way: Way, shape: Shape, micro: list[PretrainingBatch], device: torch
     }
     steppers = {name: stepper(engine, micro) for name, engine in engines.items()}
     alternate(steppers, WARM_UP)
-    seconds = alternate(steppers, rounds)
+    seconds = alternate(steppers, rounds).seconds
     for engine in engines.values():
         engine.close()
     return median_ratio(seconds["theirs"], seconds["ours"])

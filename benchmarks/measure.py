@@ -1,25 +1,40 @@
-"""How everything is measured: alternating runs, medians, ratios; and where, so that a number can be repeated."""
+"""How everything is measured: sides take turns, medians, ratios; and where, so that a number can be repeated."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
 
+ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-SHARD = Path(__file__).parent.parent / "data_prep" / "shard.py"
+SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+FORMAT = 2
+"""Of the JSON files; it changes when a reader of older ones would misread newer ones."""
+INSTRUCTION_SETS = {
+    "amx_bf16": "amx",
+    "avx512_bf16": "avx512-bf16",
+    "avx512f": "avx512",
+    "avx2": "avx2",
+    "sve": "sve",
+    "asimd": "neon",
+}
+"""What decides how fast a processor multiplies, the fastest first: as Linux calls it, and as we do."""
 
 
 def leave_own_folder() -> None:
@@ -28,15 +43,35 @@ def leave_own_folder() -> None:
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
 
 
-def alternate(contestants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round. They take turns, so that what disturbs one disturbs all."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
+@dataclass(frozen=True)
+class Turns:
+    """Seconds of sides that took turns in one run. Ratios come from nowhere else: what ran apart is not comparable."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    def ratio(self, slower: str, faster: str) -> dict[str, float]:
+        """How many times as long one side took as another, round by round: the median, the lowest and the highest."""
+        if missing := [name for name in (slower, faster) if name not in self.seconds]:
+            raise UserError(
+                f"{missing[0]} took no turns with {', '.join(self.seconds) or 'anybody'}: measure both in one run"
+            )
+        return spread([a / b for a, b in zip(self.seconds[slower], self.seconds[faster], strict=True)])
+
+    def of(self, side: str) -> dict[str, float]:
+        """The seconds of a side: the median, the lowest and the highest."""
+        return spread(self.seconds[side], digits=4)
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 0) -> Turns:
+    """Lets all sides take turns, so that what disturbs one disturbs all; the first turns of each warm it up."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(warm_up + rounds):
+        for name, run in sides.items():
             start = time.perf_counter()
             run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return Turns(seconds)
 
 
 def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:
@@ -44,35 +79,94 @@ def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(first, second, strict=True))
 
 
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """The median of some values, the lowest and the highest of them."""
+    named = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return {name: round(value, digits) for name, value in named.items()}
+
+
+def record(benchmark: str, libraries: Sequence[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a benchmark: its numbers, and all that decides them."""
+    return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries), **found}
+
+
 def environment(libraries: Sequence[str]) -> dict[str, Any]:
-    """What decides the numbers besides the code."""
+    """What decides the numbers: the command, the commit, the hardware with its instruction sets, and versions."""
+    script, *options = sys.argv
+    own = Path(script).resolve()
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
+        "commit": commit(),
+        "hardware": hardware_kind("torch" in libraries),
+        "processor": _cpu_line("model name") or platform.machine(),
+        "instruction_sets": instruction_sets(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        **{name: version(name) for name in libraries},
+        **{name: _version(name) for name in libraries},
         **(_gpu() if "torch" in libraries else {}),
     }
 
 
-def _gpu() -> dict[str, Any]:
-    import torch  # preparing data needs none
+def hardware_kind(with_gpu: bool = True) -> str:
+    """Names the kind of hardware that numbers hold for, such as avx512-bf16-2-cores or nvidia-h100-80gb-hbm3."""
+    gpu = _gpu().get("gpu") if with_gpu else None
+    if gpu:
+        return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return f"{next(iter(instruction_sets()), platform.machine().lower())}-{len(os.sched_getaffinity(0))}-cores"
 
+
+def instruction_sets() -> list[str]:
+    """What the processor has for multiplying, the fastest first."""
+    flags = (_cpu_line("flags") or _cpu_line("Features")).split()
+    return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def commit() -> str:
+    """The commit that is measured, with + where files were changed since; empty outside of a checkout."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--", "*.py", "*.cpp"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _gpu() -> dict[str, Any]:
+    try:
+        import torch  # preparing data needs none
+    except ImportError:
+        return {}
     if not torch.cuda.is_available():
         return {}
     gpu = torch.cuda.get_device_properties(0)
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
-def _processor() -> str:
+def _cpu_line(name: str) -> str:
+    """What Linux says of the processor under this name; empty where it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
+
+
+def results_file(benchmark: str, with_gpu: bool = True) -> Path:
+    """Where the numbers of this machine are kept: another kind of hardware has another file."""
+    return RESULTS / f"{benchmark}-{hardware_kind(with_gpu)}.json"
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
@@ -80,6 +174,18 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Numbers that were kept; UserError where the file is none of ours, or of another format."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or "benchmark" not in found:
+        given = found.get("format", "none") if isinstance(found, dict) else "none"
+        raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; run its benchmark again")
+    return found
 
 
 @contextmanager
@@ -90,3 +196,5 @@ def mistakes_told() -> Iterator[None]:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
     shape = Shape.named(settings.size, settings.vocabulary)
     steps = make_steps(shape, device)
     alternate(steps, 3)
-    seconds = alternate(steps, settings.rounds)
+    seconds = alternate(steps, settings.rounds).seconds
     ratios = {name: round(median_ratio(times, seconds["adamw"]), 3) for name, times in seconds.items()}
     for name, ratio in ratios.items():
         console.print(f"{name:16} {1000 * statistics.median(seconds[name]):8.1f} ms  {ratio:.2f} times adamw")

@@ -92,7 +92,7 @@ def against_tokenizers(settings: Preparation) -> dict[str, Any]:
             "two lengths": ours((128, 512), 1),
         },
         settings.rounds,
-    )
+    ).seconds
     alone = seconds["tokenizers"]
     megabytes = sum(len(each.encode()) for each in sentences) / 1e6
 
@@ -113,7 +113,9 @@ def against_tokenizers(settings: Preparation) -> dict[str, Any]:
 def scaling(settings: Preparation) -> dict[str, Any]:
     """Two workers against one, with the settings that shard.py has by itself."""
     docs = [str(settings.data / "wiki")]
-    seconds = alternate({"1": prepare(settings.data, docs, 1), "2": prepare(settings.data, docs, 2)}, settings.rounds)
+    seconds = alternate(
+        {"1": prepare(settings.data, docs, 1), "2": prepare(settings.data, docs, 2)}, settings.rounds
+    ).seconds
     return {
         "two_workers_against_one": round(median_ratio(seconds["1"], seconds["2"]), 2),
         "seconds": {name: [round(each, 2) for each in values] for name, values in seconds.items()},
