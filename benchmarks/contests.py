@@ -1,14 +1,18 @@
-"""A model and the batches that it is measured on; our own step, and those that it is measured against."""
+"""A model and the batches that it is measured on; a step of ours, and those that it is measured against."""
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peer import padded
 from data_prep.common.errors import UserError
@@ -26,9 +30,12 @@ from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import SIZES, Shape
 from pretraining.processes.group import connect
 from pretraining.processes.launchers import World
-from pretraining.reporting.hardware import synchronize
+from pretraining.reporting.hardware import peak_memory, synchronize
+from pretraining.training.profiling import SKIPPED, step_profile
 
 LEARNING_RATE = 1e-5
+PROFILED = 2
+"""Steps of a profile."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +58,78 @@ class Contest:
     def name(self) -> str:
         return f"{self.size}-{self.length}"
 
-    def load(self, shards: Path, count: int) -> tuple[Shape, list[PretrainingBatch]]:
-        """The model's sizes, and so many batches."""
+    def __str__(self) -> str:
+        return f"{self.name}-{self.sequences}"
+
+    def halved(self) -> Contest:
+        """The same with half the sequences; UserError where there is only one."""
+        if self.sequences == 1:
+            raise UserError(
+                f"{self.name}: not even one sequence fits; take a smaller model, as in --contests mini-128-8"
+            )
+        return replace(self, sequences=self.sequences // 2)
+
+    def open(self, shards: Path) -> tuple[Shape, Callable[[int], PretrainingBatch]]:
+        """The model's sizes, and what reads the batch of a step as a run does."""
         manifest = Manifest.read(shards)
         dataset = Dataset(shards, manifest, self.length)
         order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
-        batches = [step_batches(dataset, order, step).micro[0] for step in range(count)]
-        return Shape.named(self.size, manifest.vocabulary_size), batches
+        return Shape.named(self.size, manifest.vocabulary_size), lambda step: step_batches(dataset, order, step).micro[
+            0
+        ]
+
+    def load(self, shards: Path, count: int) -> tuple[Shape, list[PretrainingBatch]]:
+        """The model's sizes, and so many batches."""
+        shape, read = self.open(shards)
+        return shape, [read(step) for step in range(count)]
 
 
-def contest_dtype(device: torch.device) -> torch.dtype:
-    """What all sides compute in: bf16, or fp16 on a GPU that has no bf16."""
-    return choose_dtype("auto" if device.type == "cuda" else "bf16", device)
+class Contestant:
+    """A model in training, which is handed a batch and then asked, by the name of a method, for a step on it."""
+
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
+        self.shape, self.device, self.dtype = shape, device, dtype
+        self._run: Callable[[], None] = lambda: None
+
+    def __call__(self, question: PretrainingBatch | str | tuple[str, Any]) -> Any:
+        """What sides are asked: to take a batch, or anything that a method answers."""
+        if isinstance(question, PretrainingBatch):
+            self._run = self.prepare(question)
+            return None
+        name, *given = (question,) if isinstance(question, str) else question
+        return getattr(self, name)(*given)
+
+    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
+        """The step on a batch; what a loader would do to it is done before."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """A step on the batch, which is done when this returns."""
+        self._run()
+        synchronize(self.device)
+
+    def peak(self) -> int:
+        """The most bytes that this side has held."""
+        return peak_memory(self.device)
 
 
-class Ours:
+class Ours(Contestant):
     """A step as the trainer does it."""
 
-    def __init__(self, shape: Shape, device: torch.device, deterministic: bool = False):
-        self.device, self.steps = device, 0
+    def __init__(
+        self, shape: Shape, device: torch.device, dtype: torch.dtype | None = None, deterministic: bool = False
+    ):
+        super().__init__(shape, device, dtype or choose_dtype("auto", device))
         connect(World(), device)
         compute = Compute.model_validate({"deterministic": True} if deterministic else {})
-        settings = EngineSettings(precision=Precision(dtype=name_dtype(contest_dtype(device))), compute=compute)
+        settings = EngineSettings(precision=Precision(dtype=name_dtype(self.dtype)), compute=compute)
         set_arithmetic(settings.precision, compute, device)
+        self.steps = 0
         self.engine = Engine(Bert(shape).initialize(0), settings, device)
 
     def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
         """The step on a batch as the loader hands it over."""
-        return partial(self.step, batch)
-
-    def step(self, batch: PretrainingBatch) -> None:
-        self.start_step([batch])
-        synchronize(self.device)
+        return partial(self.start_step, [batch])
 
     def start_step(self, micro: Sequence[PretrainingBatch]) -> None:
         """A step of these micro-batches, which a GPU may still be at when this returns."""
@@ -91,13 +138,49 @@ class Ours:
         train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), pretraining_loss)
         self.steps += 1
 
+    def parts(self) -> dict[str, float]:
+        """The seconds of a step's parts; a GPU is waited for after each of them."""
+        seconds: dict[str, float] = defaultdict(float)
 
-class Theirs:
+        def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any, **options: Any) -> Any:
+                synchronize(self.device)
+                start = time.perf_counter()
+                result = part(*arguments, **options)
+                synchronize(self.device)
+                seconds[name] += time.perf_counter() - start
+                return result
+
+            return run
+
+        engine = self.engine
+        with (
+            mock.patch.object(engine, "forward", timed("forward", engine.forward)),
+            mock.patch.object(engine, "backward", timed("backward", engine.backward)),
+            mock.patch.object(engine, "step", timed("optimizer", engine.step)),
+        ):
+            self.step()
+        return dict(seconds)
+
+    def shares(self) -> dict[str, float]:
+        """Where the time of a step goes, by groups of operations."""
+        return shares_of_time(self.step)
+
+    def write_profile(self, folder: Path) -> None:
+        """Writes a trace of a step and a table of its operations into a folder."""
+        with step_profile(folder, 1, self.device, print) as profiled:
+            for _ in range(SKIPPED + 2):
+                self.step()
+                profiled.step()
+
+
+class Theirs(Contestant):
     """A step as users of transformers do it."""
 
-    def __init__(self, shape: Shape, device: torch.device):
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
         from transformers import BertConfig, BertForPreTraining
 
+        super().__init__(shape, device, dtype)
         config = BertConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.hidden,
@@ -105,23 +188,22 @@ class Theirs:
             num_attention_heads=shape.heads,
             intermediate_size=shape.intermediate,
         )
-        self.device = device
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        self.dtype = contest_dtype(device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 
     def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
         """The step on a batch that is padded and pinned already, as the workers of a DataLoader do it."""
         inputs = padded(batch)
         if self.device.type == "cuda":
             inputs = {name: each.pin_memory() for name, each in inputs.items()}
-        return partial(self.step, inputs)
+        return partial(self.train, inputs)
 
-    def step(self, inputs: dict[str, torch.Tensor]) -> None:
+    def train(self, inputs: dict[str, torch.Tensor]) -> None:
+        """A step on a padded batch."""
         inputs = {name: each.to(self.device, non_blocking=True) for name, each in inputs.items()}
-        with torch.autocast(self.device.type, dtype=self.dtype):
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             loss = self.model(**inputs).loss
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
@@ -129,4 +211,30 @@ class Theirs:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        synchronize(self.device)
+
+
+GROUPS = {
+    "products of attention": ("aten::bmm", "flash", "fmha"),
+    "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
+    "softmax and heads of attention": ("_GroupedAttention",),
+    "gelu": ("_Gelu", "GeluCUDAKernel", "GeluBackwardCUDAKernel"),
+    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm", "layer_norm", "dropout"),
+    "loss over the vocabulary": ("_MaskedLoss", "softmax", "nll_loss"),
+    "optimizer": ("aten::_fused_adamw_", "Adam"),
+    "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
+}
+"""Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
+
+
+def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
+    """Where the time of a step goes, by groups of operations."""
+    cuda = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+        for _ in range(PROFILED):
+            step()
+    times: dict[str, float] = defaultdict(float)
+    for event in profiled.key_averages():
+        group = next((name for name, keys in GROUPS.items() if any(key in event.key for key in keys)), "other")
+        times[group] += event.self_device_time_total if cuda else event.self_cpu_time_total
+    whole = sum(times.values())
+    return {name: round(each / whole, 3) for name, each in sorted(times.items(), key=lambda item: -item[1])}

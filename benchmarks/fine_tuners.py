@@ -26,7 +26,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import trainer_peer
-from benchmarks.throughput import hear, prepared_environment
+from benchmarks.sides import hear, prepared_environment
 from data_prep.common.arrays import Array
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
@@ -216,8 +216,8 @@ class Side:
             its.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        for pipe in self._pipes:
-            assert hear(self.name, pipe) == "ready"
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            assert hear(self.name, process, pipe) == "ready"
         self._signal(signal.SIGSTOP)
 
     def turn(self) -> float:
@@ -225,7 +225,7 @@ class Side:
         self._signal(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send("go")
-        seconds: list[float] = [hear(self.name, pipe) for pipe in self._pipes]
+        seconds: list[float] = [hear(self.name, *each) for each in zip(self._processes, self._pipes, strict=True)]
         self._signal(signal.SIGSTOP)
         return max(seconds)
 

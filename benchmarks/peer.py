@@ -1,17 +1,21 @@
-"""What transformers, the peer of the training benchmarks, is given: the same shards and the same batches, padded."""
+"""What the sides of the training benchmarks are given: shards, and for transformers the same batches padded."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from benchmarks.measure import SHARD
+from benchmarks.measure import ROOT, SHARD
+from data_prep.common.errors import UserError
+from data_prep.shards import MANIFEST
 from pretraining.model.batch import PretrainingBatch
+
+BUILD = ROOT / "build"
 
 
 def make_shards(data: Path, out: Path, lengths: Sequence[int] = (128, 512), files: str = "wiki/AA") -> Path:
@@ -19,6 +23,35 @@ def make_shards(data: Path, out: Path, lengths: Sequence[int] = (128, 512), file
     command = [sys.executable, str(SHARD), "--docs", str(data / files), "--out", str(out)]
     options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", *map(str, lengths)]
     subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> Path:
+    """Shards to train on: those that are given, or made of real text where it is, or of the corpus that is built in."""
+    if given is not None:
+        if not (given / MANIFEST).exists():
+            raise UserError(
+                f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {given}"
+            )
+        return given
+    if (data / "wiki").is_dir():
+        real = ("--docs", data / "wiki/AA", "--vocab", data / "vocab.txt")
+        return _prepare("benchmark-wiki", *real, say=say)
+    if (BUILD / "demo" / MANIFEST).exists():
+        say(f"{BUILD / 'demo'}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
+        return BUILD / "demo"
+    return _prepare("benchmark-demo", "--docs", "demo", "--vocab-size", 8192, say=say)
+
+
+def _prepare(name: str, *words: object, say: Callable[[str], None]) -> Path:
+    """Makes shards in build/, unless they are there already."""
+    out = BUILD / name
+    command = [sys.executable, str(SHARD), *map(str, words), "--out", str(out), "--duplicates", "1"]
+    if not (out / MANIFEST).exists():
+        say(f"{out}: made now, of {words[1]}")
+    done = subprocess.run([*command, "--lengths", "128", "512"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")
     return out
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
@@ -40,7 +41,7 @@ class SideFailedError(UserError):
 class Side:
     """A side as the one sees it who asks it."""
 
-    def __init__(self, name: str, process: SpawnProcess, pipe: Connection):
+    def __init__(self, name: str, process: BaseProcess, pipe: Connection):
         self.name, self._process, self._pipe = name, process, pipe
 
     def ask(self, question: Any) -> Any:
@@ -55,14 +56,7 @@ class Side:
 
     def hear(self) -> Any:
         """What the side says."""
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join(10)
-            raise SideFailedError(f"{self.name}: {ending(self._process.exitcode)}") from None
-        if isinstance(answer, UserError):
-            raise SideFailedError(f"{self.name}: {answer}")
-        return answer
+        return hear(self.name, self._process, self._pipe)
 
     def end(self) -> None:
         """Ends the process, whatever it is at."""
@@ -71,6 +65,18 @@ class Side:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+
+
+def hear(name: str, process: BaseProcess, pipe: Connection) -> Any:
+    """What the process of a side says; SideFailedError, with the reason, where it has ended or cannot go on."""
+    try:
+        answer = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        process.join(10)
+        raise SideFailedError(f"{name}: {ending(process.exitcode)}") from None
+    if isinstance(answer, UserError):
+        raise SideFailedError(f"{name}: {answer}")
+    return answer
 
 
 def ending(exit_code: int | None) -> str:
@@ -107,6 +113,7 @@ def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str,
 def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """The process of a side: says that it is ready, and answers until nobody asks any more."""
     end_with_parent()
+    offer_to_be_killed()
     if kind.prepared:
         prepare_process()
     try:
@@ -124,6 +131,12 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
         else:
             traceback.print_exc()
             pipe.send(UserError(f"{type(error).__name__}: {error}"))
+
+
+def offer_to_be_killed() -> None:
+    """Where memory runs out, Linux is to end a side, and not the one who asks it or a stranger."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")
 
 
 def _answer(answerer: Answerer, question: Any) -> Any:

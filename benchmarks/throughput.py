@@ -1,273 +1,311 @@
 #!/usr/bin/env python3
-"""Measures a training step against transformers: real pieces a second, and the share of the machine's matrix rate.
+"""Measures pre-training steps: sequences and real pieces a second, their share of what the machine can, and the peer.
 
     python benchmarks/throughput.py
-    python benchmarks/throughput.py --contests mini-128-64 --against "cloze, deterministic" --out build/cost.json
+    python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
+    python benchmarks/throughput.py --contests mini-128-64 --peer none --dtype fp32
 
-All sides train on the same batches of real shards, made from the text in the folder that CLOZE_DATA names (or given
-with --shards): bf16 (fp16 on a GPU without it), dropout, AdamW, a process each. transformers gets what its users have:
-autocast over fp32 weights, the fused optimizer, batches that are padded and pinned before the step; and once more in a
-process that keeps freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. The
-numbers are kept in benchmarks/results/throughput-<device>.json. The second line tells what the same bits cost.
+All sides train on the same batches of real length distribution: of --shards, of the text in the folder that CLOZE_DATA
+names, or of the corpus that is built in. They compute in the numbers that the device is fast in, with dropout and
+AdamW, a process each. transformers, where it is installed, gets what its users have: autocast over fp32 weights, the
+fused optimizer, batches that are padded and pinned before the step; and on a CPU once more in a process that keeps
+freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. Beside them stand the
+ceilings: the rate of matrix products, and of memory. What does not fit, or would take too long, is made smaller, and
+that is said. The numbers are kept in benchmarks/results/, in a file for this kind of hardware.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
 import statistics
 import sys
-import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.contests import Contest, Ours, Theirs, contest_dtype
-from benchmarks.measure import DATA, RESULTS, environment, median_ratio, mistakes_told, write_results
-from benchmarks.peer import make_shards
+from benchmarks.contests import Contest, Ours, Theirs
+from benchmarks.measure import (
+    DATA,
+    Turns,
+    alternate,
+    mistakes_told,
+    read_results,
+    record,
+    results_file,
+    spread,
+    write_results,
+)
+from benchmarks.peer import find_shards
+from benchmarks.sides import Kind, Side, SideFailedError, open_sides
 from data_prep.common.errors import UserError
-from pretraining.engine.shortage import is_shortage
+from data_prep.common.terminal import open_console
+from data_prep.shards import Manifest
+from pretraining.config.settings import Dtype
+from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.group import choose_device, disconnect
+from pretraining.processes.group import choose_device
 from pretraining.processes.launchers import World
-from pretraining.reporting.hardware import matrix_rate
+from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
+NAME = "throughput"
 WARM_UP = 2
-PROFILED = 2
-ON_CPU = ("base-128-32", "mini-128-64", "base-512-4")  # 8 of 512 do not fit into 24 GiB on all sides at once
+ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
+PATIENCE = 240.0
+"""Seconds that a contest of our own choice may take, about; fewer sequences where it would take more."""
+LIKELY_SHARE = 0.2
+"""Of the rate of matrix products, what sides reach on average."""
+BYTES_OF_A_PIECE = 40
+"""That a side keeps for its backward pass, for each unit of each layer: in fp32 and padded, of which most is needed."""
+BAR = 24
+LIBRARIES = ("torch", "deepspeed", "transformers")
+
+SIDES = {
+    "cloze": Kind(Ours),
+    "cloze, deterministic": Kind(partial(Ours, deterministic=True)),
+    "transformers": Kind(Theirs, prepared=False),
+    "transformers, memory kept": Kind(Theirs),
+}
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Measures training steps of Cloze and transformers on the same batches."""
+    """Measures pre-training steps of Cloze and of transformers on the same batches."""
 
     shards: Path | None = None
-    """Folder of shards with lengths 128 and 512 (default: made from the real text)."""
+    """Folder of shards with lengths 128 and 512 (default: made of real text, or of the corpus that is built in)."""
     data: Path = DATA
     """Folder of real text with wiki/ and vocab.txt."""
+    contests: tuple[str, ...] = ()
+    """Each a SIZE-LENGTH-SEQUENCES (default: those for a CPU or a GPU, smaller where they would take long)."""
+    peer: Literal["auto", "transformers", "none"] = "auto"
+    """Who else trains; auto: transformers, where it is installed."""
+    against: tuple[str, ...] = ()
+    """Other sides by their names, such as "cloze, deterministic"."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where all compute."""
+    dtype: Dtype | Literal["auto"] = "auto"
+    """In which numbers; auto: those that the device is fast in."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
-    against: tuple[str, ...] | None = None
-    """Who else trains, such as transformers or "cloze, deterministic" (default: transformers; nothing: nobody)."""
-    contests: tuple[str, ...] = ()
-    """Each a SIZE-LENGTH-SEQUENCES; what is kept of others stays (default: those for a CPU or a GPU)."""
+    profile: Path | None = None
+    """Folder for a trace and a table of the operations of our step in each contest."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results)."""
 
 
-SIDES: dict[str, tuple[Callable[[Shape, torch.device], Ours | Theirs], bool]] = {
-    "cloze": (Ours, True),
-    "cloze, deterministic": (partial(Ours, deterministic=True), True),
-    "transformers": (Theirs, False),
-    "transformers, memory kept": (Theirs, True),
-}
-"""who takes part, and whether its process is prepared as ours is"""
+@dataclass(frozen=True)
+class Bench:
+    """What all contests share."""
+
+    shards: Path
+    device: torch.device
+    dtype: torch.dtype
+    sides: tuple[str, ...]
+    rounds: int
+    profile: Path | None
+    console: Console
+
+    def ceiling(self) -> float:
+        """Operations a second of matrix products, now."""
+        return matrix_rate(self.device, self.dtype)
 
 
-def sides_for(settings: Throughput, device: torch.device) -> list[str]:
+def sides_for(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
     """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
-    peers = ["transformers", "transformers, memory kept"] if device.type == "cpu" else ["transformers"]
-    others = peers if settings.against is None else settings.against
-    if unknown := [name for name in others if name not in SIDES]:
+    if unknown := [name for name in settings.against if name not in SIDES]:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
-    return ["cloze", *others]
+    peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
+    if find_spec("transformers") is None:
+        if settings.peer == "transformers":
+            raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
+        if settings.peer == "auto":
+            console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
+        peers = ()
+    wanted = () if settings.peer == "none" or (settings.against and settings.peer == "auto") else peers
+    return tuple(dict.fromkeys(("cloze", *wanted, *settings.against)))
 
 
-def take_part(side: str, shape: Shape, device: torch.device, pipe: Connection) -> None:
-    """A process of one side: takes a batch, answers with the seconds of a step; None asks where the time goes."""
-    kind, prepared = SIDES[side]
-    if prepared:
-        prepare_process()
-    try:
-        answer_all(kind(shape, device), pipe)
-        disconnect()
-    except UserError as error:
-        pipe.send(UserError(f"{side}: {error}"))
-    except RuntimeError as error:
-        if not is_shortage(error):
-            raise
-        pipe.send(UserError(f"{side}: no memory for such a step; give fewer sequences, as in --contests base-128-8"))
+def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
+    """The contest with as many sequences as fit into memory and time, as far as can be told before."""
+    shape = Shape.named(contest.size, Manifest.read(bench.shards).vocabulary_size)
+    parameters = shape.num_parameters()
+    turns = len(bench.sides) * (WARM_UP + bench.rounds)
+    while contest.sequences > 1:
+        pieces = contest.sequences * contest.length
+        seconds = shape.flops([contest.length] * contest.sequences, pieces * 15 // 100) / (LIKELY_SHARE * ceiling)
+        kept = 16 * parameters + BYTES_OF_A_PIECE * pieces * (shape.layers + 2) * shape.hidden
+        fits = bench.device.type == "cuda" or len(bench.sides) * kept < 0.9 * total_memory(bench.device)
+        if fits and turns * seconds < PATIENCE:
+            break
+        contest = contest.halved()
+    return contest
 
 
-def answer_all(contestant: Ours | Theirs, pipe: Connection) -> None:
-    """Answers until the end is told. What a loader would do to a batch is not in the seconds."""
-    step = None
-    pipe.send("ready")
-    while (received := pipe.recv()) != "end":
-        if received is None:
-            assert step is not None
-            pipe.send(shares_of_time(step))
-            continue
-        step = contestant.prepare(received)
-        start = time.perf_counter()
-        step()
-        pipe.send(time.perf_counter() - start)
-
-
-def hear(side: str, pipe: Connection) -> Any:
-    """What a side answers; UserError where it cannot."""
-    try:
-        answer = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise UserError(f"{side}: its process has ended; what it said stands above") from None
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
-
-
-def run_contest(contest: Contest, settings: Throughput, shards: Path, device: torch.device) -> dict[str, Any]:
+def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
     """Alternating steps of all sides on the same batches."""
-    shape, batches = contest.load(shards, WARM_UP + settings.rounds)
-    pipes, processes = open_sides(sides_for(settings, device), shape, device)
-    ceilings, seconds = [], defaultdict(list)
-    for number, batch in enumerate(batches):
-        ceilings.append(matrix_rate(device, contest_dtype(device)))
-        for name, pipe in pipes.items():
-            pipe.send(batch)
-            taken = hear(name, pipe)
-            if number >= WARM_UP:
-                seconds[name].append(taken)
-    pipes["cloze"].send(None)
-    where = hear("cloze", pipes["cloze"])
-    for pipe, process in zip(pipes.values(), processes, strict=True):
-        pipe.send("end")
-        process.join()
-    ceiling = statistics.median(ceilings)
-    padded_pieces = sum(max(each.lengths) * len(each.lengths) for each in batches)
+    shape, batches = contest.load(bench.shards, WARM_UP + bench.rounds)
+    ceilings: list[float] = []
+    seconds: dict[str, list[float]] = {name: [] for name in bench.sides}
+    kinds = {name: SIDES[name] for name in bench.sides}
+    with (
+        bench.console.status(f"{contest}: sides are loading") as live,
+        open_sides(kinds, shape, bench.device, bench.dtype) as sides,
+    ):
+        for number, batch in enumerate(batches):
+            ceilings.append(bench.ceiling())
+            for name, side in sides.items():
+                live.update(f"{contest}: step {number + 1} of {len(batches)}, {name}{_so_far(seconds, contest)}")
+                side.ask(batch)
+                taken = side.turn("step")
+                if number >= WARM_UP:
+                    seconds[name].append(taken)
+        live.update(f"{contest}: where the time goes")
+        inside = look_inside(sides["cloze"], contest, bench)
+        peaks = {name: side.ask("peak") for name, side in sides.items()}
+    turns, ceiling = Turns(seconds), statistics.median(ceilings)
+    padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
     return {
-        "ceiling_gflops": round(ceiling / 1e9),
-        "real_share_of_padded": round(sum(len(each.pieces) for each in batches) / padded_pieces, 3),
-        **{name: summarise(shape, batches[WARM_UP:], taken, ceiling) for name, taken in seconds.items()},
-        "times_as_fast_as": {
-            name: round(median_ratio(taken, seconds["cloze"]), 2) for name, taken in seconds.items() if name != "cloze"
+        "sequences": contest.sequences,
+        "matrix_gflops": round(ceiling / 1e9),
+        "real_share_of_padded": round(sum(len(each.pieces) for each in batches) / padded, 3),
+        "sides": {
+            name: {
+                **summarise(shape, batches[WARM_UP:], taken, ceiling),
+                "peak_memory_gib": round(peaks[name] / 2**30, 2),
+            }
+            for name, taken in seconds.items()
         },
-        "profile": where,
+        "times_as_fast_as": {name: turns.ratio(name, "cloze") for name in seconds if name != "cloze"},
+        **inside,
     }
 
 
-@contextmanager
-def prepared_environment(prepared: bool, small_steps: bool = False) -> Iterator[None]:
-    """What must be in the environment before a process loads torch."""
-    before = dict(os.environ)
-    if prepared:
-        prepare_process(small_steps)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def _so_far(seconds: dict[str, list[float]], contest: Contest) -> str:
+    ours = seconds["cloze"]
+    return f"; {contest.sequences / statistics.median(ours):,.1f} sequences/s so far" if ours else ""
 
 
-def open_sides(names: list[str], shape: Shape, device: torch.device) -> tuple[dict[str, Connection], list[Any]]:
-    """A process for each side, all of them ready."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
-    for name in names:
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=take_part, args=(name, shape, device, theirs), daemon=True))
-        with prepared_environment(SIDES[name][1]):
-            processes[-1].start()
-        theirs.close()
-    for name, pipe in pipes.items():
-        assert hear(name, pipe) == "ready"
-    return pipes, processes
-
-
-def summarise(shape: Shape, batches: list[PretrainingBatch], seconds: list[float], ceiling: float) -> dict[str, float]:
-    """Medians over the steps of one side."""
-    pieces = [len(batch.pieces) / each for batch, each in zip(batches, seconds, strict=True)]
-    flops = [shape.flops(batch.lengths, len(batch.labels)) / each for batch, each in zip(batches, seconds, strict=True)]
+def look_inside(ours: Side, contest: Contest, bench: Bench) -> dict[str, Any]:
+    """Where the time of our step goes: its parts, and groups of operations. One process waits for no other; batches
+    are read beside the step, by a thread."""
+    _, read = contest.open(bench.shards)
+    reading = alternate({"data": partial(read, 0)}, bench.rounds, WARM_UP).of("data")["median"]
+    parts = [ours.ask("parts") for _ in range(bench.rounds)]
+    seconds = {name: statistics.median(each[name] for each in parts) for name in parts[0]}
+    step = sum(seconds.values())
+    if bench.profile is not None:
+        ours.ask(("write_profile", bench.profile / str(contest)))
+    shares = {name: round(taken / step, 4) for name, taken in seconds.items()}
     return {
-        "sequences_per_second": round(
-            statistics.median(len(batch.lengths) / each for batch, each in zip(batches, seconds, strict=True)), 1
-        ),
-        "real_pieces_per_second": round(statistics.median(pieces)),
-        "useful_gflops": round(statistics.median(flops) / 1e9),
-        "share_of_ceiling": round(statistics.median(flops) / ceiling, 3),
-        "seconds_a_step": round(statistics.median(seconds), 4),
+        "parts": {"data": round(reading / step, 4), **shares, "communication": 0.0},
+        "profile": ours.ask("shares"),
     }
 
 
-GROUPS = {
-    "products of attention": ("aten::bmm", "flash", "fmha"),
-    "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
-    "softmax and heads of attention": ("_GroupedAttention",),
-    "gelu": ("_Gelu", "GeluCUDAKernel", "GeluBackwardCUDAKernel"),
-    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm", "layer_norm", "dropout"),
-    "loss over the vocabulary": ("_MaskedLoss", "softmax", "nll_loss"),
-    "optimizer": ("aten::_fused_adamw_", "Adam"),
-    "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
-}
-"""Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
+def summarise(
+    shape: Shape, batches: Sequence[PretrainingBatch], seconds: Sequence[float], ceiling: float
+) -> dict[str, dict[str, float]]:
+    """What a side did in its steps."""
+    steps = list(zip(batches, seconds, strict=True))
+    flops = [shape.flops(batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
+    return {
+        "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
+        "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),
+        "useful_tflops": spread([each / 1e12 for each in flops], 4),
+        "share_of_ceiling": spread([each / ceiling for each in flops]),
+        "seconds_a_step": spread(seconds, 4),
+    }
 
 
-def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
-    """Where the time of a step goes, by groups of operations."""
-    cuda = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
-        for _ in range(PROFILED):
-            step()
-    times: dict[str, float] = defaultdict(float)
-    for event in profiled.key_averages():
-        group = next((name for name, keys in GROUPS.items() if any(key in event.key for key in keys)), "other")
-        times[group] += event.self_device_time_total if cuda else event.self_cpu_time_total
-    whole = sum(times.values())
-    return {name: round(each / whole, 3) for name, each in sorted(times.items(), key=lambda item: -item[1])}
+def run_smaller(contest: Contest, bench: Bench) -> tuple[Contest, dict[str, Any]]:
+    """Runs a contest, with half the sequences again and again where a side has no memory for it."""
+    while True:
+        try:
+            return contest, run_contest(contest, bench)
+        except SideFailedError as error:
+            if "memory" not in str(error):
+                raise
+            bench.console.print(f"{contest}: {error}; with half the sequences")
+            contest = contest.halved()
+
+
+def print_contest(contest: Contest, found: dict[str, Any], console: Console) -> None:
+    """All sides beside each other, and where our time goes."""
+    ceiling = f"of {found['matrix_gflops']:,} GFLOP/s"
+    table = Table(str(contest), "sequences/s", "real pieces/s", "TFLOP/s", ceiling, "peak GiB", box=None)
+    for name in ("times", ""):
+        table.add_column(name)
+    fastest = max(side["sequences_per_second"]["median"] for side in found["sides"].values())
+    for name, side in found["sides"].items():
+        rate = side["sequences_per_second"]["median"]
+        table.add_row(
+            name,
+            f"{rate:,.1f}",
+            f"{side['real_pieces_per_second']['median']:,.0f}",
+            f"{side['useful_tflops']['median']:.3g}",
+            f"{side['share_of_ceiling']['median']:.1%}",
+            f"{side['peak_memory_gib']:.1f}",
+            _times(found["times_as_fast_as"].get(name)),
+            "█" * max(1, round(BAR * rate / fastest)),
+        )
+    console.print(table)
+    console.print("  our step: " + ", ".join(f"{name} {share:.1%}" for name, share in found["parts"].items()))
+    console.print("  operations: " + ", ".join(f"{name} {share:.0%}" for name, share in found["profile"].items()))
+
+
+def _times(ratio: dict[str, float] | None) -> str:
+    return "" if ratio is None else f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+
+
+def measure(settings: Throughput, console: Console) -> None:
+    """Measures the ceilings and goes through the contests, and keeps what is found after each: they take minutes."""
+    given = [Contest.parse(each) for each in settings.contests]
+    device = choose_device(settings.device, World())
+    dtype = choose_dtype(settings.dtype, device)
+    sides = sides_for(settings, device, console)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    matrix, memory = matrix_rate(device, dtype), memory_rate(device)
+    console.print(
+        f"{device.type} ({where}), {name_dtype(dtype)}: matrix products {matrix / 1e9:,.0f} GFLOP/s, "
+        f"memory {memory / 1e9:,.1f} GB/s"
+    )
+    shards = find_shards(settings.shards, settings.data, console.print)
+    bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
+    path = settings.out or results_file(NAME, device.type == "cuda")
+    kept = read_results(path)["contests"] if given and path.exists() else {}
+    ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
+    for contest in given or map(Contest.parse, ON_GPU if device.type == "cuda" else ON_CPU):
+        smaller = contest if given else shrunk(contest, bench, matrix)
+        if smaller != contest:
+            console.print(f"{contest}: {smaller.sequences} sequences, since more would not fit or take minutes a step")
+        smaller, found = run_smaller(smaller, bench)
+        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary_of(shards)}
+        print_contest(smaller, found, console)
+        results = record(NAME, LIBRARIES, {"ceilings": ceilings, "contests": kept})
+        results["environment"]["threads"] = torch.get_num_threads()
+        write_results(path, results)
+    console.print(f"kept in {path}")
+
+
+def vocabulary_of(shards: Path) -> int:
+    """The pieces that the data has: the more, the more a step computes."""
+    return Manifest.read(shards).vocabulary_size
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Throughput, args=arguments, prog="throughput.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    if settings.shards is None and not (settings.data / "wiki").is_dir():
-        console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA, or give --shards or --data")
-        return 2
-    device = choose_device("auto", World())
-    kept = settings.out or RESULTS / f"throughput-{device.type}.json"
-    before = json.loads(kept.read_text())["contests"] if settings.contests and kept.exists() else {}
-    where = {**environment(["torch", "deepspeed", "transformers"]), "threads": torch.get_num_threads()}
-    results: dict[str, Any] = {"environment": where, "contests": before}
-    contests = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]
-    with tempfile.TemporaryDirectory() as folder:
-        shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
-        for contest in contests:
-            found = run_contest(contest, settings, shards, device)
-            results["contests"][contest.name] = {"sequences": contest.sequences, **found}
-            print_contest(contest.name, found, console)
-            console.print(f"  kept in {write_results(kept, results)}")  # after each, since they take minutes
+    measure(settings, open_console(soft_wrap=True))
     return 0
-
-
-def print_contest(name: str, found: dict[str, Any], console: Console) -> None:
-    """Both sides, and where our time goes."""
-    table = Table(
-        name, "sequences/s", "real pieces/s", "useful GFLOP/s", f"of {found['ceiling_gflops']:,} GFLOP/s", box=None
-    )
-    for side in SIDES:
-        if side in found:
-            numbers = found[side]
-            rates = [f"{numbers[key]:,}" for key in ("sequences_per_second", "real_pieces_per_second", "useful_gflops")]
-            table.add_row(side, *rates, f"{numbers['share_of_ceiling']:.1%}")
-    console.print(table)
-    for side, ratio in found["times_as_fast_as"].items():
-        console.print(f"  {ratio} times as fast as {side}")
-    console.print("  our time: " + ", ".join(f"{group} {share:.0%}" for group, share in found["profile"].items()))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,12 @@ def _contest(measured: Measured) -> Measured:
 
 
 def _rate(name: str) -> Callable[[Measured], float]:
-    return lambda measured: float(_contest(measured)["cloze"][name])
+    return lambda measured: float(_contest(measured)["sides"]["cloze"][name]["median"])
 
 
 def _ratio(measured: Measured) -> float:
     [found] = _contest(measured)["times_as_fast_as"].values()
-    return float(found)
+    return float(found["median"])
 
 
 def _largest_error(*precisions: str) -> Callable[[Measured], float | None]:

@@ -31,12 +31,12 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
     def contest(name: str) -> str:
         return f"tiny-{name.split('-')[1]}-4" if dry else name
 
-    def throughput(name: str, against: str) -> tuple[str, ...]:
+    def throughput(name: str, *against: str) -> tuple[str, ...]:
         rounds = ("--rounds", "1" if dry else "10")
-        return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), "--against", against)
+        return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), *against)
 
     on_large = (*on_shards, "--contest", contest("large-128-256"))
-    profile = ("profile_step.py", *on_large, "--folder", str(folder / "profile"))
+    profile = throughput("large-128-256", "--peer", "none", "--profile", str(folder / "profile"))
     waits = ("waits.py", *on_large)
     return [
         Part(SETUP, "what is installed, and on what machine", ("gpu/machine.py", *(["--dry"] if dry else []))),
@@ -46,7 +46,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
             Part(
                 f"throughput-{name.rpartition('-')[0]}",
                 f"{name}, against transformers",
-                throughput(name, "transformers"),
+                throughput(name, "--peer", "transformers"),
             )
             for name in CONTESTS
         ),
@@ -57,7 +57,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         Part(
             "deterministic",
             "what the same bits each time cost",
-            throughput("large-128-256", "cloze, deterministic"),
+            throughput("large-128-256", "--against", "cloze, deterministic"),
         ),
     ]
 

@@ -78,3 +78,18 @@ def _product_rate(device: torch.device, dtype: torch.dtype, shape: tuple[int, in
             synchronize(device)
             seconds.append((time.perf_counter() - start) / repeats)
     return 2.0 * rows * inner * columns / median(seconds[1:])  # the first run warms up
+
+
+def memory_rate(device: torch.device, budget: float = 0.5) -> float:
+    """Bytes a second that memory gives and takes when a large tensor is copied: the ceiling of what is no product."""
+    source = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # larger than any cache
+    copy = torch.empty_like(source)
+    seconds: list[float] = []
+    deadline = time.perf_counter() + budget
+    while len(seconds) < 2 or time.perf_counter() < deadline:
+        synchronize(device)
+        start = time.perf_counter()
+        copy.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * source.nbytes / median(seconds[1:])  # the first run asks for the memory

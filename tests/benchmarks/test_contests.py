@@ -7,9 +7,10 @@ import torch
 from support.pretraining_reference import SMALL, random_batch
 
 from benchmarks import contests
-from benchmarks.contests import Contest, Theirs, contest_dtype
+from benchmarks.contests import Contest, Theirs
 from benchmarks.exactness import cases_for
 from data_prep.common.errors import UserError
+from pretraining.engine.precision import choose_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -27,7 +28,7 @@ def test_what_is_none_is_refused_with_the_form(text: str) -> None:
 
 def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its users pad in the workers of a DataLoader, while the step before is computed."""
-    theirs = Theirs(SMALL, CPU)
+    theirs = Theirs(SMALL, CPU, torch.float32)
     step = theirs.prepare(random_batch([7, 12], SMALL.vocabulary))
     monkeypatch.setattr(contests, "padded", None)  # nobody can call it now
     before = [each.clone() for each in theirs.model.parameters()]
@@ -40,7 +41,6 @@ def test_a_gpu_without_bf16_takes_part_in_fp16(
     has_bf16: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    assert contest_dtype(GPU) == dtype
-    assert contest_dtype(CPU) == torch.bfloat16
+    assert choose_dtype("auto", GPU) == dtype
     assert {case.dtype for case in cases_for(GPU)} == {"fp32", "fp16"} | ({"bf16"} if has_bf16 else set())
     assert {case.dtype for case in cases_for(CPU)} == {"fp32", "bf16"}

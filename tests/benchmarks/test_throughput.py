@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from multiprocessing import Pipe
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import ROOT
-from support.pretraining_reference import SMALL
+from rich.console import Console
+from support.shards import make_shards
 
 from benchmarks import throughput
-from benchmarks.throughput import hear, take_part
+from benchmarks.contests import Contest
+from benchmarks.measure import read_results
+from benchmarks.sides import Kind, SideFailedError, open_sides
+from benchmarks.throughput import Bench
 from data_prep.common.errors import UserError
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -26,7 +32,7 @@ sys.path.insert(0, {str(ROOT / "benchmarks")!r})  # as a script's process has it
 import torch
 from benchmarks.throughput import SIDES
 from pretraining.model.shape import Shape
-SIDES["transformers"][0](Shape.named("tiny", 1000), torch.device("cpu"))
+SIDES["transformers"].make(Shape.named("tiny", 1000), torch.device("cpu"), torch.float32)
 print(json.dumps([name for name in {SETTINGS!r} if name in os.environ]))
 """
 
@@ -41,38 +47,105 @@ def test_the_plain_peer_has_none_of_our_settings() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def failing(error: Exception) -> Any:
+@pytest.fixture(scope="module")
+def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of lengths 32 and 64."""
+    return make_shards(tmp_path_factory.mktemp("shards"))
+
+
+def failing(error: Exception, *_: Any) -> Any:
     """A side that cannot be made."""
+    raise error
 
-    def make(*_: Any) -> None:
-        raise error
 
-    return make, False
+def dying(number: int, *_: Any) -> Any:
+    """A side that a signal ends."""
+    os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("make", "told"),
     [
-        (UserError("no bf16 here"), "peer: no bf16 here"),
-        (torch.OutOfMemoryError("CUDA out of memory"), "peer: no memory for such a step; give fewer sequences"),
+        (partial(failing, UserError("no bf16 here")), "peer: no bf16 here"),
+        (partial(failing, torch.OutOfMemoryError("CUDA out of memory")), "peer: no memory for such a step"),
+        (partial(failing, RuntimeError("shapes differ")), "peer: RuntimeError: shapes differ"),
+        (partial(dying, signal.SIGKILL), "peer: was killed, most likely for want of memory: the machine has"),
+        (partial(dying, signal.SIGABRT), "peer: was ended by SIGABRT"),
     ],
 )
-def test_a_side_that_fails_is_told_in_one_line(error: Exception, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(throughput.SIDES, "peer", failing(error))
-    ours, theirs = Pipe()
-    take_part("peer", SMALL, torch.device("cpu"), theirs)
-    with pytest.raises(UserError, match=told):
-        hear("peer", ours)
+def test_a_side_that_cannot_go_on_says_why(make: Any, told: str) -> None:
+    with pytest.raises(SideFailedError, match=told), open_sides({"peer": Kind(make)}):
+        pass
 
 
-def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(throughput.SIDES, "peer", failing(RuntimeError("shapes differ")))
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        take_part("peer", SMALL, torch.device("cpu"), Pipe()[1])
+def measured(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The command that users type."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "throughput.py"), *words]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
+    )
 
 
-def test_a_side_that_dies_is_named() -> None:
-    ours, theirs = Pipe()
-    theirs.close()
-    with pytest.raises(UserError, match="peer: its process has ended"):
-        hear("peer", ours)
+def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "found.json", ("--shards", str(tiny_shards), "--peer", "none", "--rounds", "2")
+    done = measured(*words, "--contests", "tiny-32-2", "--out", str(out), "--profile", str(tmp_path / "profile"))
+    assert done.returncode == 0, done.stderr
+    found = read_results(out)
+    contest = found["contests"]["tiny-32"]
+    assert contest["times_as_fast_as"] == {}
+    assert contest["sides"]["cloze"]["sequences_per_second"]["lowest"] > 0
+    assert set(contest["parts"]) == {"data", "forward", "backward", "optimizer", "communication"}
+    assert sum(contest["parts"].values()) - contest["parts"]["data"] == pytest.approx(1, abs=0.01)
+    assert found["ceilings"]["memory_gb"] > 0
+    assert found["environment"]["command"].startswith("python benchmarks/throughput.py --shards")
+    assert [path.name for path in tmp_path.glob("profile/*/profile/*.txt")] == ["table.txt"]
+    assert "sequences/s" in done.stdout
+    again = measured(*words, "--contests", "tiny-32-1", "--out", str(out), "--dtype", "fp32")
+    assert again.returncode == 0, again.stderr
+    assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--device", "cuda"), "a GPU was asked for"),
+        (("--shards", "benchmarks"), "benchmarks: no shards there"),
+        (("--contests", "huge-128-2"), "huge-128-2: no contest"),
+        (("--against", "bing"), "--against bing: is none of"),
+    ],
+)
+def test_a_users_mistake_ends_with_2_and_one_line(words: tuple[str, ...], told: str) -> None:
+    done = measured(*words, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_results_of_another_format_are_not_mixed_in(tmp_path: Path, tiny_shards: Path) -> None:
+    (tmp_path / "old.json").write_text('{"environment": {}, "contests": {}}')
+    done = measured("--shards", str(tiny_shards), "--contests", "tiny-32-1", "--out", str(tmp_path / "old.json"))
+    assert done.returncode == 2
+    assert "format" in done.stderr
+    assert "run its benchmark again" in done.stderr
+
+
+def test_what_does_not_fit_is_made_smaller(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console())
+    whole = Contest.parse("base-128-64")
+    assert throughput.shrunk(whole, bench, ceiling=1e15) == whole
+    assert throughput.shrunk(whole, bench, ceiling=1e11).sequences < 64  # would take too long
+    monkeypatch.setattr(throughput, "total_memory", lambda _: 4 << 30)
+    assert throughput.shrunk(whole, bench, ceiling=1e15).sequences < 64
+
+
+def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tiny_shards, torch.device("cpu"), torch.float32, ("cloze",), 3, None, Console(quiet=True))
+
+    def run(contest: Contest, _: Bench) -> dict[str, Any]:
+        if contest.sequences > 2:
+            raise SideFailedError("peer: no memory for such a step")
+        return {"ran": contest.sequences}
+
+    monkeypatch.setattr(throughput, "run_contest", run)
+    assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench)[1] == {"ran": 2}

@@ -47,8 +47,8 @@ def line_of(parts: dict[str, Any], what: str) -> str:
 
 def test_the_lines_say_what_was_measured() -> None:
     contest = {
-        "cloze": {"sequences_per_second": 1845.0, "real_pieces_per_second": 190_000},
-        "times_as_fast_as": {"transformers": 2.25},
+        "sides": {"cloze": {"sequences_per_second": {"median": 1845.0}, "real_pieces_per_second": {"median": 190_000}}},
+        "times_as_fast_as": {"transformers": {"median": 2.25}},
     }
     rows = [{"precision": "fp32", "error": 2e-7}, {"precision": "bf16", "error": 3e-6}]
     parts = {
