@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +75,9 @@ class Contest:
     def open(self, shards: Path) -> tuple[Shape, Callable[[int], PretrainingBatch]]:
         """The model's sizes, and what reads the batch of a step as a run does."""
         manifest = Manifest.read(shards)
+        if manifest.length_for(self.length) is None:
+            there = ", ".join(map(str, manifest.lengths()))
+            raise UserError(f"{self}: {shards} has no sequences of {self.length}, only of {there}")
         dataset = Dataset(shards, manifest, self.length)
         order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
         return Shape.named(self.size, manifest.vocabulary_size), lambda step: step_batches(dataset, order, step).micro[
@@ -168,7 +174,7 @@ class Ours(Contestant):
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
-        with step_profile(folder, 1, self.device, print) as profiled:
+        with muffled(), step_profile(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
                 self.step()
                 profiled.step()
@@ -226,10 +232,25 @@ GROUPS = {
 """Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
 
 
+@contextmanager
+def muffled() -> Iterator[None]:
+    """Leaves out what PyTorch's profiler says on the stream of errors, which no setting keeps it from."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
 def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
     """Where the time of a step goes, by groups of operations."""
     cuda = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+    kind = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    with muffled(), profile(activities=[kind]) as profiled:
         for _ in range(PROFILED):
             step()
     times: dict[str, float] = defaultdict(float)

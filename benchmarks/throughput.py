@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -148,6 +148,16 @@ def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
             break
         contest = contest.halved()
     return contest
+
+
+def usual(device: torch.device, shards: Path, console: Console) -> Iterator[Contest]:
+    """The contests for a CPU or a GPU, as far as the data has sequences as long."""
+    manifest = Manifest.read(shards)
+    for contest in map(Contest.parse, ON_GPU if device.type == "cuda" else ON_CPU):
+        if manifest.length_for(contest.length) is None:
+            console.print(f"{contest}: left out, since {shards} has no sequences of {contest.length}")
+        else:
+            yield contest
 
 
 def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
@@ -283,7 +293,7 @@ def measure(settings: Throughput, console: Console) -> None:
     path = settings.out or results_file(NAME, device.type == "cuda")
     kept = read_results(path)["contests"] if given and path.exists() else {}
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
-    for contest in given or map(Contest.parse, ON_GPU if device.type == "cuda" else ON_CPU):
+    for contest in given or usual(device, shards, console):
         smaller = contest if given else shrunk(contest, bench, matrix)
         if smaller != contest:
             console.print(f"{contest}: {smaller.sequences} sequences, since more would not fit or take minutes a step")

@@ -100,6 +100,7 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     assert found["environment"]["command"].startswith("python benchmarks/throughput.py --shards")
     assert [path.name for path in tmp_path.glob("profile/*/profile/*.txt")] == ["table.txt"]
     assert "sequences/s" in done.stdout
+    assert done.stderr == ""
     again = measured(*words, "--contests", "tiny-32-1", "--out", str(out), "--dtype", "fp32")
     assert again.returncode == 0, again.stderr
     assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
