@@ -8,8 +8,8 @@ together have as many.
 
 Launches of 1, 2, 4 … processes take turns, so that what disturbs one disturbs all. Each trains as train.py does, and
 then once more in a group whose messages go nowhere: that tells what the machine allows, whose processes share cores and
-memory, and what communication takes of a step. Any value of the recipe can be given anew. Under Slurm, a job launches
-this with --notes, and at its end calls it once to report.
+memory, and what communication takes of a step. Any value of the recipe can be given anew. Under Slurm, a job makes
+the launches, with --notes, and calls for the report.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Scaling:
     processes: tuple[int, ...] = ()
     """How many processes, in turn (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
     recipe: Path | None = None
-    """Recipe whose model, optimizer, precision and ZeRO stage are taken (default: bert_mini, on GPUs bert_base_lamb)."""
+    """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
     data: Path | None = None
     """Folder of shards (default: build/demo, made of the built-in corpus where it is not there yet)."""
     length: int = 128
@@ -100,7 +100,9 @@ class Scaling:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute: on GPUs where there are any."""
     notes: Path | None = None
-    """File to which a launch under torchrun or srun adds what it finds; without a launcher, it is reported on."""
+    """Be a rank of one launch, such as those of srun, and add what is found to this file."""
+    report: bool = False
+    """Report on what is in --notes, and measure nothing."""
     out: Path | None = None
     """File for the numbers, beside which the plot is put (default: in benchmarks/results)."""
 
@@ -169,7 +171,10 @@ def silent_group(world: World) -> Iterator[None]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:
-        with patch("pretraining.engine.partition._check"):  # asks whether all ranks together hold all weights
+        with (
+            patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)),  # DeepSpeed wants it
+            patch("pretraining.engine.partition._check"),  # asks whether all ranks together hold all weights
+        ):
             yield
     finally:
         disconnect()
@@ -177,11 +182,7 @@ def silent_group(world: World) -> Iterator[None]:
 
 def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     """Is one rank of a launch; the first one notes what all have found."""
-    if settings.notes is None:
-        raise UserError(
-            f"{world.launcher} has started this, which starts torchrun itself\n"
-            "leave out the launcher, or give --notes FILE for what each launch finds"
-        )
+    assert settings.notes is not None
     device = choose_device(settings.device, world)
     connect(world, device)
     with shared_errors():
@@ -221,6 +222,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         )
         with settings.notes.open("a") as file:
             file.write(json.dumps(vars(note)) + "\n")
+        print(describe_launch(note), flush=True)
 
 
 def make_demo() -> None:
@@ -234,8 +236,11 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
     counts = settings.processes or sorted({*(1 << power for power in range(here.bit_length())), here})
-    if min(counts) < 1:
-        raise UserError(f"--processes {min(counts)}: at least 1 is needed")
+    for name, number in (("processes", min(counts)), ("rounds", settings.rounds), ("steps", settings.steps)):
+        if number < 1:
+            raise UserError(f"--{name} {number}: at least 1 is needed")
+    if settings.data is not None:
+        Manifest.read(settings.data)  # a mistake is told before anything is launched
     most = max(counts)
     device = choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
@@ -245,18 +250,14 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
             console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
         if not recipe.compute.threads and threads < num_cores():
             launches.append((1, num_cores()))  # what one process makes of the whole machine
-    notes: list[Note] = []
     if settings.data is None and not (DEMO / "manifest.json").exists():
         console.print(f"shards of the built-in corpus are made in {DEMO.relative_to(ROOT)}, once")
         make_demo()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
-        for number in range(settings.rounds):
-            for processes, each in launches:
-                launch(processes, [*arguments, "--notes", str(path), "--compute.threads", str(each)])
-                notes = read_notes(path)
-                console.print(f"round {number + 1} of {settings.rounds}, {describe_launch(notes[-1])}")
-    return notes
+        for processes, each in launches * settings.rounds:
+            launch(processes, [*arguments, "--notes", str(path), "--compute.threads", str(each)])
+        return read_notes(path)
 
 
 def launch(processes: int, arguments: list[str]) -> None:
@@ -280,13 +281,12 @@ def main(arguments: list[str]) -> int:
     on_gpu = settings.device != "cpu" and torch.cuda.is_available()
     name = settings.recipe or Path("bert_base_lamb" if on_gpu else "bert_mini")
     recipe = load_recipe(name, overrides)
-    world = find_world(os.environ)
-    if world.launcher != "plain":
+    world, console = find_world(os.environ), open_console(soft_wrap=True)
+    if settings.notes is not None and not settings.report:
         take_part(settings, recipe, world)
         return 0
-    if settings.data is not None:
-        Manifest.read(settings.data)
-    console = open_console(soft_wrap=True)
+    if settings.notes is None and (settings.report or world.size > 1):
+        raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
     notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments, console)
     described = {
         "recipe": name.stem,

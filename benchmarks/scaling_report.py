@@ -50,12 +50,9 @@ def read_notes(path: Path) -> list[Note]:
 
 def describe_launch(note: Note) -> str:
     """A launch in one line."""
+    where = f" on {note.nodes} nodes" if note.nodes > 1 else ""
     rates = [f"{kind} {step['sequences'] / step['seconds']:,.1f} sequences/s" for kind, step in note.steps.items()]
-    return f"{_number(note.processes, 'process')} of {_number(note.threads, 'thread')}: {', '.join(rates)}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('s') else 's'}"
+    return f"processes{where}: {note.processes}, threads of each: {note.threads}; {', '.join(rates)}"
 
 
 def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None, console: Console) -> None:
