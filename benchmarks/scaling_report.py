@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from benchmarks.measure import Turns, record, results_file, spread, write_result
 from data_prep.common.errors import UserError
 
 SILENT = "seconds_without_communication"
-BAR = 40
+BAR = 30
 """Characters of a bar that stands for an efficiency of 100%."""
 
 
@@ -62,8 +62,6 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     path = write_results(out or results_file("scaling"), record("scaling", ["torch", "deepspeed"], found))
     draw(points, path.with_suffix(".png"))
     console.print(make_table(points))
-    for line in bars(points):
-        console.print(line)
     console.print(f"{conclude(points)}; kept in {path} and {path.with_suffix('.png')}")
 
 
@@ -107,18 +105,22 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
 
 
 def make_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """All points. An ideal is the efficiency of the same processes without communication."""
+    """All points, with a bar for each efficiency, which goes on in a lighter shade up to the ideal: what the same
+    processes reach without communication."""
     columns = ("scaling", "nodes", "processes", "threads of each", "sequences a step", "sequences/s", "efficiency")
-    table = Table(*columns, "ideal", "communication", box=None)
+    table = Table(*columns, "ideal", "communication", "", box=None)
     for point in points:
         speed, numbers = point["sequences_per_second"], (point[name] for name in ("nodes", "processes", "threads"))
+        reached, ideal = point["efficiency"]["median"], point["ideal"]["median"]
         table.add_row(
             point["scaling"],
             *map(str, numbers),
             f"{point['sequences']:,}",
             f"{speed['median']:,} ({speed['lowest']:,} to {speed['highest']:,})",
-            *(f"{point[name]['median']:.0%}" for name in ("efficiency", "ideal")),
+            f"{reached:.0%}",
+            f"{ideal:.0%}",
             f"{point['communication']:.0%}",
+            "█" * round(BAR * reached) + "▒" * (round(BAR * ideal) - round(BAR * reached)),
         )
     return table
 
@@ -129,18 +131,6 @@ def curves(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     kinds = dict.fromkeys(point["scaling"] for point in points)
     alike = [point for point in points if point["threads"] == fewest or point["nodes"] > 1]
     return {kind: [point for point in alike if point["scaling"] == kind] for kind in kinds}
-
-
-def bars(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A bar for each efficiency, which goes on in a lighter shade up to what the machine allows."""
-    for kind, of_kind in curves(points).items():
-        for point in of_kind:
-            reached, ideal = point["efficiency"]["median"], point["ideal"]["median"]
-            bar = "█" * round(BAR * reached) + "▒" * (round(BAR * ideal) - round(BAR * reached))
-            told = (
-                f"{reached:.0%}" if point["communication"] == 0 else f"{reached:.0%}; {ideal:.0%} without communication"
-            )
-            yield f"{kind:6} {point['processes']:>5} {bar} {told}"
 
 
 def conclude(points: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from conftest import ROOT
 from support.shards import make_shards
 
 from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
-from benchmarks.scaling_report import SILENT, Note, bars, conclude, find_points, read_notes
+from benchmarks.scaling_report import SILENT, Note, conclude, find_points, make_table, read_notes
 from data_prep.common.errors import UserError
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -53,7 +53,8 @@ def test_efficiencies_are_those_of_rounds() -> None:
     assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
     assert strong_2["communication"] == 0.25
     assert conclude([weak_1, weak_2]) == "efficiency by processes: weak 1: 100%, 2: 80%"
-    assert [line.count("█") for line in bars([weak_1, weak_2])] == [40, 32]
+    *_, bars = make_table([weak_1, weak_2]).columns
+    assert [*bars.cells] == ["█" * 30, "█" * 24 + "▒" * 6]
 
 
 def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:
