@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -120,6 +121,15 @@ class InTurns:
             self._end.release()
 
 
+class Uninterrupted(Control):
+    """Hears no signals, of which Python tells the main thread alone."""
+
+    @contextmanager
+    def interruptible(self, *_: object) -> Iterator[None]:
+        """Does nothing."""
+        yield
+
+
 class TurnedRun(Run):
     """Our run, an epoch in a turn."""
 
@@ -145,7 +155,7 @@ def ours(work: Work) -> InTurns:
         torch.set_num_threads(default_threads(world))
         set_arithmetic(settings.precision, settings.compute, device)
         task, base = work.open(), Base(find_model(str(work.model)))
-        context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
+        context = Context(world, device, Console(file=StringIO()), Uninterrupted(world), Watch(world))
         turns.next()
         run = TurnedRun(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context)
         run.turns = turns
