@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -192,37 +192,37 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     set_arithmetic(recipe.precision, recipe.compute, device)
     with shared_errors():
         work = Work(settings, recipe, world, device)
-    found = [gather(work.seconds())]
+    found = {"seconds": gather(work.seconds())}
     store, _ = open_stores()
     disconnect()
     if world.size > 1 and recipe.parallel.zero < 3:  # under ZeRO 3 messages bring the weights
         with silent_group(world):
             store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
         if world.rank == 0:
-            found.append([json.loads(store.get(f"silent/{rank}")) for rank in range(world.size)])
+            found[SILENT] = [json.loads(store.get(f"silent/{rank}")) for rank in range(world.size)]
     if world.rank == 0:
-        names = ("seconds", SILENT)
-        steps = {
+        write_note(work, found, world, settings.notes)
+
+
+def write_note(work: Work, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
+    """Adds to the notes what all ranks of a launch have found, in the mean over them."""
+    note = Note(
+        processes=world.size,
+        nodes=world.size // world.local_size,
+        threads=torch.get_num_threads(),
+        device=work.device.type,
+        dtype=name_dtype(choose_dtype(work.recipe.precision.dtype, work.device)),
+        steps={
             kind: {
                 "sequences": batches[0].sequences,
-                **{
-                    name: statistics.mean(rank[kind] for rank in ranks)
-                    for name, ranks in zip(names, found, strict=False)
-                },
+                **{what: statistics.mean(rank[kind] for rank in ranks) for what, ranks in found.items()},
             }
             for kind, batches in work.batches.items()
-        }
-        note = Note(
-            processes=world.size,
-            nodes=world.size // world.local_size,
-            threads=torch.get_num_threads(),
-            device=device.type,
-            dtype=name_dtype(choose_dtype(recipe.precision.dtype, device)),
-            steps=steps,
-        )
-        with settings.notes.open("a") as file:
-            file.write(json.dumps(vars(note)) + "\n")
-        print(describe_launch(note), flush=True)
+        },
+    )
+    with path.open("a") as file:
+        file.write(json.dumps(vars(note)) + "\n")
+    print(describe_launch(note), flush=True)
 
 
 def make_demo() -> None:
@@ -235,7 +235,7 @@ def make_demo() -> None:
 def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], console: Console) -> list[Note]:
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
-    counts = settings.processes or sorted({*(1 << power for power in range(here.bit_length())), here})
+    counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
     for name, number in (("processes", min(counts)), ("rounds", settings.rounds), ("steps", settings.steps)):
         if number < 1:
             raise UserError(f"--{name} {number}: at least 1 is needed")

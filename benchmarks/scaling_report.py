@@ -101,7 +101,8 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
     if silent in turns.seconds:
         communication = round(1 - turns.ratio(silent, side)["median"], 3)
         return {**point, "ideal": efficiency(silent), "communication": communication}
-    return {**point, "ideal": point["efficiency"], "communication": 0.0}
+    alone = note.processes == 1
+    return {**point, "ideal": point["efficiency"] if alone else None, "communication": 0.0 if alone else None}
 
 
 def make_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -111,15 +112,14 @@ def make_table(points: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(*columns, "ideal", "communication", "", box=None)
     for point in points:
         speed, numbers = point["sequences_per_second"], (point[name] for name in ("nodes", "processes", "threads"))
-        reached, ideal = point["efficiency"]["median"], point["ideal"]["median"]
+        reached, ideal = point["efficiency"]["median"], (point["ideal"] or point["efficiency"])["median"]
         table.add_row(
             point["scaling"],
             *map(str, numbers),
             f"{point['sequences']:,}",
             f"{speed['median']:,} ({speed['lowest']:,} to {speed['highest']:,})",
             f"{reached:.0%}",
-            f"{ideal:.0%}",
-            f"{point['communication']:.0%}",
+            *(("–", "–") if point["ideal"] is None else (f"{ideal:.0%}", f"{point['communication']:.0%}")),
             "█" * round(BAR * reached) + "▒" * (round(BAR * ideal) - round(BAR * reached)),
         )
     return table
@@ -156,9 +156,10 @@ def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
             [point["sequences_per_second"][name] for point in of_kind] for name in ("median", "lowest", "highest")
         ]
         each = speeds[0][0] / processes[0]
-        ideal = [each * point["processes"] * point["ideal"]["median"] for point in of_kind]
         axes.plot(processes, [each * count for count in processes], ":", color="gray", label="in proportion")
-        axes.plot(processes, ideal, "--", color="tab:blue", label="without communication")
+        if all(point["ideal"] for point in of_kind):
+            ideal = [each * point["processes"] * point["ideal"]["median"] for point in of_kind]
+            axes.plot(processes, ideal, "--", color="tab:blue", label="without communication")
         axes.plot(processes, speeds[0], "o-", color="tab:orange", label="measured")
         axes.fill_between(processes, speeds[1], speeds[2], color="tab:orange", alpha=0.25, linewidth=0)
         axes.set_xscale("log", base=2)

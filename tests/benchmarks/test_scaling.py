@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from conftest import ROOT
 from support.shards import make_shards
 
 from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
-from benchmarks.scaling_report import SILENT, Note, conclude, find_points, make_table, read_notes
+from benchmarks.scaling_report import SILENT, Note, conclude, draw, find_points, make_table, read_notes
 from data_prep.common.errors import UserError
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -55,6 +56,19 @@ def test_efficiencies_are_those_of_rounds() -> None:
     assert conclude([weak_1, weak_2]) == "efficiency by processes: weak 1: 100%, 2: 80%"
     *_, bars = make_table([weak_1, weak_2]).columns
     assert [*bars.cells] == ["█" * 30, "█" * 24 + "▒" * 6]
+
+
+def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Path) -> None:
+    """As under ZeRO 3, where messages bring the weights."""
+    two = note(2, (1.25, 0), (1.6, 0))
+    steps = {kind: {what: step[what] for what in ("sequences", "seconds")} for kind, step in two.steps.items()}
+    points = find_points([note(1, (1.0, 0), (2.0, 0)), replace(two, steps=steps)])
+    assert [(point["ideal"], point["communication"]) for point in points if point["processes"] == 2] == [
+        (None, None)
+    ] * 2
+    assert points[0]["communication"] == 0
+    assert [*make_table(points).columns[-2].cells] == ["0%", "–", "0%", "–"]
+    draw(points, tmp_path / "plot.png")
 
 
 def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:
