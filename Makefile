@@ -66,7 +66,7 @@ recipes-page: .venv/installed-dev
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
 	$(BIN)/python benchmarks/throughput.py
-	$(BIN)/python benchmarks/curve.py
+	$(BIN)/python benchmarks/scaling.py
 
 gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS))

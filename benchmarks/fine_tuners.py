@@ -1,23 +1,16 @@
 """Those who fine-tune in the benchmark of speed: each in a process of its own, which works when it is its turn.
 
 A turn is an epoch of training, or one prediction of the same items, so that all do the same work in every turn.
-Between turns a process is stopped as a whole: what it might prepare meanwhile would cost the others.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import socket
 import tempfile
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +19,6 @@ import torch
 from rich.console import Console
 
 from benchmarks import trainer_peer
-from benchmarks.sides import hear, prepared_environment
 from data_prep.common.arrays import Array
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
@@ -39,14 +31,11 @@ from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Task
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.group import choose_device, connect
+from pretraining.processes.group import choose_device, connect, default_threads
 from pretraining.processes.launchers import World
-from pretraining.processes.outliving import end_with_parent
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 
-CORES = 2
 SQUAD = "squad/train-v1.1_subset_44articles.json"
 
 
@@ -99,31 +88,52 @@ class Some:
         return self.items.encode(self.numbers[numbers])
 
 
-class Turns:
-    """A side's end of the pipe on which it hears when it may work."""
+class InTurns:
+    """A loop of training as a side of a contest: a thread goes through it, and stands still between turns."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._begin = pipe, 0.0
+    def __init__(self, work: Callable[[InTurns, Path], None]) -> None:
+        self._begin, self._end = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+        threading.Thread(target=self._go_through, args=(work,), daemon=True).start()
+        self._wait()
 
-    def first(self) -> None:
-        """Waits for the first turn."""
-        self._pipe.send("ready")
+    def __call__(self, _: object) -> None:
+        """Lets it go on for a turn."""
+        self._begin.release()
         self._wait()
 
     def next(self) -> None:
-        """Ends a turn, and waits for the next one."""
-        self._pipe.send(time.perf_counter() - self._begin)
-        self._wait()
+        """Ends a turn, and waits for the next one; the loop calls it, and once when it is ready for the first."""
+        self._end.release()
+        self._begin.acquire()
 
     def _wait(self) -> None:
-        self._pipe.recv()
-        self._begin = time.perf_counter()
+        self._end.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def _go_through(self, work: Callable[[InTurns, Path], None]) -> None:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                work(self, Path(folder))
+        except BaseException as error:
+            self._error = error
+            self._end.release()
+
+
+class Uninterrupted(Control):
+    """Hears no signals, of which Python tells the main thread alone."""
+
+    @contextmanager
+    def interruptible(self, *_: object) -> Iterator[None]:
+        """Does nothing."""
+        yield
 
 
 class TurnedRun(Run):
     """Our run, an epoch in a turn."""
 
-    turns: Turns
+    turns: InTurns
 
     def after_step(self) -> None:
         """Does what is always done, and ends the turn with the epoch."""
@@ -135,128 +145,49 @@ class TurnedRun(Run):
         """Scores nothing: prediction has turns of its own."""
 
 
-def ours(turns: Turns, work: Work, folder: Path, world: World) -> None:
-    """Our fine-tuning, in one process or as one rank of two."""
-    device, settings = choose_device("auto", world), work.settings()
-    connect(world, device)
-    torch.set_num_threads(max(1, CORES // world.size))
-    set_arithmetic(settings.precision, settings.compute, device)
-    task, model = work.open(), find_model(str(work.model))
-    context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-    base = Base(model)
-    turns.first()
-    run = TurnedRun(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context)
-    run.turns = turns
-    run.train(lambda *_: None)
-    while True:
-        outputs_of(run.engine, task.head.kind, {"train": task.train}, context)
+def ours(work: Work) -> InTurns:
+    """Our fine-tuning."""
+
+    def train(turns: InTurns, folder: Path) -> None:
+        world, settings = World(), work.settings()
+        device = choose_device("auto", world)
+        connect(world, device)
+        torch.set_num_threads(default_threads(world))
+        set_arithmetic(settings.precision, settings.compute, device)
+        task, base = work.open(), Base(find_model(str(work.model)))
+        context = Context(world, device, Console(file=StringIO()), Uninterrupted(world), Watch(world))
         turns.next()
+        run = TurnedRun(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context)
+        run.turns = turns
+        run.train(lambda *_: None)
+        while True:
+            outputs_of(run.engine, task.head.kind, {"train": task.train}, context)
+            turns.next()
+
+    return InTurns(train)
 
 
-def theirs(turns: Turns, work: Work, folder: Path, numbers: trainer_peer.Numbers, width: int) -> None:
-    """transformers' Trainer, in one process."""
+def theirs(numbers: trainer_peer.Numbers, width: int, work: Work) -> InTurns:
+    """transformers' Trainer, which pads to a width, or to the longest of a batch with lengths grouped."""
     import transformers
 
-    class EndsTurns(transformers.TrainerCallback):
-        """Ends a turn with the last step of an epoch."""
+    def train(turns: InTurns, folder: Path) -> None:
+        class EndsTurns(transformers.TrainerCallback):
+            """Ends a turn with the last step of an epoch."""
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            if state.global_step % work.steps == 0:
-                turns.next()
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+                if state.global_step % work.steps == 0:
+                    turns.next()
 
-    torch.set_num_threads(CORES)
-    task = work.open()
-    trainer = trainer_peer.make_trainer(
-        task, work.model, folder, work.settings(), numbers=numbers, width=width, callbacks=[EndsTurns()]
-    )
-    turns.first()
-    trainer.train()
-    while True:
-        trainer.predict(trainer.train_dataset)
+        torch.set_num_threads(default_threads(World()))
+        settings, callbacks = work.settings(), [EndsTurns()]
+        trainer = trainer_peer.make_trainer(
+            work.open(), work.model, folder, settings, numbers=numbers, width=width, callbacks=callbacks
+        )
         turns.next()
+        trainer.train()
+        while True:
+            trainer.predict(trainer.train_dataset)
+            turns.next()
 
-
-@dataclass(frozen=True)
-class Entrant:
-    """Who takes part."""
-
-    name: str
-    ranks: int = 1
-    numbers: trainer_peer.Numbers | None = None
-    """What transformers computes in; None: it is us."""
-    width: int = 0
-    """What transformers pads to; 0: the longest of a batch, with lengths grouped."""
-
-
-def take_part(entrant: Entrant, work: Work, rank: int, port: int, pipe: Connection) -> None:
-    """The whole of a process, which may be stopped when the one that gives the turns is killed."""
-    end_with_parent(signal.SIGKILL)
-    turns = Turns(pipe)
-    with tempfile.TemporaryDirectory() as folder:
-        if entrant.numbers:
-            theirs(turns, work, Path(folder), entrant.numbers, entrant.width)
-            return
-        prepare_process(small_steps=True)
-        world = World(rank, entrant.ranks, rank, entrant.ranks, port=port, launcher="torchrun") if port else World()
-        ours(turns, work, Path(folder), world)
-
-
-class Side:
-    """The processes of an entrant, as those see them who give the turns."""
-
-    def __init__(self, entrant: Entrant, work: Work) -> None:
-        self.name = entrant.name
-        self._pipes, self._processes = [], []
-        context, port = multiprocessing.get_context("spawn"), free_port() if entrant.ranks > 1 else 0
-        for rank in range(entrant.ranks):
-            ours, its = context.Pipe()
-            process = context.Process(target=partial(take_part, entrant, work, rank, port, its), daemon=True)
-            with prepared_environment(entrant.numbers is None, small_steps=True):
-                process.start()
-            its.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            assert hear(self.name, process, pipe) == "ready"
-        self._signal(signal.SIGSTOP)
-
-    def turn(self) -> float:
-        """Lets it work for a turn; returns the seconds."""
-        self._signal(signal.SIGCONT)
-        for pipe in self._pipes:
-            pipe.send("go")
-        seconds: list[float] = [hear(self.name, *each) for each in zip(self._processes, self._pipes, strict=True)]
-        self._signal(signal.SIGSTOP)
-        return max(seconds)
-
-    def end(self) -> None:
-        """Ends its processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            assert process.pid is not None
-            os.kill(process.pid, number)
-
-
-@contextmanager
-def open_sides(entrants: list[Entrant], work: Work) -> Iterator[list[Side]]:
-    """The sides, ready for their first turn; all of them are ended in the end."""
-    sides: list[Side] = []
-    try:
-        for entrant in entrants:
-            sides.append(Side(entrant, work))
-        yield sides
-    finally:
-        for side in sides:
-            side.end()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+    return InTurns(train)

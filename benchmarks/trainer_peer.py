@@ -15,16 +15,13 @@ import torch
 
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Items
-from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.huggingface.task_head import TaskHead
 
 Row = dict[str, Any]
-Numbers = Literal["autocast", "bf16", "fp32"]
-"""What it computes in: bf16 over weights in fp32, bf16 weights too, or fp32."""
-IGNORED = -100
-"""What transformers puts where there is nothing."""
+Numbers = Literal["autocast", "fp32"]
+"""What it computes in: bf16 over weights in fp32, or fp32."""
 
 
 def rows_of(items: Items, kind: str, width: int = 0) -> list[Row]:
@@ -32,9 +29,6 @@ def rows_of(items: Items, kind: str, width: int = 0) -> list[Row]:
     encoded = items.encode(np.arange(len(items)))
     pieces, second = encoded.sequences
     rows = [_row(pieces.row(number), int(second[number]), width) for number in range(len(pieces))]
-    if encoded.choices > 1:
-        groups = (rows[first : first + encoded.choices] for first in range(0, len(rows), encoded.choices))
-        rows = [{name: [row[name] for row in group] for name in group[0]} for group in groups]
     for row, labels in zip(rows, _labels(encoded, kind), strict=False):
         row.update(labels)
     return rows
@@ -92,8 +86,8 @@ def arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: boo
     )
 
 
-def load_model(folder: Path, head: TaskHead, settings: FineTuning, numbers: Numbers, from_scratch: bool = False) -> Any:
-    """A model of transformers for a task, with the weights of the folder or fresh ones."""
+def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
+    """A model of transformers for a task, with the weights of the folder."""
     import transformers
 
     given: dict[str, Any] = {"num_labels": head.outputs} if head.kind in ("classes", "labels", "score", "tags") else {}
@@ -105,9 +99,7 @@ def load_model(folder: Path, head: TaskHead, settings: FineTuning, numbers: Numb
     quiet.set_verbosity_error()  # that the head is new is what fine-tuning means
     quiet.disable_progress_bar()
     transformers.set_seed(settings.seed)
-    if from_scratch:
-        return kind(transformers.AutoConfig.from_pretrained(folder, **given))
-    return kind.from_pretrained(folder, dtype=torch.bfloat16 if numbers == "bf16" else torch.float32, **given)
+    return kind.from_pretrained(folder, dtype=torch.float32, **given)
 
 
 def make_trainer(
@@ -118,7 +110,6 @@ def make_trainer(
     *,
     numbers: Numbers = "autocast",
     width: int = 0,
-    from_scratch: bool = False,
     callbacks: Sequence[Any] = (),
 ) -> Any:
     """The Trainer on the training items: padded to a width, or to the longest of a batch, with lengths grouped."""
@@ -126,15 +117,10 @@ def make_trainer(
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    if width:
-        collator: Any = transformers.default_data_collator
-    elif task.head.kind == "choice":
-        collator = transformers.DataCollatorForMultipleChoice(tokenizer)
-    else:
-        collator = transformers.DataCollatorWithPadding(tokenizer)
+    collator: Any = transformers.default_data_collator if width else transformers.DataCollatorWithPadding(tokenizer)
     trainer = transformers.Trainer(
-        model=load_model(model, task.head, settings, numbers, from_scratch),
-        args=arguments(settings, folder, numbers, grouped=not width and task.head.kind != "choice"),
+        model=load_model(model, task.head, settings),
+        args=arguments(settings, folder, numbers, grouped=not width),
         train_dataset=rows_of(task.train, task.head.kind, width),
         data_collator=collator,
         processing_class=tokenizer,
@@ -142,15 +128,3 @@ def make_trainer(
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
-
-
-def outputs_of(trainer: Any, items: Items, kind: str) -> Ragged:
-    """What its model says of a split once it is trained, as `Task.score` takes it."""
-    trainer.args.train_sampling_strategy = "random"  # with lengths grouped it would answer in the order of lengths
-    predicted = trainer.predict(rows_of(items, kind)).predictions
-    if kind == "spans":
-        lengths = items.encode(np.arange(len(items))).sequences.pieces.lengths
-        table = np.stack(predicted, axis=-1).astype(np.float32)  # (windows, longest, 2)
-        values = np.concatenate([table[number, :length] for number, length in enumerate(lengths)])
-        return Ragged(values, np.cumsum(lengths))
-    return Ragged(predicted.astype(np.float32), np.arange(1, len(predicted) + 1))

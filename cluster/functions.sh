@@ -209,6 +209,26 @@ pretrain() {
   end_in "$run" "$run/ended.json"
 }
 
+# Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports; `$@` goes to scaling.py.
+scale() {
+  local folder=${CLOZE_SCALING:-runs/scaling-$SLURM_JOB_ID} ranks counts=() nodes round
+  local words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json")
+  if [[ -n ${CLOZE_RECIPE:-} ]]; then words+=(--recipe "$CLOZE_RECIPE"); fi
+  if [[ -n ${CLOZE_SHARDS:-} ]]; then words+=(--data "$CLOZE_SHARDS"); fi
+  mkdir -p "$folder" || refuse "$folder: cannot be made"
+  ranks=$(ranks_per_node)
+  for ((nodes = 1; nodes < SLURM_JOB_NUM_NODES; nodes *= 2)); do counts+=("$nodes"); done
+  counts+=("$SLURM_JOB_NUM_NODES")
+  say "$ranks ranks on each of ${counts[*]} nodes, in turns, of $SLURM_JOB_NODELIST; what is found goes to $folder"
+  for ((round = 0; round < ${CLOZE_ROUNDS:-3}; round++)); do
+    for nodes in "${counts[@]}"; do
+      SLURM_JOB_NUM_NODES=$nodes run_step "$ranks" "${python[@]}" "${words[@]}" "$@" || exit $step_code
+    done
+  done
+  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --report "$@"
+  exit $step_code
+}
+
 # The command that fine-tunes on a task, as `words`: tasks of GLUE have one in common.
 find_command() {
   case $1 in

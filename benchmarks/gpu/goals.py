@@ -61,12 +61,6 @@ def _ratio(measured: Measured) -> float:
     return float(found["median"])
 
 
-def _largest_error(*precisions: str) -> Callable[[Measured], float | None]:
-    return lambda measured: max(
-        (row["error"] for row in measured["rows"] if row["precision"] in precisions), default=None
-    )
-
-
 SEQUENCES, PIECES = _rate("sequences_per_second"), _rate("real_pieces_per_second")
 GOALS = (
     Goal("tests", "tests that pass", lambda found: found["passed"], least=1, source=OURS),
@@ -99,29 +93,6 @@ GOALS = (
         for size in ("base", "large")
         for length in (128, 512)
     ),
-    Goal("waits", "waits for the GPU in a micro-batch", lambda found: found["each_micro_batch"], most=0, source=OURS),
-    Goal(
-        "waits",
-        "waits for the GPU in a step besides",
-        lambda found: found["each_step"],
-        most=1,
-        source=f"{OURS}: DeepSpeed's, for the norm of the gradient",
-    ),
-    Goal(
-        "exactness",
-        "LAMB's largest error in fp32 and bf16",
-        _largest_error("fp32", "bf16"),
-        most=1e-6,
-        source="docs/exactness.md: 2e-7 on CPUs",
-    ),
-    Goal(
-        "exactness",
-        "LAMB's largest error in fp16",
-        _largest_error("fp16"),
-        most=2**-10,
-        source="the rounding of fp16",
-    ),
-    Goal("optimizers", "a step of LAMB, times fused AdamW's", lambda found: found["times_fused_adamw"]["lamb"]),
     Goal("deterministic", "a deterministic step, times a usual one's", _ratio),
 )
 

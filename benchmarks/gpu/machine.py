@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.gpu.install import NEEDED, ROOT
+from benchmarks.gpu.install import NEEDED
 from benchmarks.measure import environment, mistakes_told, write_results
 from data_prep.common.errors import UserError
 
@@ -42,19 +41,10 @@ def describe(dry: bool) -> dict[str, Any]:
             missing.append(f"{name}: {error}")
     if missing:
         raise UserError("\n".join([*missing, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
-    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "commit": find_commit(), "dry": dry}
+    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry}
     if not dry and "gpu" not in found:
         raise UserError(f"torch {torch.__version__} finds no GPU: check nvidia-smi, or take make gpu DRY=1")
     return found
-
-
-def find_commit() -> str | None:
-    """The commit of this project, and whether files differ from it; None where that cannot be told."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def main(arguments: list[str]) -> int:

@@ -35,9 +35,7 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
         rounds = ("--rounds", "1" if dry else "10")
         return ("throughput.py", *on_shards, *rounds, "--contests", contest(name), *against)
 
-    on_large = (*on_shards, "--contest", contest("large-128-256"))
     profile = throughput("large-128-256", "--peer", "none", "--profile", str(folder / "profile"))
-    waits = ("waits.py", *on_large)
     return [
         Part(SETUP, "what is installed, and on what machine", ("gpu/machine.py", *(["--dry"] if dry else []))),
         Part("data", "shards to train on", ("gpu/shards.py", *on_shards)),
@@ -51,9 +49,6 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[Part]:
             for name in CONTESTS
         ),
         Part("profile", "which kernels take the time of a step", profile),
-        Part("waits", "how often a step waits for the GPU", waits),
-        Part("exactness", "LAMB under ZeRO 0 to 3, with offload, in each precision", ("exactness.py", "--ranks", "1")),
-        Part("optimizers", "LAMB beside fused AdamW", ("optimizers.py", "--size", "tiny" if dry else "base")),
         Part(
             "deterministic",
             "what the same bits each time cost",

@@ -9,9 +9,10 @@ import pytest
 from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
-from benchmarks.fine_tuners import Entrant, Some, Work
+from benchmarks.fine_tuners import InTurns, Some, Work
 from benchmarks.finetuning import Finetuning as Settings
 from benchmarks.finetuning import compete, run_contest, summarise
+from benchmarks.measure import Turns
 from benchmarks.trainer_peer import rows_of
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -43,12 +44,35 @@ def test_some_items_are_those_of_the_split() -> None:
 def test_ratios_are_of_the_same_turn() -> None:
     work = Work("sst2", Path(), Path(), batch=2, steps=5, epochs=3)
     taken = {
-        "cloze": {"training": [1.0, 2.0, 4.0], "prediction": [1.0]},
-        "other": {"training": [3.0, 8.0, 8.0], "prediction": [5.0]},
+        "training": Turns({"cloze": [1.0, 2.0, 4.0], "transformers": [3.0, 8.0, 8.0]}),
+        "prediction": Turns({"cloze": [1.0], "transformers": [5.0]}),
     }
-    found = summarise(taken, "other", work)
-    assert found["training"] == {"cloze": 5.0, "other": 1.2, "times_as_fast": 3.0}
-    assert found["prediction"]["times_as_fast"] == 5.0
+    found = summarise(taken, work)
+    assert found["training"] == {
+        "cloze_items_per_second": 5.0,
+        "transformers_items_per_second": 1.2,
+        "times_as_fast": {"median": 3.0, "lowest": 2.0, "highest": 4.0},
+    }
+    assert found["prediction"]["times_as_fast"]["median"] == 5.0
+
+
+def test_a_loop_goes_on_for_one_turn_at_a_time() -> None:
+    """And what goes wrong in it is raised where the turn was asked for."""
+    done = []
+
+    def loop(turns: InTurns, folder: Path) -> None:
+        assert folder.is_dir()
+        for number in range(2):
+            turns.next()
+            done.append(number)
+        raise OSError("no more")
+
+    turns = InTurns(loop)
+    assert done == []
+    turns(None)
+    assert done == [0]
+    with pytest.raises(OSError, match="no more"):
+        turns(None)
 
 
 @pytest.mark.slow
@@ -60,11 +84,10 @@ def test_all_sides_take_their_turns(tmp_path: Path) -> None:
         (data / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
     model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
     work = Work("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
-    taken = compete([Entrant("cloze"), Entrant("two", ranks=2), Entrant("peer", numbers="fp32", width=128)], work)
-    assert {name: [len(each) for each in found.values()] for name, found in taken.items()} == {
-        "cloze": [2, 2],
-        "two": [2, 2],
-        "peer": [2, 2],
+    taken = compete("fp32", 128, work)
+    assert {what: [len(seconds) for seconds in turns.seconds.values()] for what, turns in taken.items()} == {
+        "training": [2, 2],
+        "prediction": [2, 2],
     }
-    found = run_contest("sst2-dynamic", Settings(numbers=("fp32",), two_ranks=False), work)
-    assert found["against"]["fp32"]["training"]["times_as_fast"] > 0
+    found = run_contest("sst2-dynamic", Settings(numbers=("fp32",)), work)
+    assert found["against"]["fp32"]["training"]["times_as_fast"]["median"] > 0

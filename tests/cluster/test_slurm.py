@@ -232,6 +232,33 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
     assert site.slurm.job(job)["Restarts"] == "0"
 
 
+def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
+    words = ["--nodes=2", "--gpus-per-node=1", "cluster/benchmark_scaling.slurm"]
+    words += ["--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
+    variables = {**site.variables, "CLOZE_SHARDS": "data/wiki", "CLOZE_ROUNDS": "2", "CLOZE_SCALING": "runs/scaling"}
+    job = site.slurm.submit(words, site.folder, variables)
+    site.slurm.wait(job, "COMPLETED")
+    points = json.loads((site.folder / "runs" / "scaling" / "scaling.json").read_text())["points"]
+    shapes = [tuple(point[name] for name in ("scaling", "nodes", "processes", "sequences")) for point in points]
+    assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
+    assert all(point["efficiency"]["median"] > 0 and point["ideal"]["median"] > 0 for point in points)
+    *_, last = site.log(job).splitlines()
+    assert re.fullmatch(
+        r"efficiency by nodes: weak 1: 100%, 2: \d+%; strong 1: 100%, 2: \d+%; "
+        r"kept in runs/scaling/scaling.json and runs/scaling/scaling.png",
+        last,
+    )
+    assert (site.folder / "runs" / "scaling" / "scaling.png").stat().st_size > 10_000
+
+
+def test_a_mistake_in_what_is_measured_fails_at_once(site: Site) -> None:
+    variables = {**site.variables, "CLOZE_SHARDS": "data/nowhere"}
+    job = site.slurm.submit(["--gpus-per-node=1", "cluster/benchmark_scaling.slurm"], site.folder, variables)
+    site.slurm.wait(job, "FAILED", seconds=60)
+    assert "error: data/nowhere: no such folder" in site.log(job)
+    assert site.slurm.job(job)["ExitCode"] == "2:0"
+
+
 def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     """The chain for BERT-Large, and its one job; neither can be computed here."""
     page = (ROOT / "README.md").read_text()

@@ -50,18 +50,16 @@ def test_the_lines_say_what_was_measured() -> None:
         "sides": {"cloze": {"sequences_per_second": {"median": 1845.0}, "real_pieces_per_second": {"median": 190_000}}},
         "times_as_fast_as": {"transformers": {"median": 2.25}},
     }
-    rows = [{"precision": "fp32", "error": 2e-7}, {"precision": "bf16", "error": 3e-6}]
     parts = {
         "throughput-large-128": {"ended": "done", "measured": {"contests": {"large-128": contest}}},
-        "exactness": {"ended": "ran out of time", "measured": {"rows": rows}},
-        "waits": {"ended": "failed"},
+        "tests": {"ended": "ran out of time", "measured": {"passed": 40, "failed": 2}},
+        "throughput-large-512": {"ended": "failed"},
     }
     speed = line_of(parts, "large at 128, sequences/s")
     assert ">= 2,050" in speed
     assert "1,845" in speed
     assert "missed by 205 (10%)" in speed
     assert "2.25  met" in line_of(parts, "large at 128, times as fast as transformers")
-    assert "3e-06  missed" in line_of(parts, "LAMB's largest error in fp32 and bf16")
-    assert "-  not measured" in line_of(parts, "LAMB's largest error in fp16")
-    assert "-  not measured" in line_of(parts, "waits for the GPU in a micro-batch")
+    assert "40  met" in line_of(parts, "tests that pass")
+    assert "2  missed by 2" in line_of(parts, "tests that fail")
     assert "-  not measured" in line_of(parts, "large at 512, real pieces/s")

@@ -14,7 +14,6 @@ import pytest
 from conftest import ROOT
 
 from benchmarks.gpu import limits, run
-from benchmarks.gpu.machine import find_commit
 from benchmarks.gpu.parts import Part
 from data_prep.common.errors import UserError
 
@@ -162,13 +161,3 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "finds no GPU: check nvidia-smi, or take make gpu DRY=1" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_commit_is_that_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if head.returncode:
-        pytest.skip("not a git checkout")
-    monkeypatch.chdir(tmp_path)
-    assert (find_commit() or "").removesuffix("-dirty") == head.stdout.strip()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_commit() is None

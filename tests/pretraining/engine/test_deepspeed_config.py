@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.lamb_reference import NVIDIA, SHAPE, make_engine, run_engine
 from support.processes import spawn
 from support.training import connect_ranks
 
-from benchmarks.exactness import NVIDIA, SHAPE, make_engine, run_engine
 from pretraining.engine import deepspeed_config
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.model.bert import Bert

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 import torch
 from support import apex_kernels
+from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.exactness import NVIDIA, error, make_engine, reference, run_engine
 from pretraining.engine.apex import lamb_updates
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.engine.step import Seeds, train_step
 from pretraining.model.attention import Layout, Packed, Padded, has_flash
-from pretraining.model.bert import Bert
+from pretraining.model.batch import PretrainingBatches
+from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.fused import Dropout
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
@@ -213,6 +218,30 @@ def test_lamb_is_lamb_on_one_process(dtype: str, zero: int, kernels: str) -> Non
 def test_lamb_with_the_optimizer_in_the_hosts_memory(zero: int) -> None:
     weights, _ = run_engine(make_engine("bf16", zero, NVIDIA, offload="optimizer", device="cuda"))
     assert error(weights, reference(1, NVIDIA)[0]) < 1e-6
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.usefixtures("one_rank")
+def test_the_host_waits_once_in_a_step(micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the norm of the gradient, however many micro-batches there are; otherwise it hands out work ahead."""
+    device, batch = torch.device("cuda", 0), random_batch(LENGTHS, SHAPE.vocabulary)
+    engine = Engine(Bert(SHAPE).initialize(1), EngineSettings(), device)
+    batches = PretrainingBatches(
+        (batch,) * micro_batches, micro_batches * len(LENGTHS), micro_batches * len(batch.labels)
+    )
+    for step in range(3):
+        train_step(engine, batches, 1e-4, Seeds(step, step), pretraining_loss)
+    places: list[str] = []
+    for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):  # of which PyTorch does not warn
+        monkeypatch.setattr(owner, "synchronize", lambda *_: places.append("synchronize"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        train_step(engine, batches, 1e-4, Seeds(3, 3), pretraining_loss)
+        torch.cuda.set_sync_debug_mode("default")
+    places += [f"{each.filename}:{each.lineno}" for each in warned if "synchronizing CUDA" in str(each.message)]
+    engine.close()
+    assert len(places) <= 1, places
 
 
 def test_apex_moves_as_what_stands_for_it() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.lamb_reference import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from support.marks import slow
 from support.pretended_gpu import PretendedGpu
 from support.processes import spawn
 from support.training import connect_ranks
 
-from benchmarks.exactness import NVIDIA, error, first_weights, make_engine, reference, run_engine, without_partition
 from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import by_layer
 from pretraining.model import cpu_kernels as kernels

@@ -1,48 +1,29 @@
-#!/usr/bin/env python3
-"""How far LAMB under each ZeRO stage, number of ranks and precision is from LAMB on one process.
+"""LAMB under any ZeRO stage, ranks and precision, and plain LAMB in fp64 on one process to compare it with.
 
-    python benchmarks/exactness.py
-
-Every parameter of a small BERT is pulled by given forces, 20 steps of 2 micro-batches, through the real engine; the
-reference is plain LAMB in fp64, without DeepSpeed. Beside it stands what comes out when LAMB takes each flat tensor of
-DeepSpeed for a parameter, as it is without partition.py. Kept in benchmarks/results/exactness.json.
+Every parameter of a small BERT is pulled by given forces, 20 steps of 2 micro-batches, through the real engine. Beside
+it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import tyro
-from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.measure import RESULTS, environment, write_results
-from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
+from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.lamb import Lamb
 from pretraining.engine.optimizers import is_decayed
 from pretraining.engine.partition import FlatTensor, Part
-from pretraining.engine.precision import choose_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.processes.ending import exit_now
-from pretraining.processes.group import choose_device, connect, disconnect
-from pretraining.processes.launchers import find_world
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 20, 2
@@ -50,7 +31,6 @@ LEARNING_RATES = [1e-3 * (1 + step % 7) for step in range(STEPS)]
 NVIDIA: dict[str, Any] = {"clip": 1.0}
 """the settings of NVIDIA's recipe, which are the defaults otherwise"""
 EVERYTHING_IS_CUT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0, "sub_group_size": 3000}
-RANKS = (1, 2, 3)
 
 
 def number_of(name: str) -> int:
@@ -207,106 +187,3 @@ def without_partition(engine: Engine) -> Engine:
     assert isinstance(engine.optimizer, Lamb)
     engine.optimizer.prepare(whole, Bert.fused_parts)
     return engine
-
-
-class Case(NamedTuple):
-    """How LAMB is run."""
-
-    dtype: str
-    zero: int
-    offload: str = "none"
-
-
-CASES = tuple(Case(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4))
-ON_GPU = (
-    *CASES,
-    *(Case("fp16", zero) for zero in (1, 2, 3)),
-    *(Case("bf16", zero, "optimizer") for zero in (1, 2, 3)),
-    Case("bf16", 3, "all"),
-)
-
-
-def cases_for(device: torch.device) -> list[Case]:
-    """All that this device can compute."""
-    if device.type == "cpu":
-        return list(CASES)
-    has_bf16 = choose_dtype("auto", device) == torch.bfloat16
-    return [case for case in ON_GPU if has_bf16 or case.dtype != "bf16"]
-
-
-def measure() -> list[dict[str, Any]]:
-    """What each rank does; the result is the same on all."""
-    world = find_world(os.environ)
-    device = choose_device("auto", world)
-    connect(world, device)
-    set_arithmetic(Precision(), Compute(), device)
-    ranks = dist.get_world_size()
-    wanted, _ = reference(ranks, NVIDIA)
-    rows = []
-    for case in cases_for(device):
-        make = partial(make_engine, case.dtype, case.zero, NVIDIA, case.offload, str(device))
-        row = {"zero": case.zero, "ranks": ranks, "precision": case.dtype, "offload": case.offload}
-        row["error"] = error(run_engine(make())[0], wanted)
-        if device.type == "cpu":
-            row["without"] = error(run_engine(without_partition(make()))[0], wanted)
-        rows.append(row)
-    disconnect()
-    return rows
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """Compares LAMB on DeepSpeed with plain LAMB."""
-
-    ranks: tuple[int, ...] = RANKS
-    """Numbers of ranks; on GPUs, at most as many as there are."""
-    out: Path = RESULTS / "exactness.json"
-    """File for the numbers."""
-
-
-def main(arguments: list[str]) -> int:
-    """Starts the ranks, and gathers what they say."""
-    settings = tyro.cli(Exactness, args=arguments, prog="exactness.py")
-    console = Console(highlight=False)
-    rows = []
-    for ranks in settings.ranks:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, "rank"], env=_environment(rank, ranks, port), stdout=subprocess.PIPE
-            )
-            for rank in range(ranks)
-        ]
-        outputs = [process.communicate()[0] for process in processes]
-        assert not any(process.returncode for process in processes)
-        rows += json.loads(outputs[0].splitlines()[-1])
-    for row in rows:
-        without = f"  (without partition.py {row['without']:.1e})" if "without" in row else ""
-        offload = "" if row["offload"] == "none" else f"  {row['offload']} in the host's memory"
-        line = f"ZeRO {row['zero']}  {row['ranks']} ranks  {row['precision']}{offload}"
-        console.print(f"{line}  error {row['error']:.1e}{without}")
-    results = {"environment": environment(["torch", "deepspeed"]), "steps": STEPS, "micro_batches": MICRO, "rows": rows}
-    console.print(f"kept in {write_results(settings.out, results)}")
-    return 0
-
-
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    root = str(Path(__file__).parent.parent)
-    return {
-        **os.environ,
-        **{name: str(number) for name, number in numbers.items()},
-        "MASTER_ADDR": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore::FutureWarning",  # of DeepSpeed's calls of torch
-        "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}",
-    }
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["rank"]:
-        print(json.dumps(measure()), flush=True)
-        exit_now(0)
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Measures how steps of pre-training scale: weakly, where each process has as many sequences, and strongly, where all
+together have as many.
+
+    python benchmarks/scaling.py --processes 1 2
+    python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
+    sbatch --nodes=8 cluster/benchmark_scaling.slurm
+
+Launches of 1, 2, 4 … processes take turns, so that what disturbs one disturbs all. Each trains as train.py does, and
+then once more in a group whose messages go nowhere: that tells what the machine allows, whose processes share cores and
+memory, and what communication takes of a step. Any value of the recipe can be given anew. Under Slurm, a job makes
+the launches, with --notes, and calls for the report.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+from unittest.mock import patch
+
+from pretraining.processes.environment import prepare_process
+
+prepare_process()
+
+import torch
+import torch.distributed as dist
+import tyro
+from rich.console import Console
+
+from benchmarks.measure import ROOT, SHARD, alternate, leave_own_folder, mistakes_told
+
+leave_own_folder()
+
+from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console
+from data_prep.common.workers import num_cores
+from data_prep.shards import Manifest
+from pretraining.config.overrides import load_recipe
+from pretraining.config.settings import Recipe
+from pretraining.data.batches import step_batches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import BatchOrder, Order
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model.batch import PretrainingBatches
+from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.processes.group import (
+    choose_device,
+    connect,
+    default_threads,
+    disconnect,
+    gather,
+    open_stores,
+    shared_errors,
+)
+from pretraining.processes.launchers import World, find_world
+from pretraining.reporting.hardware import synchronize
+
+WARM_UP = 2
+LEARNING_RATE = 1e-6
+"""Small: where no messages come, weights are not those of one model, and must stay finite all the same."""
+DEMO = ROOT / "build" / "demo"
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Measures training steps of 1, 2, 4 … processes; values of the recipe can be given as --section.key VALUE."""
+
+    processes: tuple[int, ...] = ()
+    """How many processes, in turn (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
+    recipe: Path | None = None
+    """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
+    data: Path | None = None
+    """Folder of shards (default: build/demo, made of the built-in corpus where it is not there yet)."""
+    length: int = 128
+    """Length of the sequences."""
+    sequences: int | None = None
+    """Sequences that a process computes at a time (default: 32, on GPUs 256)."""
+    batch: int | None = None
+    """Sequences of all processes in strong scaling; few processes accumulate them (default: 32, on GPUs 2,048)."""
+    steps: int = 6
+    """Steps of each launch of which the median is taken, after two that warm up."""
+    rounds: int = 3
+    """How many launches each number of processes has."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute: on GPUs where there are any."""
+    notes: Path | None = None
+    """Be a rank of one launch, such as those of srun, and add what is found to this file."""
+    report: bool = False
+    """Report on what is in --notes, and measure nothing."""
+    out: Path | None = None
+    """File for the numbers, beside which the plot is put (default: in benchmarks/results)."""
+
+
+class Work:
+    """What one rank of a launch computes: steps on its part of the same global batches, weak and strong."""
+
+    def __init__(self, settings: Scaling, recipe: Recipe, world: World, device: torch.device) -> None:
+        self.settings, self.recipe, self.device, self.rank = settings, recipe, device, world.rank
+        shards = settings.data or DEMO
+        manifest = Manifest.read(shards)
+        self.shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+        dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
+        order = Order(recipe.seed, dataset.shard_rows)
+        self.batches: dict[str, list[PretrainingBatches]] = {}
+        for kind, (batch, accumulation) in batch_sizes(settings, device, world.size).items():
+            read = partial(step_batches, dataset, BatchOrder(order, batch))
+            steps = range(WARM_UP + settings.steps)
+            self.batches[kind] = [read(step, world.rank, world.size, accumulation) for step in steps]
+
+    def seconds(self) -> dict[str, float]:
+        """The median seconds of this rank's steps, by the kind of scaling, whose steps alternate."""
+        recipe = self.recipe
+        settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
+        model = Bert(self.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
+        engine = Engine(model, settings, self.device)
+        steppers = {kind: self._stepper(engine, batches) for kind, batches in self.batches.items()}
+        turns = alternate(steppers, self.settings.steps, WARM_UP)
+        if not math.isfinite(float(engine.gradient_norm or 0.0)):
+            raise UserError("the gradients are not finite, so that steps are not what they are in training")
+        engine.close()
+        del model, engine, steppers
+        gc.collect()
+        torch.cuda.empty_cache()
+        return {kind: statistics.median(seconds) for kind, seconds in turns.seconds.items()}
+
+    def _stepper(self, engine: Engine, batches: list[PretrainingBatches]) -> Callable[[], None]:
+        """What makes the next step, and waits for its end."""
+        coming = iter(enumerate(batches))
+
+        def step() -> None:
+            number, batch = next(coming)
+            train_step(engine, batch, LEARNING_RATE, Seeds.of(0, number, self.rank), pretraining_loss)
+            synchronize(self.device)
+
+        return step
+
+
+def batch_sizes(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
+    """The global batch and the micro-batches of a rank in it, by the kind of scaling; the strong one is left out where
+    so many processes cannot share its batch alike."""
+    on_gpu = device.type == "cuda"
+    sequences = settings.sequences or (256 if on_gpu else 32)
+    batch = settings.batch or (2048 if on_gpu else 32)
+    found = {"weak": (processes * sequences, 1)}
+    accumulation = math.ceil(batch / processes / sequences)
+    if batch % (processes * accumulation) == 0:
+        found["strong"] = batch, accumulation
+    return found
+
+
+@contextmanager
+def silent_group(world: World) -> Iterator[None]:
+    """A group as large, whose messages go nowhere: this rank does its share of the work, and waits for nobody."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+    try:
+        with (
+            patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)),  # DeepSpeed wants it
+            patch("pretraining.engine.partition._check"),  # asks whether all ranks together hold all weights
+        ):
+            yield
+    finally:
+        disconnect()
+
+
+def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
+    """Is one rank of a launch; the first one notes what all have found."""
+    assert settings.notes is not None
+    device = choose_device(settings.device, world)
+    connect(world, device)
+    with shared_errors():
+        if world.rank == 0 and settings.data is None:
+            make_demo()
+    torch.set_num_threads(recipe.compute.threads or default_threads(world))
+    set_arithmetic(recipe.precision, recipe.compute, device)
+    with shared_errors():
+        work = Work(settings, recipe, world, device)
+    found = {"seconds": gather(work.seconds())}
+    store, _ = open_stores()
+    disconnect()
+    if world.size > 1 and recipe.parallel.zero < 3:  # under ZeRO 3 messages bring the weights
+        with silent_group(world):
+            store.set(f"silent/{world.rank}", json.dumps(work.seconds()))
+        if world.rank == 0:
+            found[SILENT] = [json.loads(store.get(f"silent/{rank}")) for rank in range(world.size)]
+    if world.rank == 0:
+        write_note(work, found, world, settings.notes)
+
+
+def write_note(work: Work, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
+    """Adds to the notes what all ranks of a launch have found, in the mean over them."""
+    note = Note(
+        processes=world.size,
+        nodes=world.size // world.local_size,
+        threads=torch.get_num_threads(),
+        device=work.device.type,
+        dtype=name_dtype(choose_dtype(work.recipe.precision.dtype, work.device)),
+        steps={
+            kind: {
+                "sequences": batches[0].sequences,
+                **{what: statistics.mean(rank[kind] for rank in ranks) for what, ranks in found.items()},
+            }
+            for kind, batches in work.batches.items()
+        },
+    )
+    with path.open("a") as file:
+        file.write(json.dumps(vars(note)) + "\n")
+    print(describe_launch(note), flush=True)
+
+
+def make_demo() -> None:
+    """Makes shards of the built-in corpus, as `make demo` does, unless they are there."""
+    if not (DEMO / "manifest.json").exists():
+        options = ["--docs", "demo", "--out", str(DEMO), "--duplicates", "2", "--vocab-size", "8192"]
+        subprocess.run([sys.executable, str(SHARD), *options], check=True, stdout=subprocess.DEVNULL)
+
+
+def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], console: Console) -> list[Note]:
+    """Launches all numbers of processes on this machine, in turns."""
+    here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
+    counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
+    for name, number in (("processes", min(counts)), ("rounds", settings.rounds), ("steps", settings.steps)):
+        if number < 1:
+            raise UserError(f"--{name} {number}: at least 1 is needed")
+    if settings.data is not None:
+        Manifest.read(settings.data)  # a mistake is told before anything is launched
+    most = max(counts)
+    device = choose_device(settings.device, World(0, most, 0, most))
+    threads = recipe.compute.threads or max(1, num_cores() // most)
+    launches = [(processes, threads) for processes in counts]
+    if device.type == "cpu":
+        if most > num_cores():
+            console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
+        if not recipe.compute.threads and threads < num_cores():
+            launches.append((1, num_cores()))  # what one process makes of the whole machine
+    if settings.data is None and not (DEMO / "manifest.json").exists():
+        console.print(f"shards of the built-in corpus are made in {DEMO.relative_to(ROOT)}, once")
+        make_demo()
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        path = Path(folder) / "notes.jsonl"
+        for processes, each in launches * settings.rounds:
+            launch(processes, [*arguments, "--notes", str(path), "--compute.threads", str(each)])
+        return read_notes(path)
+
+
+def launch(processes: int, arguments: list[str]) -> None:
+    """Starts ranks on this machine, and waits for their end; what they say of a mistake is raised."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)
+        if told is None:
+            print(done.stderr, file=sys.stderr)
+        what = "see above" if told is None else lines[told].removeprefix("error: ")
+        raise UserError(f"a launch of {processes} processes has failed: {what}")
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings, overrides = tyro.cli(
+        Scaling, args=arguments, prog="scaling.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    on_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    name = settings.recipe or Path("bert_base_lamb" if on_gpu else "bert_mini")
+    recipe = load_recipe(name, overrides)
+    world, console = find_world(os.environ), open_console(soft_wrap=True)
+    if settings.notes is not None and not settings.report:
+        take_part(settings, recipe, world)
+        return 0
+    if settings.notes is None and (settings.report or world.size > 1):
+        raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
+    notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments, console)
+    described = {
+        "recipe": name.stem,
+        "model": recipe.model.as_dict(),
+        "optimizer": recipe.optimizer.name,
+        "zero": recipe.parallel.zero,
+        "length": settings.length,
+    }
+    report(notes, described, settings.out, console)
+    return 0
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

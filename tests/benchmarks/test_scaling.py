@@ -1,0 +1,162 @@
+"""Scaling: what efficiencies are made of, what a group without messages computes, and the whole command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from support.shards import make_shards
+
+from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
+from benchmarks.scaling_report import SILENT, Note, conclude, draw, find_points, make_table, read_notes
+from data_prep.common.errors import UserError
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.processes.group import connect, disconnect
+from pretraining.processes.launchers import World
+
+CPU = torch.device("cpu")
+
+
+def note(processes: int, weak: tuple[float, float], strong: tuple[float, float], threads: int = 1) -> Note:
+    """A launch with 8 sequences a process, and with 16 in all; seconds with communication and without."""
+    names = ("seconds", SILENT) if processes > 1 else ("seconds",)
+    steps = {
+        kind: {"sequences": sequences, **dict(zip(names, seconds, strict=False))}
+        for kind, sequences, seconds in (("weak", 8 * processes, weak), ("strong", 16, strong))
+    }
+    return Note(processes, 1, threads, "cpu", "fp32", steps)
+
+
+def test_efficiencies_are_those_of_rounds() -> None:
+    """Each round is compared with itself: a machine that slows down by half in the second one changes nothing."""
+    notes = [
+        *(note(1, (1.0, 0), (2.0, 0)), note(2, (1.25, 1.0), (1.6, 1.2))),
+        *(note(1, (2.0, 0), (4.0, 0)), note(2, (2.5, 2.0), (3.2, 2.4))),
+        note(1, (9.0, 0), (9.0, 0)),  # a round that was broken off
+    ]
+    weak_1, weak_2, strong_1, strong_2 = find_points(notes)
+    assert weak_1["efficiency"] == {"median": 1.0, "lowest": 1.0, "highest": 1.0} == strong_1["efficiency"]
+    assert weak_2["efficiency"] == {"median": 0.8, "lowest": 0.8, "highest": 0.8}
+    assert weak_2["ideal"]["median"] == 1.0
+    assert weak_2["communication"] == 0.2
+    assert weak_2["sequences_per_second"] == {"median": 9.6, "lowest": 6.4, "highest": 12.8}
+    assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
+    assert strong_2["communication"] == 0.25
+    assert conclude([weak_1, weak_2]) == "efficiency by processes: weak 1: 100%, 2: 80%"
+    *_, bars = make_table([weak_1, weak_2]).columns
+    assert [*bars.cells] == ["█" * 30, "█" * 24 + "▒" * 6]
+
+
+def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Path) -> None:
+    """As under ZeRO 3, where messages bring the weights."""
+    two = note(2, (1.25, 0), (1.6, 0))
+    steps = {kind: {what: step[what] for what in ("sequences", "seconds")} for kind, step in two.steps.items()}
+    points = find_points([note(1, (1.0, 0), (2.0, 0)), replace(two, steps=steps)])
+    assert [(point["ideal"], point["communication"]) for point in points if point["processes"] == 2] == [
+        (None, None)
+    ] * 2
+    assert points[0]["communication"] == 0
+    assert [*make_table(points).columns[-2].cells] == ["0%", "–", "0%", "–"]
+    draw(points, tmp_path / "plot.png")
+
+
+def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:
+    points = find_points(
+        [note(1, (1.0, 0), (2.0, 0)), note(2, (1.25, 1.0), (1.6, 1.2)), note(1, (0.6, 0), (1.1, 0), 2)]
+    )
+    assert [(point["processes"], point["threads"]) for point in points if point["scaling"] == "weak"] == [
+        *((1, 1), (2, 1), (1, 2))
+    ]
+    assert conclude(points) == "efficiency by processes: weak 1: 100%, 2: 80%; strong 1: 100%, 2: 62%"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 16, 48])
+def test_batches_are_shared_alike(processes: int) -> None:
+    settings = Scaling(sequences=8, batch=96)
+    sizes = batch_sizes(settings, CPU, processes)
+    assert sizes["weak"] == (8 * processes, 1)
+    batch, accumulation = sizes["strong"]
+    assert batch == 96
+    assert 0 < 96 / processes / accumulation <= 8
+    assert "strong" not in batch_sizes(settings, CPU, 5)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_a_rank_without_messages_has_its_share_of_the_work(zero: int) -> None:
+    """And no more: half of the optimizer's state, where there are two."""
+    shape = Shape(layers=1, hidden=16, heads=2, intermediate=32, vocabulary=50, positions=16)
+    parallel = EngineSettings().parallel.model_copy(update={"zero": zero})
+
+    def own_elements() -> int:
+        engine = Engine(Bert(shape).initialize(0), EngineSettings(parallel=parallel), CPU)
+        found = sum(part.length for flat in engine.flat_tensors for part in flat.parts)
+        engine.close()
+        return found
+
+    shares = []
+    for rank in range(2):
+        with silent_group(World(rank, 2, rank, 2)):
+            shares.append(own_elements())
+    connect(World(), CPU)
+    assert sum(shares) == own_elements()
+    disconnect()
+    assert max(shares) < 0.6 * sum(shares)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--processes", "0"], "--processes 0: at least 1 is needed"),
+        (["--data", "nowhere"], "nowhere: no such folder"),
+        (["--recipe", "bert_mini", "--parallel.zreo", "1"], "did you mean parallel.zero"),
+        (["--report"], "--notes: is missing"),
+        (["--report", "--notes", "nowhere"], "nowhere: no notes of scaling.py"),
+        (["--rounds", "0"], "--rounds 0: at least 1 is needed"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_launched(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        main(words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told_of() -> None:
+    command = [sys.executable, "benchmarks/scaling.py", "--device", "cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: a GPU was asked for")
+    assert "Traceback" not in done.stderr
+
+
+def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
+    for text in ("", "{}\n", "[1]\n", '{"processes": 1}\n'):
+        (tmp_path / "notes").write_text(text)
+        with pytest.raises(UserError, match="notes: "):
+            read_notes(tmp_path / "notes")
+
+
+def test_the_whole_command(tmp_path: Path) -> None:
+    shards, out = make_shards(tmp_path / "data"), tmp_path / "found" / "scaling.json"
+    sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
+    options = ["--data", str(shards), "--out", str(out), "--processes", "1", "2", "--rounds", "1"]
+    command = [sys.executable, "benchmarks/scaling.py", *sizes, *options, "--compute.threads", "1"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert (found["benchmark"], found["model"]["size"], found["zero"]) == ("scaling", "tiny", 1)
+    shown = [(point["scaling"], point["processes"], point["sequences"]) for point in found["points"]]
+    assert shown == [("weak", 1, 4), ("weak", 2, 8), ("strong", 1, 8), ("strong", 2, 8)]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "processes: 2, threads of each: 1; weak" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(f"kept in {out} and {out.with_suffix('.png')}")
