@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ class Vocabulary:
         """Looks up the ids of the pieces that stand for no text."""
         return Special(*(self.pieces.index(piece) for piece in SPECIAL))
 
+    @cached_property
     def continues(self) -> Array:
         """Tells for every piece whether it continues a word, which masking of whole words needs."""
         return np.array([piece.startswith("##") for piece in self.pieces])
