@@ -11,7 +11,7 @@ on the same held-out documents, none of which is in the training text, by everyt
 Scores of a piece cannot be compared over vocabularies: whole words are harder to guess than their parts, and there are
 fewer of them. So there are also nats a masked character: the sum of the losses of all masked pieces, divided by the
 characters that these pieces stand for (without ##; a special piece counts as one). Results go to
-benchmarks/results/adapting.json.
+benchmarks/results/, in a file for each kind of hardware.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import DATA, RESULTS, SHARD, environment, mistakes_told, write_results
+from benchmarks.measure import DATA, SHARD, mistakes_told, record, results_file, write_results
 from data_prep.common.errors import UserError
 from data_prep.readers import demo
 from data_prep.readers.reader import Options, Problems, Span
@@ -119,7 +120,7 @@ class Adapting:
     """Words to add."""
     megabytes: float = 100.0
     """Most text of the demo corpus that is used."""
-    out: Path = RESULTS / "adapting.json"
+    out: Path = field(default_factory=partial(results_file, "adapting"))
     """File for the results."""
 
 
@@ -261,8 +262,8 @@ def main(arguments: list[str]) -> int:
             f"{name:<24}perplexity {each['perplexity']:8.2f}  accuracy {each['masked_accuracy']:6.1%}  "
             f"{each['nats_a_character']:.4f} nats a character"
         )
-    found = {"environment": environment(["torch", "deepspeed", "transformers"]), **found}
-    console.print(f"kept in {write_results(settings.out, found)}", markup=False)
+    results = record("adapting", ["torch", "deepspeed", "transformers"], found)
+    console.print(f"kept in {write_results(settings.out, results)}", markup=False)
     return 0
 
 

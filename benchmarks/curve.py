@@ -4,7 +4,7 @@
     python benchmarks/curve.py
 
 Both follow a recipe's learning rate, in bf16 and with dropout. The batches are real shards, made from the text in the
-folder that CLOZE_DATA names (or given with --shards). Losses of every step are kept in benchmarks/results/curve.json.
+folder that CLOZE_DATA names (or given with --shards). Losses of every step are kept in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import DATA, RESULTS, environment, write_results
+from benchmarks.measure import DATA, record, results_file, write_results
 from benchmarks.peer import make_shards, padded
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
@@ -160,8 +160,8 @@ def main(arguments: list[str]) -> int:
         end = (number + 1) * settings.smooth
         console.print(f"steps to {end:>4}: cloze {pair[0]:.4f}  transformers {pair[1]:.4f}")
     console.print(f"largest difference of these means: {found['largest_difference_of_means']}")
-    found = {"environment": environment(["torch", "deepspeed", "transformers"]), **found}
-    console.print(f"kept in {write_results(RESULTS / 'curve.json', found)}")
+    results = record("curve", ["torch", "deepspeed", "transformers"], found)
+    console.print(f"kept in {write_results(results_file('curve'), results)}")
     return 0
 
 

@@ -7,7 +7,7 @@
 Three sides get the same items, settings and seeds: our commands on the model, our commands with fresh weights of its
 sizes, and transformers' Trainer on the model, with batches padded to their longest item. Scores are those of dev after
 the last step, one for each seed. What is done is kept in the folder of work, so that the same command goes on where it
-was stopped; the scores go to benchmarks/results/downstream.json after every part, and those of other parts stay there.
+was stopped; the scores go to benchmarks/results/ after every part, and those of other parts stay there.
 SWAG's few rows show that it runs, no more.
 """
 
@@ -23,10 +23,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import DATA, RESULTS, environment, leave_own_folder, mistakes_told, write_results
+from benchmarks.measure import DATA, leave_own_folder, mistakes_told, read_results, record, results_file, write_results
 
 leave_own_folder()
 
@@ -102,7 +103,7 @@ class Downstream:
     """How often items are gone through (default: as the recipe of the task says)."""
     work: Path = Path("runs/downstream")
     """Folder for what every run writes."""
-    out: Path = RESULTS / "downstream.json"
+    out: Path = field(default_factory=partial(results_file, "downstream"))
     """File for the scores."""
 
     def overrides(self, part: Part) -> list[str]:
@@ -187,12 +188,13 @@ def measure(settings: Downstream, console: Console) -> dict[str, Any]:
     """Goes through the parts, and keeps what is found after each."""
     if unknown := [name for name in settings.parts if name not in PARTS]:
         raise UserError(f"--parts {unknown[0]}: is none of {', '.join(PARTS)}")
-    results = json.loads(settings.out.read_text()) if settings.out.exists() else {}
+    results = read_results(settings.out) if settings.out.exists() else {}
     model = {"name": name_of(settings.model), **budget(settings.model)}
     if results.get("model", model) != model:
         raise UserError(f"{settings.out}: holds the scores of another model; name another file with --out")
-    results |= {"model": model, "environment": environment(["torch", "deepspeed", "transformers", "accelerate"])}
-    parts = results.setdefault("parts", {})
+    parts = results.get("parts", {})
+    libraries = ["torch", "deepspeed", "transformers", "accelerate"]
+    results = record("downstream", libraries, {"model": model, "parts": parts})
     for name in settings.parts:
         sides = {}
         for side in SIDES:

@@ -5,7 +5,7 @@
 
 Every parameter of a small BERT is pulled by given forces, 20 steps of 2 micro-batches, through the real engine; the
 reference is plain LAMB in fp64, without DeepSpeed. Beside it stands what comes out when LAMB takes each flat tensor of
-DeepSpeed for a parameter, as it is without partition.py. Kept in benchmarks/results/exactness.json.
+DeepSpeed for a parameter, as it is without partition.py. Kept in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.measure import RESULTS, environment, write_results
+from benchmarks.measure import record, results_file, write_results
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -260,7 +260,7 @@ class Exactness:
 
     ranks: tuple[int, ...] = RANKS
     """Numbers of ranks; on GPUs, at most as many as there are."""
-    out: Path = RESULTS / "exactness.json"
+    out: Path = field(default_factory=partial(results_file, "exactness"))
     """File for the numbers."""
 
 
@@ -287,7 +287,8 @@ def main(arguments: list[str]) -> int:
         offload = "" if row["offload"] == "none" else f"  {row['offload']} in the host's memory"
         line = f"ZeRO {row['zero']}  {row['ranks']} ranks  {row['precision']}{offload}"
         console.print(f"{line}  error {row['error']:.1e}{without}")
-    results = {"environment": environment(["torch", "deepspeed"]), "steps": STEPS, "micro_batches": MICRO, "rows": rows}
+    found = {"steps": STEPS, "micro_batches": MICRO, "rows": rows}
+    results = record("exactness", ["torch", "deepspeed"], found)
     console.print(f"kept in {write_results(settings.out, results)}")
     return 0
 

@@ -11,21 +11,30 @@ weights in bf16, which lose small steps: that is shown, but the goals are about 
 turns of an epoch of some steps; ratios are medians. A third side is ours as two ranks of one thread.
 
 The last measurement is how long the first step takes to come on a file of 100 MB, beyond imports. The numbers are kept
-in benchmarks/results/finetuning.json.
+in benchmarks/results/.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import DATA, RESULTS, environment, leave_own_folder, median_ratio, mistakes_told, write_results
+from benchmarks.measure import (
+    DATA,
+    leave_own_folder,
+    median_ratio,
+    mistakes_told,
+    read_results,
+    record,
+    results_file,
+    write_results,
+)
 
 leave_own_folder()
 
@@ -87,7 +96,7 @@ class Finetuning:
     """Measure two ranks of one thread beside one process of two."""
     first_step: bool = True
     """Measure how long the first step takes to come."""
-    out: Path = RESULTS / "finetuning.json"
+    out: Path = field(default_factory=partial(results_file, "finetuning"))
     """File for the numbers."""
 
 
@@ -187,13 +196,13 @@ def first_step(model: Path, data: Path, megabytes: int = MEGABYTES) -> float:
 
 def measure(settings: Finetuning, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    results = json.loads(settings.out.read_text()) if settings.out.exists() else {}
+    models = read_results(settings.out)["models"] if settings.out.exists() else {}
+    results = record("finetuning", ["torch", "deepspeed", "transformers", "accelerate"], {"models": models})
     with tempfile.TemporaryDirectory() as folder:
         model = settings.model or make_model(settings.size, settings.data, Path(folder) / settings.size)
         shape, dtype = read_shape(model), name_dtype(choose_dtype("auto", choose_device("auto", World())))
-        found = results.setdefault(model.name, {"contests": {}})
-        found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
-        found["environment"] = {**environment(["torch", "deepspeed", "transformers", "accelerate"]), "threads": CORES}
+        found = models.setdefault(model.name, {"contests": {}})
+        found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype, "threads": CORES}
         for name in settings.contests:
             task = name.partition("-")[0]
             if task not in WIDTHS or not name.endswith(("-padded", "-dynamic")):

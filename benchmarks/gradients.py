@@ -5,12 +5,11 @@
     torchrun --nproc-per-node 2 benchmarks/gradients.py --shards SHARDS --contest base-128-8
 
 Whole training steps of engines in one process alternate, on the same batches of real shards; ratios are medians. The
-model, the kernels and the optimizer are the same on both sides. Kept in benchmarks/results/gradients-<device>.json.
+model, the kernels and the optimizer are the same on both sides. Kept in benchmarks/results/.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -30,7 +29,16 @@ import torch.distributed as dist
 import tyro
 
 from benchmarks.contests import LEARNING_RATE, Contest
-from benchmarks.measure import DATA, RESULTS, alternate, environment, median_ratio, mistakes_told, write_results
+from benchmarks.measure import (
+    DATA,
+    alternate,
+    median_ratio,
+    mistakes_told,
+    read_results,
+    record,
+    results_file,
+    write_results,
+)
 from benchmarks.peer import make_shards
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -150,15 +158,16 @@ def main(arguments: list[str]) -> int:
         shards = settings.shards or make_shards(settings.data, Path(folder) / "shards")
         shape, batches = Contest.parse(settings.contest).load(shards, world.size * settings.micro)
     micro = batches[world.rank :: world.size]
-    kept = settings.out or RESULTS / f"gradients-{device.type}.json"
-    results = json.loads(kept.read_text()) if kept.exists() else {}
+    kept = settings.out or results_file("gradients")
+    contests = read_results(kept)["contests"] if kept.exists() else {}
+    results = record("gradients", ["torch", "deepspeed"], {"contests": contests})
     for name in settings.ways:
         ratio = compare(WAYS[name], shape, micro, device, settings.rounds)
         if world.rank == 0:
             print(f"{name}: ours is {ratio:.2f} times as fast", flush=True)
             key = f"{settings.contest}, {settings.micro} micro-batches, {world.size} ranks"
-            found = results.setdefault(key, {"environment": environment(["torch", "deepspeed"])})
-            found.setdefault("times_as_fast_as", {})[name] = round(ratio, 2)
+            found = contests.setdefault(key, {"times_as_fast_as": {}})
+            found["times_as_fast_as"][name] = round(ratio, 2)
             write_results(kept, results)
     disconnect()
     return 0

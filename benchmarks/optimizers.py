@@ -4,7 +4,7 @@
     python benchmarks/optimizers.py --size base
 
 Both move the same flat tensors, as ZeRO hands them over. Steps alternate; the ratio is the median over the rounds.
-Kept in benchmarks/results/optimizers-cpu.json, or -cuda.json.
+Kept in benchmarks/results/, in a file for each kind of hardware.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import RESULTS, alternate, environment, median_ratio, write_results
+from benchmarks.measure import alternate, median_ratio, record, results_file, write_results
 from pretraining.config import settings as recipe
 from pretraining.engine.adamw import AdamW
 from pretraining.engine.lamb import Lamb
@@ -50,7 +50,7 @@ class Optimizers:
     rounds: int = 15
     """Alternating steps of which the median is taken."""
     out: Path | None = None
-    """File for the numbers (default: benchmarks/results/optimizers-<device>.json)."""
+    """File for the numbers (default: benchmarks/results/optimizers-<hardware>.json)."""
 
 
 def make_steps(shape: Shape, device: torch.device) -> dict[str, Callable[[], None]]:
@@ -106,15 +106,14 @@ def main(arguments: list[str]) -> int:
     ratios = {name: round(median_ratio(times, seconds["adamw"]), 3) for name, times in seconds.items()}
     for name, ratio in ratios.items():
         console.print(f"{name:16} {1000 * statistics.median(seconds[name]):8.1f} ms  {ratio:.2f} times adamw")
-    results = {
-        "environment": environment(["torch"]),
+    found = {
         "size": settings.size,
         "parameters": shape.num_parameters(),
         "times_fused_adamw": ratios,
         "milliseconds": {name: round(1000 * statistics.median(times), 2) for name, times in seconds.items()},
     }
-    path = settings.out or RESULTS / f"optimizers-{device.type}.json"
-    console.print(f"kept in {write_results(path, results)}")
+    results = record("optimizers", ["torch"], found)
+    console.print(f"kept in {write_results(settings.out or results_file('optimizers'), results)}")
     return 0
 
 

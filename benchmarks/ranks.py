@@ -16,11 +16,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, environment, leave_own_folder, mistakes_told, write_results
-from data_prep.common.files import read_json
+from benchmarks.measure import leave_own_folder, mistakes_told, read_results, record, results_file, write_results
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
@@ -61,7 +61,7 @@ class Ranks:
     """Sequences of each rank in a batch."""
     only: tuple[str, ...] = ()
     """Parts to measure, such as `beats`; the file keeps what it has of the others (default: all parts)."""
-    out: Path = field(default=RESULTS / "ranks.json")
+    out: Path = field(default_factory=partial(results_file, "ranks"))
     """File for what is found."""
 
 
@@ -69,9 +69,9 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Ranks, args=arguments, prog="ranks.py")
     console = Console(highlight=False, soft_wrap=True)
-    results: dict[str, Any] = read_json(settings.out) if settings.only and settings.out.exists() else {}
-    results["environment"] = environment(["torch", "deepspeed", "safetensors"])
-    results["own_network"] = OWN_NETWORK in os.environ
+    before = read_results(settings.out) if settings.only and settings.out.exists() else {}
+    own = {"own_network": OWN_NETWORK in os.environ}
+    results = before | record("ranks", ["torch", "deepspeed", "safetensors"], own)
     for part, measure in parts(settings).items():
         if settings.only and part not in settings.only:
             continue
