@@ -19,11 +19,11 @@ def bars(groups: Mapping[str, Sequence[tuple[str, float, str]]], title: str) -> 
         drawn.append(f'<text x="0" y="{top + 16}" font-weight="600">{escape(group)}</text>')
         for number, (name, value, words) in enumerate(rows):
             top += 24
-            width = max(1.0, (WIDTH - 235) * value / (max(most for _, most, _ in rows) or 1))
+            width = max(1.0, (WIDTH - 250) * value / (max(most for _, most, _ in rows) or 1))
             colour = COLOURS[number % len(COLOURS)]
             drawn.append(f'<text x="0" y="{top + 13}">{escape(name)}</text>')
-            drawn.append(f'<rect fill="{colour}" x="165" y="{top + 3}" width="{width:.1f}" height="12"/>')
-            drawn.append(f'<text x="{171 + width:.1f}" y="{top + 13}">{escape(words)}</text>')
+            drawn.append(f'<rect fill="{colour}" x="180" y="{top + 3}" width="{width:.1f}" height="12"/>')
+            drawn.append(f'<text x="{186 + width:.1f}" y="{top + 13}">{escape(words)}</text>')
         top += 34
     return _svg(top, title, drawn)
 

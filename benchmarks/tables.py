@@ -103,7 +103,7 @@ def by_shape(found: Results, title: str = "") -> Iterator[Block]:
     """Tables of anything: what is one value, then what is many."""
     single = {name: value for name, value in found.items() if is_cell(value)}
     if single:
-        yield Block(title, (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()])
+        yield Block("", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()])
     for name, value in found.items():
         words = f"{title}, {titled(name)}" if title else titled(name)
         if name in single or not value:
@@ -144,7 +144,7 @@ def contests(found: Mapping[str, Results]) -> Iterator[Block]:
         measured = {side: figures[speed] for side, figures in each["sides"].items() if speed in figures}
         groups[name] = [(side, middle(value), cell(middle(value))) for side, value in measured.items()]
     yield Block(titled(speed), svg=bars(groups, titled(speed)))
-    yield Block("", ["contest", "side", *map(titled, names), "ours is so many times as fast"], rows)
+    yield Block("", ["contest", "side", *map(titled, names), "ours: times as fast"], rows)
     for part in ("parts", "profile"):
         if shares := [{"": name, **_shares(each[part])} for name, each in found.items() if each.get(part)]:
             yield matrix("shares of the time of our step" + (", by kernels" if part == "profile" else ""), shares)

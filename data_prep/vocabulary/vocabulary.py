@@ -48,7 +48,7 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Stands for the vocabulary in a manifest or a task: another checksum means other pieces or other case."""
         return hashlib.sha256(self._text() + bytes([self.cased])).hexdigest()
