@@ -56,7 +56,8 @@ class Preparation:
     peer_mb: tuple[float, ...] = (1, 4)
     """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
-    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
+    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out, and how
+    two workers compare with one."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -82,7 +83,7 @@ class Corpus:
             return cls(docs, files, "wikiextractor", data / "vocab.txt")
         corpus = cls(("demo",), tuple(demo.files()), "demo", folder / VOCABULARY)
         text = folder / "vocabulary.txt"
-        corpus.write(text, 4)
+        corpus.write(text, 2)
         prepare(folder, Settings(docs=((str(text),),), format=(("sentences",),), vocab_size=8192, lengths=(128,)))
         return corpus
 
@@ -193,7 +194,7 @@ def scaling(settings: Preparation, corpus: Corpus) -> dict[str, Any]:
 def growth(settings: Preparation, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
     """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
     rows = []
-    for size in filter(None, settings.growth_mb):
+    for size in settings.growth_mb:
         text = folder / "growth" / "text.txt"
         text.parent.mkdir(exist_ok=True)
         megabytes = corpus.write(text, size)
@@ -202,7 +203,7 @@ def growth(settings: Preparation, corpus: Corpus, folder: Path) -> list[dict[str
             return [*rows, watched([str(text)], megabytes, None)]
     paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
     everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
-    return [*rows, *(watched(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None) if rows)]
+    return [*rows, *(watched(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
 
 
 def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
@@ -233,6 +234,14 @@ def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[
     }
 
 
+def growth_table(rows: list[dict[str, Any]]) -> Table:
+    """Time and memory as the console shows them."""
+    table = Table("text MB", "vocabulary", "seconds", "MB/s", "MB of a worker", "MB of the main process", box=None)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
+
+
 def family(pid: int) -> list[psutil.Process]:
     """A process and all that descend from it."""
     try:
@@ -255,13 +264,11 @@ def main(arguments: list[str]) -> int:
         console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
         found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
         found["contests"] = contests(settings, corpus, folder, console)
-        found["scaling"] = scaling(settings, corpus)
-        console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
-        found["growth"] = growth(settings, corpus, folder)
-        table = Table("text MB", "vocabulary", "seconds", "MB/s", "MB of a worker", "MB of the main process", box=None)
-        for row in found["growth"]:
-            table.add_row(*map(str, row.values()))
-        console.print(table)
+        if any(settings.growth_mb):
+            found["scaling"] = scaling(settings, corpus)
+            console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
+            found["growth"] = growth(settings, corpus, folder)
+            console.print(growth_table(found["growth"]))
         results = record("preparation", [*LIBRARIES, "transformers"], found)
         kept = write_results(settings.out or results_file("preparation", with_gpu=False), results)
         console.print(f"kept in {kept}", markup=False)

@@ -23,7 +23,7 @@ import tyro
 
 from benchmarks.measure import RESULTS, ROOT, commit, mistakes_told, read_results
 from benchmarks.svg import curves
-from benchmarks.tables import SHORT, Block, Results, blocks_of, cell, matrix, middle, titled
+from benchmarks.tables import SHORT, Block, Results, blocks_of, matrix, middle
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
@@ -45,7 +45,7 @@ h1{font-size:1.6rem} h2{border-top:1px solid #8886;padding-top:1rem;margin-top:2
 .box{overflow-x:auto;margin:.8rem 0} table{border-collapse:collapse;font-size:.86rem}
 th,td{padding:.25rem .6rem;text-align:left;border-bottom:1px solid #8884;vertical-align:top} th{min-width:4.5rem}
 td{white-space:nowrap;font-variant-numeric:tabular-nums}
-svg{display:block;width:100%;max-width:640px;height:auto;font:12px system-ui,sans-serif} svg text{fill:currentColor}
+svg{display:block;overflow:visible;width:100%;max-width:540px;height:auto;font:12px system-ui,sans-serif} svg text{fill:currentColor}
 """
 
 
@@ -116,9 +116,8 @@ def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Secti
         yield Section(name, f"On {machine(found['environment'])}.", blocks_of(found))
     if PUBLISHED.exists():
         yield published(tomllib.loads(PUBLISHED.read_text(encoding="utf-8")), results)
-    names = dict.fromkeys(name for found in results.values() for name in found["environment"])
-    rows = [[titled(name), *(cell(found["environment"].get(name)) for found in results.values())] for name in names]
-    yield Section("Environment", "Where each was measured, and by which command.", [Block("", ["", *results], rows)])
+    machines = [{"results": name, **found["environment"]} for name, found in results.items()]
+    yield Section("Environment", "Where each was measured, and by which command.", [matrix("", machines)])
 
 
 def run_section(folder: Path) -> Section:

@@ -9,6 +9,8 @@ from html import escape
 WIDTH, HEIGHT = 440, 250  # units of the drawing, few of them so that its words can be read on a phone
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 38  # room around a plot
 COLOURS = ("#0f8b8d", "#d1702e", "#7a6ff0", "#b8527f", "#5f8f2e", "#b08900", "#4a90d9", "#8a8a8a")
+IDEAL = "if none waited"
+"""The end of the name of a line that is dashed."""
 Point = tuple[float, float]
 
 
@@ -29,7 +31,7 @@ def bars(groups: Mapping[str, Sequence[tuple[str, float, str]]], title: str) -> 
 
 
 def curves(series: Mapping[str, Sequence[Point]], title: str, across: str, up: str, log: bool = False) -> str:
-    """A line through the points of each series; that of `ideal` is dashed. Speeds begin at 0, losses do not."""
+    """A line through the points of each series; an ideal one is dashed. Speeds begin at 0, losses do not."""
     points = [point for line in series.values() for point in line]
     if not points:
         return ""
@@ -53,9 +55,12 @@ def curves(series: Mapping[str, Sequence[Point]], title: str, across: str, up: s
     drawn.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(across)}</text>')
     drawn.append(f'<text x="0" y="{HEIGHT - 6}">{escape(up)}</text>')
     for number, (name, line) in enumerate(series.items()):
-        colour, dashed = COLOURS[number % len(COLOURS)], ' stroke-dasharray="4 4"' if name == "ideal" else ""
-        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
+        colour, dashed = COLOURS[number % len(COLOURS)], ' stroke-dasharray="4 4"' if name.endswith(IDEAL) else ""
+        places = [place(*point) for point in line]
+        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         drawn.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="1.8"{dashed}/>')
+        if len(places) <= 20:
+            drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
         top = HEIGHT + 4 + 16 * number
         drawn.append(f'<rect fill="{colour}" x="0" y="{top}" width="12" height="4"/>')
         drawn.append(f'<text x="18" y="{top + 7}">{escape(name)}</text>')

@@ -6,18 +6,18 @@ by its shape, so that a new benchmark needs no code here. No ratio is worked out
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from benchmarks.svg import bars, curves
+from benchmarks.svg import IDEAL, bars, curves
 
 Results = Mapping[str, Any]
-TIMES = "times_as_fast_as"
 APART = "not in turns"
 """Stands where a ratio would, had both sides taken turns in one run."""
-DEVICES = ("nodes", "processes", "ranks", "gpus")
+DEVICES = ("processes", "ranks", "gpus", "nodes")
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ def is_cell(value: Any) -> bool:
     return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
 
 
+def is_row(value: Any) -> bool:
+    """Whether a row of a table holds this."""
+    return isinstance(value, Mapping) and not is_cell(value) and all(map(is_cell, value.values()))
+
+
 def titled(name: str) -> str:
     """The name of a figure as a page has it."""
     return name.replace("_per_s", "/s").replace("/second", "/s").replace("_", " ").replace("mb/s", "MB/s")
@@ -86,10 +91,12 @@ def middle(value: Any) -> float:
 
 def ratio(contest: Results, side: str) -> str:
     """How many times as fast we are as a side; refused where the JSON does not have both of one run."""
-    if side == "cloze":
+    if side.startswith("cloze"):
         return ""
-    both = {"cloze", side} <= contest["sides"].keys() and side in contest.get(TIMES, {})
-    return cell(contest[TIMES][side]) if both else APART
+    times = contest.get("times_as_fast", {"cloze": contest.get("times_as_fast_as", {})})  # of each of ours, or of all
+    taken = {mine: peers[side] for mine, peers in times.items() if side in peers}
+    both = {mine: each for mine, each in taken.items() if {mine, side} <= contest["sides"].keys()}
+    return "; ".join(f"{mine.removeprefix('cloze')} {cell(each)}".strip() for mine, each in both.items()) or APART
 
 
 def blocks_of(results: Results) -> list[Block]:
@@ -100,66 +107,67 @@ def blocks_of(results: Results) -> list[Block]:
 
 
 def by_shape(found: Results, title: str = "") -> Iterator[Block]:
-    """Tables of anything: what is one value, then what is many."""
+    """Tables of anything: what is one value, then contests, then what is many."""
     single = {name: value for name, value in found.items() if is_cell(value)}
     if single:
         yield Block("", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()])
+    held = {name: value for name, value in found.items() if isinstance(value, Mapping) and "sides" in value}
+    if held:
+        yield from contests(held, title)
     for name, value in found.items():
         words = f"{title}, {titled(name)}" if title else titled(name)
-        if name in single or not value:
+        if name in single or name in held or not value:
             continue
-        records = value if isinstance(value, list) else value.values()
-        flat = all(
-            isinstance(each, Mapping) and not is_cell(each) and all(map(is_cell, each.values())) for each in records
-        )
         if isinstance(value, list):
-            yield from speeds(words, value)
-            yield matrix(words, value)
-        elif all(isinstance(each, Mapping) and "sides" in each for each in records):
-            yield from contests(value)
-        elif flat:
+            rows = list(filter(is_row, value))
+            yield from speeds(words, rows)
+            yield matrix(words, rows)
+        elif all(is_row(each) for each in value.values()):
             yield matrix(words, [{"": key, **row} for key, row in value.items()])
         else:
             yield from by_shape(value, words)
 
 
-def speeds(title: str, rows: Sequence[Results]) -> Iterator[Block]:
-    """A plot of records that say how fast so many devices are."""
-    device = next((name for name in DEVICES if all(name in row for row in rows)), None)
-    named = {"measured": "sequences_per_second", "ideal": "ideal"}
-    if device and all("sequences_per_second" in row for row in rows):
-        series = {name: [(row[device], middle(row[key])) for row in rows if key in row] for name, key in named.items()}
-        yield Block(title, svg=curves(series, title, device, "sequences/s", log=True))
+def speeds(title: str, points: Sequence[Results]) -> Iterator[Block]:
+    """A plot of points that say how fast so many devices are, and how fast they would be if none waited for another."""
+    device = next((name for name in DEVICES if all(name in point for point in points)), None)
+    if not points or device is None or not all("sequences_per_second" in point for point in points):
+        return
+    series: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        kind = point.get("scaling", "measured") + (f", {point['threads']} threads each" if "threads" in point else "")
+        speed = middle(point["sequences_per_second"])
+        series.setdefault(kind, []).append((point[device], speed))
+        if point.get("ideal") and point.get("efficiency"):
+            ideal = speed * middle(point["ideal"]) / middle(point["efficiency"])
+            series.setdefault(f"{kind}: {IDEAL}", []).append((point[device], ideal))
+    yield Block(f"{title}, sequences/s", svg=curves(series, title, device, "sequences/s", log=True))
 
 
-def contests(found: Mapping[str, Results]) -> Iterator[Block]:
+def contests(found: Mapping[str, Results], title: str) -> Iterator[Block]:
     """A row and a bar for each side of each contest, and where the time of ours goes."""
     names = list(dict.fromkeys(name for each in found.values() for side in each["sides"].values() for name in side))
-    rows, groups = [], {}
+    lines, groups = [], {}
     speed = next((name for name in names if "_per_s" in name), names[0])
     for name, each in found.items():
         for side, figures in each["sides"].items():
             words = [cell(figures.get(figure), figure) for figure in names]
-            rows.append([contest_name(name, each), side, *words, ratio(each, side)])
+            lines.append([contest_name(name, each), side, *words, ratio(each, side)])
         measured = {side: figures[speed] for side, figures in each["sides"].items() if speed in figures}
         groups[name] = [(side, middle(value), cell(middle(value))) for side, value in measured.items()]
-    yield Block(titled(speed), svg=bars(groups, titled(speed)))
-    yield Block("", ["contest", "side", *map(titled, names), "ours: times as fast"], rows)
+    yield Block(f"{title}: {titled(speed)}", svg=bars(groups, titled(speed)))
+    yield Block("", ["contest", "side", *map(titled, names), "ours: times as fast"], lines)
     for part in ("parts", "profile"):
-        if shares := [{"": name, **_shares(each[part])} for name, each in found.items() if each.get(part)]:
-            yield matrix("shares of the time of our step" + (", by kernels" if part == "profile" else ""), shares)
-
-
-def _shares(seconds: Mapping[str, Any]) -> dict[str, str]:
-    numbers = {name: middle(value) for name, value in seconds.items() if isinstance(value, Mapping | int | float)}
-    total = sum(numbers.values()) or 1
-    return {name: f"{number / total:.1%}" for name, number in numbers.items()}
+        shares = {name: each[part].items() for name, each in found.items() if each.get(part)}
+        rows = [{"": name, **{key: cell(value, "share") for key, value in each}} for name, each in shares.items()]
+        if rows:
+            yield matrix("shares of the time of our step" + (", by kernels" if part == "profile" else ""), rows)
 
 
 def contest_name(name: str, contest: Results) -> str:
     """`base-128` of 32 sequences in words."""
-    size, dash, length = name.partition("-")
-    return f"{size} at {length}, {contest['sequences']} sequences" if dash and "sequences" in contest else name
+    parts = re.fullmatch(r"([a-z]+)-(\d+)", name)
+    return f"{parts[1]} at {parts[2]}, {contest['sequences']} sequences" if parts and "sequences" in contest else name
 
 
 def throughput(found: Results) -> Iterator[Block]:
@@ -206,8 +214,8 @@ def downstream(found: Results) -> Iterator[Block]:
 
 def gradients(found: Results) -> Iterator[Block]:
     """How many times as fast as DeepSpeed's ways with gradients ours is, in steps of several kinds."""
-    ways = dict.fromkeys(way for each in found["contests"].values() for way in each[TIMES])
-    times = {way: {name: each[TIMES].get(way) for name, each in found["contests"].items()} for way in ways}
+    ways = dict.fromkeys(way for each in found["contests"].values() for way in each["times_as_fast_as"])
+    times = {way: {name: each["times_as_fast_as"].get(way) for name, each in found["contests"].items()} for way in ways}
     yield matrix("", [{"DeepSpeed's way": way, **row} for way, row in times.items()])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -100,3 +101,12 @@ def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "has no wiki/" in done.stderr
+
+
+def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CLOZE_DATA"}
+    options = ["--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, str(ROOT / "benchmarks/preparation.py"), *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "found.json").read_text())["text"] == "demo"

@@ -100,6 +100,8 @@ def test_a_ratio_is_printed_only_of_sides_in_turns() -> None:
     assert ratio(contest(), "transformers") == APART
     del turns["sides"]["transformers"]
     assert ratio(turns, "transformers") == APART
+    ours = {"cloze fp32": {"peer": 2.0}, "cloze bf16": {"peer": 3.0}}
+    assert ratio({"sides": {"cloze fp32": {}, "peer": {}}, "times_as_fast": ours}, "peer") == "fp32 2"
     assert APART in page(list(sections({"a": results(contests={"base-128": contest()})}, None)))
 
 
@@ -111,17 +113,19 @@ def test_names_in_results_cannot_become_tags() -> None:
 
 
 def test_results_of_any_shape_become_tables() -> None:
-    points = [
-        {"processes": 1, "sequences_per_second": 5.0, "ideal": 5.0},
-        {"processes": 2, "sequences_per_second": 9.0},
-    ]
-    found = {"weak": points, "of": {"a": {"b": {"share": 0.25}}}, "one": 12345, "curve": list(range(9)), "none": []}
-    blocks = blocks_of(results("new", **found))
+    one = {"scaling": "weak", "processes": 1, "sequences_per_second": 5.0, "efficiency": {"median": 1.0}, "ideal": 1.0}
+    two = {**one, "processes": 2, "sequences_per_second": 9.0, "efficiency": {"median": 0.9}}
+    found = {"points": [one, two], "lists": [[1], [2]], "of": {"a": {"b": {"share": 0.25}}}}
+    blocks = blocks_of(results("new", **found, one=12345, curve=list(range(9)), none=[]))
     chart, *_ = [block for block in blocks if block.svg]
-    assert len(ElementTree.fromstring(chart.svg).findall("polyline")) == 2
+    measured, ideal = ElementTree.fromstring(chart.svg).findall("polyline")
+    assert "stroke-dasharray" in ideal.attrib
+    [first, last], [first_ideal, last_ideal] = (each.attrib["points"].split() for each in (measured, ideal))
+    assert first == first_ideal
+    assert float(last.split(",")[1]) > float(last_ideal.split(",")[1])  # it lies below
     words = "\n".join(block.markdown() for block in blocks)
     assert "| one | 12,345 |" in words
-    assert "| 2 | 9 |  |" in words
+    assert "| weak | 2 | 9 | 0.9 | 1 |" in words
     assert "25.0%" in words
     assert "9 values" in words
 
