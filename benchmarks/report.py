@@ -45,7 +45,8 @@ h1{font-size:1.6rem} h2{border-top:1px solid #8886;padding-top:1rem;margin-top:2
 .box{overflow-x:auto;margin:.8rem 0} table{border-collapse:collapse;font-size:.86rem}
 th,td{padding:.25rem .6rem;text-align:left;border-bottom:1px solid #8884;vertical-align:top} th{min-width:4.5rem}
 td{white-space:nowrap;font-variant-numeric:tabular-nums}
-svg{display:block;overflow:visible;width:100%;max-width:540px;height:auto;font:12px system-ui,sans-serif} svg text{fill:currentColor}
+svg{display:block;overflow:visible;width:100%;max-width:540px;height:auto;font:12px system-ui,sans-serif}
+svg text{fill:currentColor}
 """
 
 
