@@ -77,10 +77,7 @@ class Section:
         return begin + "".join(block.html() for block in self.blocks)
 
     def markdown(self) -> str:
-        tables = (
-            [f"**{block.title}**"] * bool(block.title) + [block.markdown()] for block in self.blocks if block.head
-        )
-        return "\n\n".join([f"## {self.title}", self.note, *(part for table in tables for part in table)])
+        return "\n\n".join(filter(None, [f"## {self.title}", self.note, *(block.markdown() for block in self.blocks)]))
 
 
 def read_all(folder: Path) -> dict[str, Results]:

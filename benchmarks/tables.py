@@ -31,8 +31,11 @@ class Block:
 
     def markdown(self) -> str:
         """The table as a page of documentation has it; nothing of a chart."""
-        lines = [self.head, ["---"] * len(self.head), *self.rows] if self.head else []
-        return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+        if not self.head:
+            return ""
+        rows = [f"| {' | '.join(word.replace('|', '/') for word in row)} |" for row in (self.head, *self.rows)]
+        title = f"{self.title}:\n\n" if self.title else ""
+        return title + "\n".join([rows[0], "| --- " * len(self.head) + "|", *rows[1:]])
 
     def html(self) -> str:
         """With the table in a box of its own, which scrolls where the screen is narrow."""
