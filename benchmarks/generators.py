@@ -101,11 +101,11 @@ def lddl(job: Job, out: Path) -> int:
 def fast_tokenizer(vocabulary: Path) -> tuple[str, Callable[[str], Pieces]]:
     """What LDDL cuts a sentence with: transformers' fast tokenizer where it is installed, or what that one calls."""
     try:
-        from transformers import BertTokenizerFast
+        from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         pipeline = load_vocabulary(vocabulary, cased=False).pipeline()
         return "tokenizers", partial(_tokens, pipeline)
-    return "transformers", BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True).tokenize
+    return "transformers", BertTokenizerFast(str(vocabulary), do_lower_case=True).tokenize
 
 
 def _tokens(pipeline: Tokenizer, sentence: str) -> Pieces:

@@ -131,7 +131,8 @@ def run_section(folder: Path) -> Section:
 
 def published(content: Mapping[str, Any], results: Mapping[str, Results]) -> Section:
     """What others published, after the same model and length where they were measured here."""
-    rows, series = [], {}
+    rows: list[dict[str, Any]] = []
+    series: dict[str, list[tuple[float, float]]] = {}
     known = {f"{row['model']}-{row['length']}" for row in content["rows"]}
     for name, found in results.items():
         for contest, each in found["contests"].items() if found["benchmark"] == "throughput" else ():

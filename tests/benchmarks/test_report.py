@@ -106,7 +106,7 @@ def test_a_ratio_is_printed_only_of_sides_in_turns() -> None:
 
 
 def test_names_in_results_cannot_become_tags() -> None:
-    found = results(contests={"<b>": contest()}, **{"<i>": {"<u>": {"<s>": 1}}})
+    found = {**results(contests={"<b>": contest()}), "<i>": {"<u>": {"<s>": 1}}}
     reader = Reader()
     reader.feed(page(list(sections({"<a>": found}, None))))
     assert not reader.tags & {"b", "i", "u", "s"}
