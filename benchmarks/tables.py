@@ -160,11 +160,17 @@ def contests(found: Mapping[str, Results], title: str) -> Iterator[Block]:
         groups[name] = [(side, middle(value), cell(middle(value))) for side, value in measured.items()]
     yield Block(f"{title}: {titled(speed)}", svg=bars(groups, titled(speed)))
     yield Block("", ["contest", "side", *map(titled, names), "ours: times as fast"], lines)
+    if all("real_share_of_padded" in each for each in found.values()):  # what the batches of a model were
+        yield matrix("", [{"contest": name, **dict(filter(_single, each.items()))} for name, each in found.items()])
     for part in ("parts", "profile"):
         shares = {name: each[part].items() for name, each in found.items() if each.get(part)}
         rows = [{"": name, **{key: cell(value, "share") for key, value in each}} for name, each in shares.items()]
         if rows:
             yield matrix("shares of the time of our step" + (", by kernels" if part == "profile" else ""), rows)
+
+
+def _single(item: tuple[str, Any]) -> bool:
+    return is_cell(item[1])
 
 
 def contest_name(name: str, contest: Results) -> str:
