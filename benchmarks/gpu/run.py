@@ -144,7 +144,7 @@ def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) ->
 def keep(folder: Path) -> Path:
     """Copies the results of a GPU to where numbers are published from."""
     path = folder / RESULTS_FILE
-    content = read_json(path) if path.exists() else {"dry": True}
+    content: dict[str, Any] = read_json(path) if path.exists() else {"dry": True}
     if content["dry"]:
         raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
     setup = content["parts"].get(SETUP, {}).get("measured", {})
