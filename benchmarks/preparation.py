@@ -81,10 +81,12 @@ class Corpus:
             docs = tuple(str(data / name) for name in ("wiki", "books") if (data / name).is_dir())
             files = tuple(sorted((data / "wiki").rglob("wiki_*")))
             return cls(docs, files, "wikiextractor", data / "vocab.txt")
-        corpus = cls(("demo",), tuple(demo.files()), "demo", folder / VOCABULARY)
+        corpus = cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
         text = folder / "vocabulary.txt"
         corpus.write(text, 2)
-        prepare(folder, Settings(docs=((str(text),),), format=(("sentences",),), vocab_size=8192, lengths=(128,)))
+        prepare(
+            folder / "demo", Settings(docs=((str(text),),), format=(("sentences",),), vocab_size=8192, lengths=(128,))
+        )
         return corpus
 
     def write(self, path: Path, megabytes: float) -> float:
