@@ -67,6 +67,7 @@ benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/report.py
 
 gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS))

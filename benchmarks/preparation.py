@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures data preparation: speed against `tokenizers` alone, scaling, growth with the corpus, memory.
+"""Measures data preparation: speed against other generators, scaling, growth with the corpus, memory.
 
     python benchmarks/preparation.py
 
-Reads real text from the folder that CLOZE_DATA names, and keeps its numbers in benchmarks/results/preparation.json.
+The sides take turns on one core with the same text and vocabulary: shard.py as it is, the peers of generators.py, and
+`tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or else the documentation strings of the
+installed packages. The numbers are kept in benchmarks/results/, in a file for each kind of hardware.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,121 +29,187 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import DATA, RESULTS, SHARD, alternate, environment, median_ratio, write_results
+from benchmarks.generators import Job, fast_tokenizer, lddl, original
+from benchmarks.measure import DATA, SHARD, alternate, mistakes_told, record, results_file, write_results
+from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
-from data_prep.readers import READERS
+from data_prep.readers import READERS, demo
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
-from data_prep.vocabulary.vocabulary import load_vocabulary
+from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
-BATCH = 1000  # sentences that the peer is given at a time
+BATCH = 1000  # sentences that `tokenizers` is given at a time
+GOALS = {"original": {1: 10, 5: 15}, "lddl": {1: 5, 5: 5}}
+"""How many times as fast as a peer we want to be, by the number of duplicates."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Measures data preparation on real text."""
+    """Measures data preparation, on real text where it is."""
 
     data: Path = DATA
-    """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt."""
+    """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt; without it, the demo corpus is taken."""
     rounds: int = 3
-    """Alternating runs of which the median is taken."""
-    growth_mb: tuple[int, ...] = (10, 20, 40, 80)
-    """Sizes of the corpora on which memory and time are watched, besides all of the data."""
+    """Turns of which the median is taken."""
+    peer_mb: tuple[float, ...] = (1, 4)
+    """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
+    growth_mb: tuple[float, ...] = (10, 20, 40, 80)
+    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out, and how
+    two workers compare with one."""
+    out: Path | None = None
+    """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
 
-def prepare(data: Path, docs: list[str], workers: int, **more: Any) -> Callable[[], Any]:
+@dataclass(frozen=True)
+class Corpus:
+    """What is prepared: real text, or the documentation strings of packages."""
+
+    docs: tuple[str, ...]
+    """All of it, as shard.py calls it."""
+    files: tuple[Path, ...]
+    format: str
+    vocabulary: Path
+
+    @classmethod
+    def find(cls, data: Path, folder: Path) -> Corpus:
+        """The text of a folder, or where there is none the demo corpus, whose vocabulary is trained into `folder`."""
+        if data != DATA and not (data / "wiki").is_dir():
+            raise UserError(f"{data} has no wiki/; give --data a folder with WikiExtractor's output in wiki/")
+        if (data / "wiki").is_dir():
+            docs = tuple(str(data / name) for name in ("wiki", "books") if (data / name).is_dir())
+            files = tuple(sorted((data / "wiki").rglob("wiki_*")))
+            return cls(docs, files, "wikiextractor", data / "vocab.txt")
+        corpus = cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
+        text = folder / "vocabulary.txt"
+        corpus.write(text, 2)
+        prepare(
+            folder / "demo", Settings(docs=((str(text),),), format=(("sentences",),), vocab_size=8192, lengths=(128,))
+        )
+        return corpus
+
+    def write(self, path: Path, megabytes: float) -> float:
+        """Writes so much of the text as the original generator reads it; returns how many MB there were."""
+        reader, options, size = READERS[self.format], Options(Problems("skip")), 0
+        spans = itertools.chain.from_iterable(reader.spans(file, 1 << 24) for file in self.files)
+        with path.open("w", encoding="utf-8") as file:
+            for document in itertools.chain.from_iterable(reader.read(span, options) for span in spans):
+                if size >= megabytes * 1e6:
+                    break
+                text = "\n".join(split_sentences("en", document.passages)) + "\n\n"
+                size += len(text.encode())
+                file.write(text)
+        return round(size / 1e6, 1)
+
+
+def prepare(folder: Path, settings: Settings, workers: int = 1) -> None:
     """A whole run of shard.py in this process, from files to shards."""
-
-    def run() -> None:
-        with tempfile.TemporaryDirectory() as out, open_workers(workers, preload=Pipeline.__module__) as pool:
-            assert pool is not None
-            settings = Settings(docs=(tuple(docs),), vocab=str(data / "vocab.txt"), **more)
-            Pipeline(Path(out), settings, pool, Console(file=io.StringIO())).run()
-
-    return run
+    with open_workers(workers, preload=Pipeline.__module__) as pool:
+        assert pool is not None
+        Pipeline(folder, settings, pool, Console(file=io.StringIO())).run()
 
 
-def sentences_of(folder: Path) -> list[str]:
-    """The same sentences that shard.py cuts into pieces."""
-    reader, options = READERS["wikiextractor"], Options(Problems("fail"))
-    spans = itertools.chain.from_iterable(reader.spans(path, 1 << 24) for path in sorted(folder.iterdir()))
-    documents = itertools.chain.from_iterable(reader.read(span, options) for span in spans)
-    return [sentence for document in documents for sentence in split_sentences("en", document.passages)]
+def prepare_aside(settings: Settings, workers: int = 1) -> None:
+    """A whole run whose shards nobody needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder), settings, workers)
 
 
-def against_tokenizers(settings: Preparation) -> dict[str, Any]:
-    """One worker against `encode_batch` alone; and what each further duplicate or length adds."""
-    wiki = settings.data / "wiki/AA"
-    sentences = sentences_of(wiki)
-    pipeline = load_vocabulary(settings.data / "vocab.txt", cased=False).pipeline()
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Nothing of this process runs on more than one core meanwhile."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
-    def tokenizers_alone() -> None:
-        for at in range(0, len(sentences), BATCH):
-            pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
-    def ours(lengths: tuple[int, ...], duplicates: int) -> Callable[[], Any]:
-        return prepare(settings.data, [str(wiki)], 1, lengths=lengths, duplicates=duplicates)
+def tokenizers_alone(job: Job) -> None:
+    """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
+    pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
+    with job.text.open(encoding="utf-8") as file:
+        sentences = [line.strip() for line in file]
+    for at in range(0, len(sentences), BATCH):
+        pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
-    ours((128, 512), 1)()  # compiles
-    seconds = alternate(
-        {
-            "tokenizers": tokenizers_alone,
-            "one set": ours((128,), 1),
-            "five duplicates": ours((128,), 5),
-            "two lengths": ours((128, 512), 1),
+
+def contest(job: Job, megabytes: float, rounds: int) -> dict[str, Any]:
+    """All sides in turns on one core, each from the text to the file that it writes."""
+    settings = Settings(
+        docs=((str(job.text),),),
+        format=(("sentences",),),
+        vocab=str(job.vocabulary),
+        lengths=(job.length,),
+        duplicates=job.duplicates,
+    )
+    with tempfile.TemporaryDirectory() as folder, one_core():
+        sides: dict[str, Callable[[], Any]] = {
+            "cloze": partial(prepare_aside, settings),
+            "original": partial(original, job, Path(folder) / "original"),
+            "lddl": partial(lddl, job, Path(folder) / "lddl"),
+            "tokenizers alone": partial(tokenizers_alone, job),
+        }
+        sides["cloze"]()  # compiles
+        turns = alternate(sides, rounds)
+    return {
+        "text_mb": megabytes,
+        "length": job.length,
+        "duplicates": job.duplicates,
+        "sides": {
+            name: {"seconds": turns.of(name), "mb_per_s": round(megabytes / turns.of(name)["median"], 2)}
+            for name in sides
         },
-        settings.rounds,
-    ).seconds
-    alone = seconds["tokenizers"]
-    megabytes = sum(len(each.encode()) for each in sentences) / 1e6
-
-    def added(name: str, sets: int) -> float:
-        shares = [(b - a) / sets / c for a, b, c in zip(seconds["one set"], seconds[name], alone, strict=True)]
-        return statistics.median(shares)
-
-    return {
-        "text_mb": round(megabytes, 1),
-        "tokenizers_mb_per_s": round(megabytes / statistics.median(alone), 2),
-        "rate_against_tokenizers": round(median_ratio(alone, seconds["one set"]), 2),
-        "further_duplicate_share_of_tokenization": round(added("five duplicates", 4), 3),
-        "further_length_share_of_tokenization": round(added("two lengths", 1), 3),
-        "seconds": {name: [round(each, 2) for each in values] for name, values in seconds.items()},
+        "times_as_fast_as": {name: turns.ratio(name, "cloze") for name in list(sides)[1:]},
     }
 
 
-def scaling(settings: Preparation) -> dict[str, Any]:
-    """Two workers against one, with the settings that shard.py has by itself."""
-    docs = [str(settings.data / "wiki")]
-    seconds = alternate(
-        {"1": prepare(settings.data, docs, 1), "2": prepare(settings.data, docs, 2)}, settings.rounds
-    ).seconds
-    return {
-        "two_workers_against_one": round(median_ratio(seconds["1"], seconds["2"]), 2),
-        "seconds": {name: [round(each, 2) for each in values] for name, values in seconds.items()},
-    }
+def contests(settings: Preparation, corpus: Corpus, folder: Path, console: Console) -> dict[str, Any]:
+    """A contest for every size of text, with one duplicate and with five."""
+    found = {}
+    for size in settings.peer_mb:
+        text = folder / f"{size}.txt"
+        megabytes = corpus.write(text, size)
+        for duplicates in (1, 5):
+            job = Job(text, corpus.vocabulary, duplicates=duplicates)
+            name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
+            found[name] = one = contest(job, megabytes, settings.rounds)
+            console.print(f"{name}: {one['sides']['cloze']['mb_per_s']} MB/s on one core")
+            for peer, ratio in one["times_as_fast_as"].items():
+                wanted = GOALS.get(peer, {}).get(duplicates)
+                goal = f"; goal {wanted}" if wanted else ""
+                spread = f"{ratio['lowest']} to {ratio['highest']}"
+                console.print(f"  {ratio['median']} times as fast as {peer} ({spread}{goal})")
+    return found
 
 
-def growth(settings: Preparation) -> list[dict[str, Any]]:
+def scaling(settings: Preparation, corpus: Corpus) -> dict[str, Any]:
+    """Two workers against one on a part of the corpus, with the settings that shard.py has by itself."""
+    docs = corpus.docs if corpus.format == "demo" else (str(corpus.files[0].parent),)
+    whole = Settings(docs=(docs,), vocab=str(corpus.vocabulary))
+    turns = alternate({str(workers): partial(prepare_aside, whole, workers) for workers in (1, 2)}, settings.rounds)
+    return {"two_workers_against_one": turns.ratio("1", "2"), "seconds": {name: turns.of(name) for name in "12"}}
+
+
+def growth(settings: Preparation, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
     """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
-    files = sorted((settings.data / "wiki").rglob("wiki_*"))
     rows = []
-    for megabytes in settings.growth_mb:
-        sizes = itertools.accumulate(path.stat().st_size for path in files)
-        count = sum(1 for size in sizes if size <= megabytes * 1e6) + 1
-        with tempfile.TemporaryDirectory() as folder:
-            for number, path in enumerate(files[:count]):
-                (Path(folder) / f"{number:04}").symlink_to(path.resolve())
-            rows.append(watched([folder], settings.data / "vocab.txt"))
-    everything = [str(settings.data / "wiki"), str(settings.data / "books")]
-    return [*rows, watched(everything, settings.data / "vocab.txt"), watched(everything, None)]
+    for size in settings.growth_mb:
+        text = folder / "growth" / "text.txt"
+        text.parent.mkdir(exist_ok=True)
+        megabytes = corpus.write(text, size)
+        rows.append(watched([str(text)], megabytes, corpus.vocabulary))
+        if megabytes < size:  # that is all there is
+            return [*rows, watched([str(text)], megabytes, None)]
+    paths = [path for each in corpus.docs for path in Path(each).rglob("*") if path.is_file()]
+    everything = round(sum(path.stat().st_size for path in paths) / 1e6, 1)
+    return [*rows, *(watched(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
 
 
-def watched(docs: list[str], vocabulary: Path | None) -> dict[str, Any]:
+def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
     """Runs shard.py and watches the memory of each of its processes."""
-    paths = [path for each in docs for path in Path(each).rglob("*")]
-    size = sum(path.stat().st_size for path in paths if path.is_file())
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
@@ -158,13 +227,21 @@ def watched(docs: list[str], vocabulary: Path | None) -> dict[str, Any]:
         assert process.returncode == 0
     workers = [peak for pid, peak in peaks.items() if pid != process.pid]
     return {
-        "text_mb": round(size / 1e6, 1),
+        "text_mb": megabytes,
         "vocabulary": "given" if vocabulary else "trained",
         "seconds": round(seconds, 1),
-        "mb_per_s": round(size / 1e6 / seconds, 2),
+        "mb_per_s": round(megabytes / seconds, 2),
         "worker_peak_mb": round(max(workers) / 1e6),
         "main_peak_mb": round(peaks[process.pid] / 1e6),
     }
+
+
+def growth_table(rows: list[dict[str, Any]]) -> Table:
+    """Time and memory as the console shows them."""
+    table = Table("text MB", "vocabulary", "seconds", "MB/s", "MB of a worker", "MB of the main process", box=None)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -178,27 +255,25 @@ def family(pid: int) -> list[psutil.Process]:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings = tyro.cli(Preparation, args=arguments, prog="preparation.py")
+    settings = tyro.cli(Preparation, args=arguments, prog="preparation.py", config=(tyro.conf.FlagCreatePairsOff,))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    if not (settings.data / "wiki").is_dir():
-        console.print(f"error: {settings.data} has no wiki/: set CLOZE_DATA to a folder of real text, or give --data")
-        return 2
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    results: dict[str, Any] = {"environment": environment([*LIBRARIES])}
-    results["one_worker"] = one = against_tokenizers(settings)
-    console.print(f"all of one length and duplicate, against encode_batch alone: {one['rate_against_tokenizers']} x")
-    console.print(f"  a further duplicate: {one['further_duplicate_share_of_tokenization']:.1%} of encode_batch's time")
-    console.print(f"  a further length:    {one['further_length_share_of_tokenization']:.1%}")
-    results["scaling"] = scaling(settings)
-    console.print(f"two workers against one: {results['scaling']['two_workers_against_one']} x")
-    results["growth"] = growth(settings)
-    table = Table(
-        "text MB", "vocabulary", "seconds", "MB/s", "peak MB of a worker", "peak MB of the main process", box=None
-    )
-    for row in results["growth"]:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
-    console.print(f"kept in {write_results(RESULTS / 'preparation.json', results)}")
+    with mistakes_told(), tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        console.print("finding the text and compiling; the first numbers come within a minute")
+        corpus = Corpus.find(settings.data, folder)
+        cutter, _ = fast_tokenizer(corpus.vocabulary)
+        console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
+        found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
+        found["contests"] = contests(settings, corpus, folder, console)
+        if any(settings.growth_mb):
+            found["scaling"] = scaling(settings, corpus)
+            console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
+            found["growth"] = growth(settings, corpus, folder)
+            console.print(growth_table(found["growth"]))
+        results = record("preparation", [*LIBRARIES, "transformers"], found)
+        kept = write_results(settings.out or results_file("preparation", with_gpu=False), results)
+        console.print(f"kept in {kept}", markup=False)
     return 0
 
 

@@ -13,7 +13,6 @@ in the command.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from rich.console import Console
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.limits import run_limited
 from benchmarks.gpu.parts import FIRST, SETUP, Part, build_parts, choose
-from benchmarks.measure import RESULTS, mistakes_told
+from benchmarks.measure import FORMAT, RESULTS, mistakes_told, write_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -145,9 +144,12 @@ def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) ->
 def keep(folder: Path) -> Path:
     """Copies the results of a GPU to where numbers are published from."""
     path = folder / RESULTS_FILE
-    if not path.exists() or read_json(path)["dry"]:
+    content: dict[str, Any] = read_json(path) if path.exists() else {"dry": True}
+    if content["dry"]:
         raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
-    return Path(shutil.copy(path, RESULTS / "gpu.json"))
+    setup = content["parts"].get(SETUP, {}).get("measured", {})
+    results = {"format": FORMAT, "benchmark": "gpu", "environment": setup, **content}
+    return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 
 def main(arguments: list[str]) -> int:

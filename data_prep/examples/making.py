@@ -89,7 +89,7 @@ def masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) -> Ma
     return Masking(
         num_predictions(length, settings.mask_rate, settings.predictions(length)),
         settings.masking == "whole-word",
-        vocabulary.continues(),
+        vocabulary.continues,
         vocabulary.special.mask,
         masked / 100,
         random / 100,

@@ -11,7 +11,6 @@ from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
-LINE_END = re.compile(r"[\r\n]+")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
 TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")
 FEWEST = 4  # lines that it takes to tell
@@ -24,7 +23,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         text = options.problems.decode(record, span, offset)
         if text is None:
             continue
-        sentences = [line.strip() for line in LINE_END.split(text)]
+        sentences = [line.strip() for line in text.replace("\r", "\n").split("\n")]
         yield Document(f"{name}:{offset}", "", [sentence for sentence in sentences if sentence])
 
 

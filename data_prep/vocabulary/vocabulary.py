@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Stands for the vocabulary in a manifest or a task: another checksum means other pieces or other case."""
         return hashlib.sha256(self._text() + bytes([self.cased])).hexdigest()
@@ -57,6 +58,7 @@ class Vocabulary:
         """Looks up the ids of the pieces that stand for no text."""
         return Special(*(self.pieces.index(piece) for piece in SPECIAL))
 
+    @cached_property
     def continues(self) -> Array:
         """Tells for every piece whether it continues a word, which masking of whole words needs."""
         return np.array([piece.startswith("##") for piece in self.pieces])

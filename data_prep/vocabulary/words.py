@@ -2,7 +2,7 @@
 
 Real text repeats itself: half a million sentences of Wikipedia hold eight million words, but only some two hundred
 thousand different ones. So the expensive part of WordPiece (Unicode normalisation, the greedy search for pieces) is
-done by `tokenizers` once for every distinct word, and a pass over the raw bytes does the rest.
+done once for every distinct word, and a pass over the raw bytes does the rest.
 
 That is exact, not an approximation. BERT's normalisation works character by character, and white space, ASCII
 punctuation marks and Chinese characters stand apart whatever is beside them. A run of other characters is
@@ -55,13 +55,14 @@ class WordTable:
         """Counts the bytes that the words take."""
         return int(self._ends[self._size - 1]) if self._size else 0
 
-    def words(self, first: int = 0) -> list[str]:
-        """Lists the words from the number `first` on."""
+    def words(self) -> list[str]:
+        """Lists all words."""
+        return spell_out(*self.letters(), np.arange(self._size))
+
+    def letters(self, first: int = 0) -> tuple[Array, Array]:
+        """Gives the letters of the words from the number `first` on, and where every word ends in them."""
         start = int(self._ends[first - 1]) if first else 0
-        letters = self._letters[start : self.num_bytes].tobytes()
-        ends = self._ends[first : self._size] - start
-        starts = np.concatenate([[0], ends])[:-1]
-        return [letters[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return self._letters[start : self.num_bytes], self._ends[first : self._size] - start
 
     def number(self, text: Array, ends: Array) -> tuple[Array, Array]:
         """Numbers the words of `text`, bytes of UTF-8 in which the sentences end at `ends`.
@@ -92,9 +93,16 @@ class WordTable:
     def _grow(self, longest: int) -> None:
         """Makes room for more words, even the longest that can come."""
         if self._size * 2 >= len(self._slots):
-            self._slots = _rehashed(len(self._slots) * 4, self._letters, self._ends, self._size)
+            self._slots = rehashed(len(self._slots) * 4, self._letters, self._ends, self._size)
         self._ends = _with_room(self._ends, self._size + 1)
         self._letters = _with_room(self._letters, self.num_bytes + longest)
+
+
+def spell_out(letters: Array, ends: Array, chosen: Array) -> list[str]:
+    """Lists the chosen words of those whose letters end at `ends`."""
+    text = letters.tobytes()
+    starts = np.concatenate([[0], ends])[chosen]
+    return [text[start:end].decode() for start, end in zip(starts.tolist(), ends[chosen].tolist(), strict=True)]
 
 
 def _with_room(array: Array, needed: int) -> Array:
@@ -116,7 +124,7 @@ def _hash(letters, start, end):
 
 
 @compiled
-def _rehashed(size, letters, ends, num_words):
+def rehashed(size, letters, ends, num_words):
     """Makes a table of `size` slots for all words, when the one before is half full."""
     slots = np.full(size, -1, np.int32)
     mask = np.uint64(size - 1)
@@ -131,7 +139,7 @@ def _rehashed(size, letters, ends, num_words):
 
 
 @compiled
-def _look_up(word, size, slots, letters, ends):
+def look_up(word, size, slots, letters, ends):
     """Finds the slot that holds word[:size], or the free one where it belongs."""
     mask = np.uint64(slots.size - 1)
     slot = _hash(word, 0, size) & mask
@@ -218,7 +226,7 @@ def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_wo
             size, at = _next_word(text, at, stop, forms, word)
             if size == 0:
                 break
-            slot = _look_up(word, size, slots, letters, ends)
+            slot = look_up(word, size, slots, letters, ends)
             if slots[slot] < 0:
                 slots[slot] = num_words
                 end = ends[num_words - 1] if num_words else 0

@@ -15,6 +15,7 @@ from conftest import ROOT
 
 from benchmarks.gpu import limits, run
 from benchmarks.gpu.parts import Part
+from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
 
 GOOD = """
@@ -146,7 +147,8 @@ def test_results_of_a_gpu_alone_are_kept(
         run_parts({"one": GOOD}, "--keep")
     run_parts({"one": GOOD})
     assert run_parts({"one": GOOD}, "--keep") == 0
-    assert json.loads((tmp_path / "kept" / "gpu.json").read_text())["parts"]["one"]["measured"] == {"figure": 7}
+    [kept] = (tmp_path / "kept").glob("gpu-*.json")
+    assert read_results(kept)["parts"]["one"]["measured"] == {"figure": 7}
     (folder / "results.json").unlink()
     run_parts({"one": GOOD}, "--dry")
     with pytest.raises(UserError, match="no results of a GPU"):

@@ -64,7 +64,7 @@ def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Mas
 
 def words_of(example: tuple[Array, int]) -> list[list[int]]:
     pieces, boundary = example
-    return original.words_of(pieces.tolist(), {CLS, SEP}, VOCABULARY.continues(), boundary)
+    return original.words_of(pieces.tolist(), {CLS, SEP}, VOCABULARY.continues, boundary)
 
 
 def plain(size_a: int, size_b: int) -> tuple[Array, int]:

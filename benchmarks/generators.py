@@ -1,0 +1,323 @@
+"""How others prepare data for BERT: peers of preparation.py, written from descriptions of their algorithms.
+
+The original is Google's generator: a tokenizer in plain Python, and examples of ids padded to the length. Its
+records are pickled here, which costs less than the TFRecord files that TensorFlow would write. LDDL is NVIDIA's: a
+compiled tokenizer that is asked sentence by sentence, and pairs kept as strings in Parquet.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+
+from data_prep.vocabulary.vocabulary import load_vocabulary
+
+Pieces = list[str]
+Document = list[Pieces]
+LONGEST_WORD = 200  # characters; what is longer is unknown
+SHORT, MASKED = 0.1, 0.15  # shares: of examples that are shorter than they could be, of pieces that are masked
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a generator is to make."""
+
+    text: Path
+    """A sentence a line, an empty line after each document: what the original reads."""
+    vocabulary: Path
+    length: int = 128
+    duplicates: int = 1
+    seed: int = 12345
+
+    @property
+    def predictions(self) -> int:
+        """The most pieces of an example that are masked, 20 of 128."""
+        return self.length * 5 // 32
+
+
+class Pair(NamedTuple):
+    """Two segments, and whether the second is from another document."""
+
+    first: Pieces
+    second: Pieces
+    random_next: bool
+
+
+class Masked(NamedTuple):
+    """An example with masks, which positions have them, and what stood there."""
+
+    pieces: Pieces
+    positions: list[int]
+    labels: Pieces
+
+
+def original(job: Job, out: Path) -> int:
+    """Runs the original generator's algorithm; returns how many examples it wrote."""
+    ids = {piece: number for number, piece in enumerate(job.vocabulary.read_text().split("\n")[:-1])}
+    rng, words = Random(job.seed), list(ids)
+    documents = _read(job.text, lambda sentence: [piece for word in basic(sentence) for piece in wordpiece(word, ids)])
+    rng.shuffle(documents)
+    examples = [
+        _example(pair, job.predictions, words, rng)
+        for _ in range(job.duplicates)
+        for number in range(len(documents))
+        for pair in _pairs(documents, number, job.length - 3, rng)
+    ]
+    rng.shuffle(examples)
+    with out.open("wb") as file:
+        for masked, segments, random_next in examples:
+            pickle.dump(_features(masked, segments, random_next, ids, job), file)
+    return len(examples)
+
+
+def lddl(job: Job, out: Path) -> int:
+    """Runs LDDL's way with masks drawn beforehand; returns how many pairs it wrote."""
+    rng, words = Random(job.seed), job.vocabulary.read_text().split("\n")[:-1]
+    documents = _read(job.text, fast_tokenizer(job.vocabulary)[1])
+    rng.shuffle(documents)
+    rows = [
+        _strings(pair, job.predictions, words, rng)
+        for _ in range(job.duplicates)
+        for number in range(len(documents))
+        for pair in _pairs(documents, number, job.length - 3, rng)
+    ]
+    rng.shuffle(rows)
+    pq.write_table(pa.Table.from_pylist(rows), out)
+    return len(rows)
+
+
+def fast_tokenizer(vocabulary: Path) -> tuple[str, Callable[[str], Pieces]]:
+    """What LDDL cuts a sentence with: transformers' fast tokenizer where it is installed, or what that one calls."""
+    try:
+        from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
+    except ImportError:
+        pipeline = load_vocabulary(vocabulary, cased=False).pipeline()
+        return "tokenizers", partial(_tokens, pipeline)
+    return "transformers", BertTokenizerFast(str(vocabulary), do_lower_case=True).tokenize
+
+
+def _tokens(pipeline: Tokenizer, sentence: str) -> Pieces:
+    return list(pipeline.encode(sentence, add_special_tokens=False).tokens)
+
+
+def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
+    """All documents of a file, in pieces; those without any are left out."""
+    documents: list[Document] = [[]]
+    with text.open(encoding="utf-8") as file:
+        for line in file:
+            if not (sentence := line.strip()):
+                documents.append([])
+            elif pieces := cut(sentence):
+                documents[-1].append(pieces)
+    return [document for document in documents if document]
+
+
+# The original's tokenizer.
+
+
+def basic(text: str) -> list[str]:
+    """Words and punctuation marks of a text, in lower case and without accents."""
+    spaced = "".join(f" {character} " if _is_chinese(ord(character)) else character for character in _clean(text))
+    words: list[str] = []
+    for word in spaced.split():
+        plain = unicodedata.normalize("NFD", word.lower())
+        words += _split("".join(each for each in plain if unicodedata.category(each) != "Mn"))
+    return " ".join(words).split()
+
+
+def _clean(text: str) -> str:
+    """The text with plain spaces, and without characters that nobody sees."""
+    kept = []
+    for character in text:
+        if ord(character) in (0, 0xFFFD) or _is_control(character):
+            continue
+        kept.append(" " if character in " \t\n\r" or unicodedata.category(character) == "Zs" else character)
+    return "".join(kept)
+
+
+def _is_control(character: str) -> bool:
+    return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf")
+
+
+def _is_chinese(code: int) -> bool:
+    return (
+        0x4E00 <= code <= 0x9FFF
+        or 0x3400 <= code <= 0x4DBF
+        or 0x20000 <= code <= 0x2A6DF
+        or 0x2A700 <= code <= 0x2B73F
+        or 0x2B740 <= code <= 0x2B81F
+        or 0x2B820 <= code <= 0x2CEAF
+        or 0xF900 <= code <= 0xFAFF
+        or 0x2F800 <= code <= 0x2FA1F
+    )
+
+
+def _is_punctuation(character: str) -> bool:
+    code = ord(character)
+    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
+        return True
+    return unicodedata.category(character).startswith("P")
+
+
+def _split(word: str) -> list[str]:
+    """A word parted at its punctuation marks, each of which is a word by itself."""
+    parts: list[list[str]] = []
+    begun = False
+    for character in word:
+        if _is_punctuation(character):
+            parts.append([character])
+            begun = False
+        else:
+            if not begun:
+                parts.append([])
+            begun = True
+            parts[-1].append(character)
+    return ["".join(part) for part in parts]
+
+
+def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
+    """The longest pieces that a word has, from its start; [UNK] where it has none."""
+    characters = list(word)
+    if len(characters) > LONGEST_WORD:
+        return ["[UNK]"]
+    pieces, start = [], 0
+    while start < len(characters):
+        end = len(characters)
+        while start < end:
+            piece = "".join(characters[start:end])
+            if start:
+                piece = f"##{piece}"
+            if piece in vocabulary:
+                break
+            end -= 1
+        else:
+            return ["[UNK]"]
+        pieces.append(piece)
+        start = end
+    return pieces
+
+
+# Pairs and masks, which both have in common.
+
+
+def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> Iterator[Pair]:
+    """Pairs of segments of a document; half of the second ones come from another."""
+    document, at = documents[number], 0
+    target = rng.randint(2, room) if rng.random() < SHORT else room
+    chunk: list[Pieces] = []
+    size = 0
+    while at < len(document):
+        chunk.append(document[at])
+        size += len(document[at])
+        if at == len(document) - 1 or size >= target:
+            end = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+            first = [piece for sentence in chunk[:end] for piece in sentence]
+            random_next = len(chunk) == 1 or rng.random() < 0.5
+            if random_next:
+                second = _elsewhere(documents, number, target - len(first), rng)
+                at -= len(chunk) - end  # what was not used begins the next pair
+            else:
+                second = [piece for sentence in chunk[end:] for piece in sentence]
+            _truncate(first, second, room, rng)
+            if first and second:
+                yield Pair(first, second, random_next)
+            chunk, size = [], 0
+        at += 1
+
+
+def _elsewhere(documents: list[Document], own: int, target: int, rng: Random) -> Pieces:
+    """Pieces of another document, from a random sentence on, until they are enough."""
+    other = own
+    for _ in range(10):
+        other = rng.randint(0, len(documents) - 1)
+        if other != own:
+            break
+    pieces: Pieces = []
+    for sentence in documents[other][rng.randint(0, len(documents[other]) - 1) :]:
+        pieces.extend(sentence)
+        if len(pieces) >= target:
+            break
+    return pieces
+
+
+def _truncate(first: Pieces, second: Pieces, room: int, rng: Random) -> None:
+    """Takes pieces off the longer segment, at a random end, until both fit."""
+    while len(first) + len(second) > room:
+        longer = first if len(first) > len(second) else second
+        if rng.random() < 0.5:
+            del longer[0]
+        else:
+            longer.pop()
+
+
+def _mask(pieces: Sequence[str], predictions: int, words: list[str], rng: Random) -> Masked:
+    """Chooses pieces to be guessed: of ten eight become [MASK], one becomes a random piece, one stays."""
+    candidates = [number for number, piece in enumerate(pieces) if piece not in ("[CLS]", "[SEP]")]
+    rng.shuffle(candidates)
+    chosen = sorted(candidates[: min(predictions, max(1, round(len(pieces) * MASKED)))])
+    changed = list(pieces)
+    for number in chosen:
+        if rng.random() < 0.8:
+            changed[number] = "[MASK]"
+        elif rng.random() < 0.5:
+            changed[number] = words[rng.randint(0, len(words) - 1)]
+    return Masked(changed, chosen, [pieces[number] for number in chosen])
+
+
+# What is kept: of the original, and of LDDL.
+
+
+def _example(pair: Pair, predictions: int, words: list[str], rng: Random) -> tuple[Masked, list[int], bool]:
+    pieces, segments = ["[CLS]"], [0]
+    for number, segment in enumerate((pair.first, pair.second)):
+        for piece in segment:
+            pieces.append(piece)
+            segments.append(number)
+        pieces.append("[SEP]")
+        segments.append(number)
+    return _mask(pieces, predictions, words, rng), segments, pair.random_next
+
+
+def _features(
+    masked: Masked, segments: list[int], random_next: bool, ids: dict[str, int], job: Job
+) -> dict[str, list[Any]]:
+    """An example in numbers, padded."""
+    size, guessed = len(masked.pieces), len(masked.positions)
+    rest, unused = [0] * (job.length - size), [0] * (job.predictions - guessed)
+    return {
+        "input_ids": [ids[piece] for piece in masked.pieces] + rest,
+        "input_mask": [1] * size + rest,
+        "segment_ids": segments + rest,
+        "masked_lm_positions": masked.positions + unused,
+        "masked_lm_ids": [ids[piece] for piece in masked.labels] + unused,
+        "masked_lm_weights": [1.0] * guessed + [0.0] * len(unused),
+        "next_sentence_labels": [int(random_next)],
+    }
+
+
+def _strings(pair: Pair, predictions: int, words: list[str], rng: Random) -> dict[str, Any]:
+    """A pair with its masks as a row of strings."""
+    masked = _mask(["[CLS]", *pair.first, "[SEP]", *pair.second, "[SEP]"], predictions, words, rng)
+    positions = io.BytesIO()
+    np.save(positions, np.array(masked.positions, np.uint16))
+    end = 1 + len(pair.first)
+    return {
+        "A": " ".join(masked.pieces[1:end]),
+        "B": " ".join(masked.pieces[end + 1 : -1]),
+        "is_random_next": pair.random_next,
+        "num_tokens": len(masked.pieces),
+        "masked_lm_positions": positions.getvalue(),
+        "masked_lm_labels": " ".join(masked.labels),
+    }
