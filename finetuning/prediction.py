@@ -29,6 +29,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
+from finetuning.model.serving import ServedModel
 from finetuning.places import MODEL
 from finetuning.ragged import Ragged
 from finetuning.running.feature_folder import has_features, read_features
@@ -75,7 +76,7 @@ def load(folder: str | Path, dtype: Dtype | Literal["auto"] = "auto", device: st
     model = model.to(where, choose_dtype(dtype, where)).eval()
     kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)
-    return FineTuned(model, use)
+    return FineTuned(ServedModel(model) if isinstance(model, TaskModel) else model, use, where)
 
 
 def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
@@ -111,8 +112,8 @@ def _settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: in
 class FineTuned:
     """A model that was fine-tuned for a task, and answers of it."""
 
-    def __init__(self, model: TaskModel | FeatureModel, use: _Use) -> None:
-        self.model, self._use, self.head = model, use, use.head
+    def __init__(self, model: ServedModel | FeatureModel, use: _Use, device: torch.device) -> None:
+        self.model, self.device, self._use, self.head = model, device, use, use.head
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
@@ -136,8 +137,7 @@ class FineTuned:
 
     def logits(self, items: Items) -> Ragged:
         """What the head says of items, in batches of sequences of like lengths."""
-        device = next(self.model.parameters()).device
-        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, device))
+        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
         return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
 
 
