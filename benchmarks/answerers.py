@@ -23,7 +23,7 @@ from benchmarks.sides import Answerer, Kind
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
-from finetuning.prediction import load
+from finetuning.prediction import Numbers, load
 from finetuning.ragged import Ragged
 from pretraining.reporting.hardware import synchronize
 
@@ -66,10 +66,10 @@ class Pieces:
         return Encoded(Sequences(pieces, pieces.lengths), None)
 
 
-def ours(folder: Path, *, numbers: str) -> Answerer:
+def ours(folder: Path, *, numbers: Numbers) -> Answerer:
     """Our model, as predict.py asks it."""
     set_threads()
-    model = load(folder, numbers)  # type: ignore[arg-type]
+    model = load(folder, numbers)
     return partial(answer_all, lambda request: model.logits(Pieces(request)).values)
 
 

@@ -4,8 +4,8 @@
     python benchmarks/inference.py
     python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
 
-A request is some sequences of pieces, and its answer is their logits: 128 pieces each, or the lengths of SST-2's
-sentences in the order of the file (from the folder that CLOZE_DATA names; without one, of sentences of the demo corpus).
+A request is some sequences of pieces, and its answer is their logits: 128 pieces each, or as many as SST-2's sentences
+have, in the order of the file (from the folder that CLOZE_DATA names; without it, sentences of the demo corpus).
 Everybody has a process of its own with two threads, the same weights and the same requests, and first has to say the
 same. Peers pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort
 by length, as predict.py does; the peers have them 32 at a time in the order of the file. Sides take turns; ratios are
@@ -61,7 +61,7 @@ LENGTH = 128
 TOGETHER = 32
 """Sentences of a request of the peers, where we get all of them at once."""
 ALL = "SST-2, all at once"
-TURN_SECONDS, MOST_REQUESTS = 0.5, 50
+TURN_SECONDS, MOST_REQUESTS = 0.5, 100
 REST = 0.05
 """Seconds between turns, in which the threads of the last side go to sleep."""
 DEMO_FILES, DEMO_PIECES = 400, 8000
@@ -82,11 +82,13 @@ class Inference:
     """Folder with glue/SST-2 and vocab.txt."""
     sides: tuple[str, ...] = tuple(KINDS)
     """Who answers, such as "cloze bf16"."""
-    batches: tuple[int, ...] = (1, 8, 32)
-    """Sequences of a request."""
-    sentences: int = 128
+    batches: tuple[int, ...] = (1, 8)
+    """Sequences of a request, each of 128 pieces."""
+    mixed: tuple[int, ...] = (1, 32)
+    """Sentences of a request, of their own lengths."""
+    sentences: int = 64
     """How many of SST-2's sentences are asked about."""
-    rounds: int = 5
+    rounds: int = 3
     """Turns of every side of which the median is taken."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results, by the hardware)."""
@@ -130,7 +132,7 @@ def contests(settings: Inference, sentences: Sequence[Array], vocabulary: int, l
     for batch in settings.batches:
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
         yield Contest(f"{batch} x {length}", [even])
-    for batch in settings.batches:
+    for batch in settings.mixed:
         yield Contest(f"SST-2, {batch} at a time", cut(sentences, batch))
     yield Contest(ALL, cut(sentences, TOGETHER), at_once=True)
 
@@ -270,8 +272,8 @@ def measure(settings: Inference, console: Console) -> None:
     """Goes through models and contests, and keeps what is found after each model."""
     if unknown := [name for name in settings.sides if name not in KINDS]:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
-    if min((settings.rounds, settings.sentences, *settings.batches)) < 1:
-        raise UserError("--rounds, --sentences and --batches: at least 1")
+    if min((settings.rounds, settings.sentences, *settings.batches, *settings.mixed)) < 1:
+        raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")
     vocabulary, texts = choose_vocabulary(settings), read_sentences(settings, console)
     cutter = Cutter(vocabulary)
     models: dict[str, Any] = {}

@@ -10,13 +10,16 @@ n pieces, s sequences, H hidden.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data_prep.common.errors import UserError
 from finetuning.model.heads import TaskBatch, TaskModel
+from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Layout, Padded, lay_out
 from pretraining.model.encoder import AddAndNorm, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
@@ -66,6 +69,46 @@ class Packed(Product):
         return product
 
 
+class Quantised(Product):
+    """With the weight in 8 bits, a scale for each output, and a scale for each row of what it is multiplied with.
+
+    So the answer about a text does not depend on its neighbours in a batch.
+    """
+
+    ZERO = 128
+    """The byte that stands for 0 on the left of a product; on the right it is 0."""
+
+    def __init__(self, linear: Linear) -> None:
+        weight = linear.weight.detach().float()
+        self.scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int64)
+        numbers = (weight / self.scales[:, None]).round().to(torch.int8)
+        self.weight = torch.ops.onednn.qlinear_prepack(numbers, None)
+        self.bias = linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        numbers, scales = torch.empty_like(x, dtype=torch.uint8), torch.empty(len(x))
+        kernels.call("quantise_rows", x.contiguous(), numbers, scales, *x.shape)
+        ours, theirs = (numbers, 1.0, self.ZERO), (self.weight, self.scales, self.zeros)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*ours, *theirs, None, 1.0, 0, x.dtype, "none", [], "")
+        kernels.call("rescale_rows", product, scales, *product.shape)
+        return product
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
+
+
+def check_int8(device: torch.device) -> None:
+    """Raises UserError where products in 8 bits are not to be had."""
+    cured = 'take "bf16", "fp32" or "auto"'
+    if device.type != "cpu":
+        raise UserError(f'dtype "int8": on a CPU alone; {cured}')
+    if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        raise UserError(f'dtype "int8": this processor, or this PyTorch, has no products of bytes; {cured}')
+    if not kernels.usable(torch.zeros(1)):
+        raise UserError(f'dtype "int8": needs a C++ compiler; install g++, or {cured}')
+
+
 def can_pack(weight: Tensor) -> bool:
     """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
     if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
@@ -76,14 +119,18 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def product(linear: Linear) -> Product:
-    """The fastest product with the weight of a linear layer."""
+    """The fastest product with the weight of a linear layer, in its numbers."""
     return Packed(linear) if can_pack(linear.weight) else Plain(linear)
+
+
+Making = Callable[[Linear], Product]
+"""How the weight of a linear layer is made ready."""
 
 
 class ServedLayer:
     """A layer of the encoder, for all pieces."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, product: Making = product) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.heads = attention.heads
         self.qkv, self.output = product(attention.qkv), product(attention.output)
@@ -114,8 +161,8 @@ class LastLayer(ServedLayer):
     keys would add is the same for all pieces, and softmax does not see it.
     """
 
-    def __init__(self, layer: Layer) -> None:
-        super().__init__(layer)
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        super().__init__(layer, product)
         weight, bias = layer.attention.qkv.weight.detach(), layer.attention.qkv.bias.detach()
         self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
         self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
@@ -138,12 +185,14 @@ class LastLayer(ServedLayer):
 class ServedModel:
     """A fine-tuned model that answers and does not learn. It takes the layers of the one that it is made of."""
 
-    def __init__(self, model: TaskModel) -> None:
+    def __init__(self, model: TaskModel, int8: bool = False) -> None:
+        """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
+        making = Quantised if int8 else product
         self.model = model.eval().requires_grad_(False)
         *layers, last = model.layers
         model.layers = nn.ModuleList()  # packed weights take their place: memory is for one of both
-        self.layers = [ServedLayer(layer) for layer in layers]
-        self.last = LastLayer(last) if model.sees_first else ServedLayer(last)
+        self.layers = [ServedLayer(layer, making) for layer in layers]
+        self.last = (LastLayer if model.sees_first else ServedLayer)(last, making)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the head says before it becomes probabilities, in fp32."""
