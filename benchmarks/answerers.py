@@ -124,11 +124,11 @@ def export(folder: Path) -> Path:
 
     raw, fused = folder / "raw.onnx", folder / "fused.onnx"
     if not fused.exists():
-        model: Any = BertForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+        model: Any = BertForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
         example = {name: torch.from_numpy(each) for name, each in padded([np.arange(9), np.arange(7)]).items()}
         axes = {name: {0: "batch", 1: "length"} for name in example}
         torch.onnx.export(
-            model,
+            model.eval(),
             (),
             str(raw),
             kwargs=example,

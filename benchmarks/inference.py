@@ -99,7 +99,7 @@ class Contest:
     """What everybody is asked."""
 
     name: str
-    requests: list[Request]
+    requests: Sequence[Request]
     """For the peers, and for us where nothing else is said."""
     at_once: bool = False
     """Whether we get all sequences in one request."""
@@ -109,7 +109,7 @@ class Contest:
         """How many sequences there are in all requests."""
         return sum(map(len, self.requests))
 
-    def asked(self, side: str) -> list[Request]:
+    def asked(self, side: str) -> Sequence[Request]:
         """The requests of a side."""
         if self.at_once and side.startswith(OURS):
             return [[pieces for request in self.requests for pieces in request]]
@@ -191,7 +191,7 @@ class Field:
         if not self.sides:
             raise UserError("no side can answer")
 
-    def ask(self, requests: Mapping[str, list[Request]]) -> dict[str, Answers]:
+    def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Answers]:
         """The answers of all sides that have some."""
         found = {}
         for name, side in list(self.sides.items()):
@@ -213,7 +213,8 @@ def run(contest: Contest, field: Field, rounds: int) -> dict[str, Any]:
     first = field.ask({name: contest.asked(name) for name in field.sides})
     check_alike(contest.name, {name: answers.logits for name, answers in first.items()})
     again = {
-        name: contest.asked(name) * repeats(sum(answers.seconds), contest.at_once) for name, answers in first.items()
+        name: list(contest.asked(name)) * repeats(sum(answers.seconds), contest.at_once)
+        for name, answers in first.items()
     }
     turns = [field.ask(again) for _ in range(rounds)]
     return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
@@ -238,7 +239,7 @@ def check_alike(contest: str, said: Mapping[str, Array]) -> None:
             )
 
 
-def summarise(contest: Contest, taken: Mapping[str, list[list[Answers]]]) -> dict[str, Any]:
+def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[str, Any]:
     """Milliseconds of a request, sentences a second, and how many times as fast we are as each of the others."""
     rates = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
     turns = Turns({name: [1 / rate for rate in found] for name, found in rates.items()})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +113,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
     if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
 
@@ -189,7 +189,7 @@ class ServedModel:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
         making = Quantised if int8 else product
         self.model = model.eval().requires_grad_(False)
-        *layers, last = model.layers
+        *layers, last = (cast(Layer, layer) for layer in model.layers)
         model.layers = nn.ModuleList()  # packed weights take their place: memory is for one of both
         self.layers = [ServedLayer(layer, making) for layer in layers]
         self.last = (LastLayer if model.sees_first else ServedLayer)(last, making)
