@@ -176,6 +176,14 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     return folder
 
 
+def link_model(model: Path, folder: Path) -> Path:
+    """A folder with the files of a model, beside which the peers may put theirs."""
+    folder.mkdir()
+    for path in model.resolve().iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
 class Field:
     """The sides that take part, until they die."""
 
@@ -280,7 +288,8 @@ def measure(settings: Inference, console: Console) -> None:
     models: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.name] if settings.model else settings.sizes:
-            folder = settings.model or make_model(size, vocabulary, Path(place) / size)
+            own = Path(place) / size
+            folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
             shape = read_shape(folder)
             pieces = cutter.lay_out(cutter.cut(texts), None, shape.positions).pieces
             sentences = [pieces.row(number) for number in range(len(texts))]
