@@ -7,7 +7,6 @@ so: who needs padding pads, to the longest of the request, and that is in the se
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -158,8 +157,10 @@ def set_threads() -> None:
 
 def hush() -> None:
     """Keeps the peers' bars and advice out of the table."""
+    from transformers.utils.logging import disable_progress_bar
+
     logging.disable(logging.WARNING)
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    disable_progress_bar()
 
 
 def padded(request: Request) -> dict[str, Array]:
