@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -157,10 +158,9 @@ def set_threads() -> None:
 
 def hush() -> None:
     """Keeps the peers' bars and advice out of the table."""
-    from transformers.utils.logging import disable_progress_bar
-
     logging.disable(logging.WARNING)
-    disable_progress_bar()
+    theirs: Any = import_module("transformers.utils.logging")
+    theirs.disable_progress_bar()
 
 
 def padded(request: Request) -> dict[str, Array]:
