@@ -32,6 +32,8 @@ class Kind:
     """Called in the process of the side."""
     prepared: bool = True
     """Whether its process keeps freed memory and shares cores as ours do; a peer's does not."""
+    small_steps: bool = False
+    """Whether its threads may wait at work for one another, as those of our commands with small steps do."""
 
 
 class SideFailedError(UserError):
@@ -98,7 +100,7 @@ def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str,
         for name, kind in kinds.items():
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(kind, arguments, theirs), daemon=True)
-            with prepared_environment(kind.prepared):
+            with prepared_environment(kind.prepared, kind.small_steps):
                 process.start()
             theirs.close()
             sides[name] = Side(name, process, ours)
@@ -115,7 +117,7 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     end_with_parent()
     offer_to_be_killed()
     if kind.prepared:
-        prepare_process()
+        prepare_process(kind.small_steps)
     try:
         answerer = kind.make(*arguments)
         pipe.send("ready")

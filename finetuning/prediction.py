@@ -29,6 +29,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
+from finetuning.model.serving import ServedModel, check_int8
 from finetuning.places import MODEL
 from finetuning.ragged import Ragged
 from finetuning.running.feature_folder import has_features, read_features
@@ -47,6 +48,8 @@ from pretraining.huggingface.task_head import Kind, TaskHead
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
+Numbers = Dtype | Literal["auto", "int8"]
+"""What a model computes in."""
 Answer = dict[str, Any]
 DIGITS = 6
 """Decimals of a probability."""
@@ -54,7 +57,7 @@ ANSWER_LENGTH = 384
 """Pieces of a question with a window of its text, where nobody says how many."""
 
 
-def load(folder: str | Path, dtype: Dtype | Literal["auto"] = "auto", device: str = "auto") -> FineTuned:
+def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> FineTuned:
     """Reads a model that was fine-tuned here or by transformers, to ask it about text.
 
     `dtype` is which numbers it computes in, auto what suits the device; the device is a GPU where there is one.
@@ -72,10 +75,16 @@ def load(folder: str | Path, dtype: Dtype | Literal["auto"] = "auto", device: st
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     model, head, vocabulary = read_features(folder) if has_features(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
-    model = model.to(where, choose_dtype(dtype, where)).eval()
+    if dtype == "int8":
+        check_int8(where)
+    model = model.to(where, choose_dtype("auto" if dtype == "int8" else dtype, where)).eval()
     kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)
-    return FineTuned(model, use)
+    if isinstance(model, TaskModel):
+        return FineTuned(ServedModel(model, int8=dtype == "int8"), use, where)
+    if dtype == "int8":
+        raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
+    return FineTuned(model, use, where)
 
 
 def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:
@@ -111,8 +120,8 @@ def _settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longest: in
 class FineTuned:
     """A model that was fine-tuned for a task, and answers of it."""
 
-    def __init__(self, model: TaskModel | FeatureModel, use: _Use) -> None:
-        self.model, self._use, self.head = model, use, use.head
+    def __init__(self, model: ServedModel | FeatureModel, use: _Use, device: torch.device) -> None:
+        self.model, self.device, self._use, self.head = model, device, use, use.head
 
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers about every row, in their order: names and probabilities, as predict.py writes them."""
@@ -136,8 +145,7 @@ class FineTuned:
 
     def logits(self, items: Items) -> Ragged:
         """What the head says of items, in batches of sequences of like lengths."""
-        device = next(self.model.parameters()).device
-        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, device))
+        parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
         return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
 
 

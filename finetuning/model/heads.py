@@ -67,16 +67,29 @@ class TaskModel(Encoder):
         logits = self.logits(batch)
         return Output(loss_of(self.kind, logits, batch), logits)
 
+    @property
+    def sees_first(self) -> bool:
+        """Whether the head sees the first piece of a sequence, [CLS], and no other."""
+        return self.kind not in ("spans", "tags")
+
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the head says before it becomes probabilities, in fp32."""
-        hidden = self.encode(batch)
+        return self.say(self.seen(self.encode(batch), batch), batch)
+
+    def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
+        """The hidden states that the head sees, of those of all pieces."""
         if self.kind == "spans":
-            return self._linear(hidden)
+            return hidden
+        return hidden[batch.words if self.kind == "tags" else batch.starts[:-1].long()]
+
+    def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
+        """What the head says of the hidden states that it sees."""
+        if self.kind == "spans":
+            return self._linear(seen)
         if self.kind == "tags":
-            return self._linear(self._drop(hidden[batch.words], batch, batch.words))
-        first = batch.starts[:-1].long()
-        pooled = torch.tanh(self.pooler(hidden[first]))
-        logits = self._linear(self._drop(pooled, batch, first))
+            return self._linear(self._drop(seen, batch, batch.words))
+        pooled = torch.tanh(self.pooler(seen))
+        logits = self._linear(self._drop(pooled, batch, batch.starts[:-1].long()))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ WINDOW = 64
 """Batches among which items are grouped by length."""
 EVALUATED_TOGETHER = 4096
 """Items that are sorted by length for evaluation."""
+FEW = 64
+"""Items that are cut and packed in less time than a thread takes to begin."""
 PIECES = 8192
 """Pieces of a batch in evaluation, at least one item."""
 
@@ -117,8 +119,9 @@ def grouped(encoded: Encoded, batch: int, random: np.random.Generator) -> list[A
 
 def evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Array, TaskBatch]]:
     """This rank's batches of all items, each with the numbers of its items; every rank has as many batches, of which
-    the last may come twice."""
-    return in_thread(_evaluation_batches(items, rank, ranks), WINDOW)
+    the last may come twice. What is done at once needs no thread that prepares the next batches."""
+    batches = _evaluation_batches(items, rank, ranks)
+    return batches if len(items) <= FEW else in_thread(batches, WINDOW)
 
 
 def _evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:

@@ -410,11 +410,18 @@ def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_
     assert load(folders["classes"])([]) == []
 
 
-def test_half_precision_says_nearly_the_same(folders: dict[Kind, Path]) -> None:
-    exact, half = load(folders["classes"], "fp32")(TEXTS), load(folders["classes"], "bf16")(TEXTS)
-    assert [row["probabilities"] for row in exact] == [
-        {name: pytest.approx(share, abs=0.1) for name, share in row["probabilities"].items()} for row in half
-    ]
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_fewer_bits_say_nearly_the_same(
+    dtype: str, folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if dtype == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("no products of bytes here")
+    (tmp_path / "a.txt").write_text(lines_of("classes"))
+    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt"), "--dtype", dtype]) == 0
+    fewer = [json.loads(line)["probabilities"] for line in capfd.readouterr().out.splitlines()]
+    exact = [row["probabilities"] for row in load(folders["classes"], "fp32")(TEXTS)]
+    assert fewer != exact
+    assert fewer == [{name: pytest.approx(share, abs=0.1) for name, share in row.items()} for row in exact]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@
 #include "gradients.h"
 #include "lamb.h"
 #include "loss.h"
+#include "quantised.h"
 
 namespace {
 
@@ -22,7 +23,8 @@ struct Kernel {
     KERNEL(gelu_forward, T, suffix), KERNEL(gelu_backward, T, suffix), KERNEL(norm_forward, T, suffix),               \
         KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
         KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
-        KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix)
+        KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix),       \
+        KERNEL(quantise_rows, T, suffix), KERNEL(rescale_rows, T, suffix)
 
 }  // namespace
 

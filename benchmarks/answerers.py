@@ -1,0 +1,186 @@
+"""Those who answer in the benchmark of inference: a fine-tuned model on a request of sequences, each in its own way.
+
+A request is some sequences of pieces; the answer is the logits. Nobody is given padded sequences, since nobody is asked
+so: who needs padding pads, to the longest of the request, and that is in the seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.sides import Answerer, Kind
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from finetuning.inputs import Encoded, Sequences
+from finetuning.prediction import Numbers, load
+from finetuning.ragged import Ragged
+from pretraining.reporting.hardware import synchronize
+
+Request = Sequence[Array]
+"""Sequences of pieces that somebody wants to know about at once."""
+CORES = 2
+"""Threads of every side, where there are as many."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a side says of requests, and the seconds that each of them took."""
+
+    logits: Array
+    seconds: list[float]
+
+
+def answer_all(answer: Callable[[Request], Array], requests: Sequence[Request]) -> Answers:
+    """Answers one request after another, as fast as possible."""
+    logits, seconds = [], []
+    for request in requests:
+        start = time.perf_counter()
+        logits.append(answer(request))
+        seconds.append(time.perf_counter() - start)
+    return Answers(np.concatenate(logits), seconds)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Sequences that are cut into pieces already, as items of a task."""
+
+    request: Request
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def encode(self, numbers: Array) -> Encoded:
+        """The model's input of these sequences."""
+        pieces = Ragged.of([self.request[number] for number in numbers.tolist()])
+        return Encoded(Sequences(pieces, pieces.lengths), None)
+
+
+def ours(folder: Path, *, numbers: Numbers) -> Answerer:
+    """Our model, as predict.py asks it."""
+    set_threads()
+    model = load(folder, numbers)
+    return partial(answer_all, lambda request: model.logits(Pieces(request)).values)
+
+
+def transformers(folder: Path, *, numbers: str) -> Answerer:
+    """transformers' model: `bf16` has its weights so, `autocast` those in fp32 and its products in bf16."""
+    require("transformers")
+    hush()
+    from transformers import BertForSequenceClassification
+
+    set_threads()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if numbers == "bf16" else torch.float32
+    model: Any = BertForSequenceClassification.from_pretrained(folder, dtype=dtype)
+    model.to(device).eval()
+
+    @torch.inference_mode()
+    def answer(request: Request) -> Array:
+        inputs = {name: torch.from_numpy(each).to(device) for name, each in padded(request).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=numbers == "autocast"):
+            logits = model(**inputs).logits
+        synchronize(device)
+        return np.asarray(logits.float().cpu())
+
+    return partial(answer_all, answer)
+
+
+def onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
+    """ONNX Runtime, with the graph of transformers' model, its fusions, and for int8 its dynamic quantisation."""
+    require("onnxruntime", "onnx", "onnxscript", "transformers")
+    hush()
+    import onnxruntime
+
+    graph = export(folder)
+    if numbers == "int8":
+        from onnx import TensorProto
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        fused, graph = graph, folder / "int8.onnx"
+        of_fusions = {"DefaultTensorType": TensorProto.FLOAT}
+        quantize_dynamic(fused, graph, per_channel=True, weight_type=QuantType.QInt8, extra_options=of_fusions)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = CORES
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return partial(answer_all, lambda request: session.run(["logits"], padded(request))[0])
+
+
+def export(folder: Path) -> Path:
+    """Writes the graph of a folder of transformers, with the fusions that ONNX Runtime has for BERT."""
+    import torch.onnx
+    from onnxruntime.transformers.optimizer import optimize_model
+    from transformers import BertForSequenceClassification
+
+    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
+    if not fused.exists():
+        model: Any = BertForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
+        example = {name: torch.from_numpy(each) for name, each in padded([np.arange(9), np.arange(7)]).items()}
+        axes = {name: {0: "batch", 1: "length"} for name in example}
+        torch.onnx.export(
+            model.eval(),
+            (),
+            str(raw),
+            kwargs=example,
+            input_names=list(example),
+            output_names=["logits"],
+            dynamic_axes=axes,
+            dynamo=False,
+        )
+        config = model.config
+        made = optimize_model(
+            str(raw), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
+        )
+        made.save_model_to_file(str(fused))
+    return fused
+
+
+def require(*libraries: str) -> None:
+    """Says which library of a peer is not installed."""
+    if missing := [name for name in libraries if find_spec(name) is None]:
+        raise UserError(f"not installed: {', '.join(missing)}; nothing is compared with it")
+
+
+def set_threads() -> None:
+    """Gives PyTorch as many threads as everybody has."""
+    torch.set_num_threads(CORES)
+
+
+def hush() -> None:
+    """Keeps the peers' bars and advice out of the table."""
+    logging.disable(logging.WARNING)
+    theirs: Any = import_module("transformers.utils.logging")
+    theirs.disable_progress_bar()
+
+
+def padded(request: Request) -> dict[str, Array]:
+    """Sequences as transformers takes them, padded to the longest of the request."""
+    ids = np.zeros((len(request), max(map(len, request))), np.int64)
+    mask = np.zeros_like(ids)
+    for row, pieces in enumerate(request):
+        ids[row, : len(pieces)], mask[row, : len(pieces)] = pieces, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+OURS, THEIRS, RUNTIME = "cloze", "transformers", "onnxruntime"
+KINDS = {
+    f"{OURS} fp32": Kind(partial(ours, numbers="fp32"), small_steps=True),
+    f"{OURS} bf16": Kind(partial(ours, numbers="bf16"), small_steps=True),
+    f"{OURS} int8": Kind(partial(ours, numbers="int8"), small_steps=True),
+    f"{THEIRS} fp32": Kind(partial(transformers, numbers="fp32"), prepared=False),
+    f"{THEIRS} bf16": Kind(partial(transformers, numbers="bf16"), prepared=False),
+    f"{THEIRS} autocast": Kind(partial(transformers, numbers="autocast"), prepared=False),
+    f"{RUNTIME} fp32": Kind(partial(onnx_runtime, numbers="fp32"), prepared=False),
+    f"{RUNTIME} int8": Kind(partial(onnx_runtime, numbers="int8"), prepared=False),
+}
+"""Who answers, in which numbers."""

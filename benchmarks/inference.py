@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Measures answers of a fine-tuned model against transformers and ONNX Runtime: latency, and sentences a second.
+
+    python benchmarks/inference.py
+    python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
+
+A request is some sequences of pieces, and its answer is their logits: 128 pieces each, or as many as SST-2's sentences
+have, in the order of the file (from the folder that CLOZE_DATA names; without it, sentences of the demo corpus).
+Everybody has a process of its own with two threads, the same weights and the same requests, and first has to say the
+same. Peers pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort
+by length, as predict.py does; the peers have them 32 at a time in the order of the file. Sides take turns; ratios are
+medians over the rounds. A side that cannot take part says why. The numbers are kept in benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import (
+    DATA,
+    Turns,
+    leave_own_folder,
+    mistakes_told,
+    record,
+    results_file,
+    spread,
+    write_results,
+)
+
+leave_own_folder()
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.answerers import CORES, KINDS, OURS, Answers, Request
+from benchmarks.sides import Side, SideFailedError, open_sides
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.readers import demo
+from data_prep.vocabulary.source import find_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary, train_vocabulary
+from finetuning.inputs import Cutter
+from finetuning.model.heads import TaskModel
+from pretraining.huggingface.folders import read_shape, read_vocabulary, write_fine_tuned
+from pretraining.huggingface.task_head import TaskHead
+from pretraining.model.shape import SIZES, Shape
+
+LENGTH = 128
+TOGETHER = 32
+"""Sentences of a request of the peers, where we get all of them at once."""
+ALL = "SST-2, all at once"
+TURN_SECONDS, MOST_REQUESTS = 0.5, 100
+REST = 0.05
+"""Seconds between turns, in which the threads of the last side go to sleep."""
+DEMO_FILES, DEMO_PIECES = 400, 8000
+TOLERANCES = {"fp32": 1e-4, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
+"""How far logits may be from those in fp32, in shares of the largest of them or of 1: whoever is further away computes
+something else. What int8 does to a score is another question: docs/measurements.md."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Measures how fast a fine-tuned model answers, here and with others."""
+
+    sizes: tuple[str, ...] = ("mini", "base")
+    """Sizes of the models, with fresh weights, which take as long as others."""
+    model: Path | None = None
+    """Folder of a model that was fine-tuned, of transformers' BertForSequenceClassification, instead."""
+    data: Path = DATA
+    """Folder with glue/SST-2 and vocab.txt."""
+    sides: tuple[str, ...] = tuple(KINDS)
+    """Who answers, such as "cloze bf16"."""
+    batches: tuple[int, ...] = (1, 8)
+    """Sequences of a request, each of 128 pieces."""
+    mixed: tuple[int, ...] = (1, 32)
+    """Sentences of a request, of their own lengths."""
+    sentences: int = 64
+    """How many of SST-2's sentences are asked about."""
+    rounds: int = 3
+    """Turns of every side of which the median is taken."""
+    out: Path | None = None
+    """File for the numbers (default: in benchmarks/results, by the hardware)."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What everybody is asked."""
+
+    name: str
+    requests: Sequence[Request]
+    """For the peers, and for us where nothing else is said."""
+    at_once: bool = False
+    """Whether we get all sequences in one request."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are in all requests."""
+        return sum(map(len, self.requests))
+
+    def asked(self, side: str) -> Sequence[Request]:
+        """The requests of a side."""
+        if self.at_once and side.startswith(OURS):
+            return [[pieces for request in self.requests for pieces in request]]
+        return self.requests
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that so many percent of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
+
+
+def cut(sequences: Sequence[Array], size: int) -> list[Request]:
+    """Requests of so many sequences, in their order."""
+    return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
+
+
+def contests(settings: Inference, sentences: Sequence[Array], vocabulary: int, longest: int) -> Iterator[Contest]:
+    """Everything that is asked about a model."""
+    random, length = np.random.default_rng(0), min(LENGTH, longest)
+    for batch in settings.batches:
+        even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
+        yield Contest(f"{batch} x {length}", [even])
+    for batch in settings.mixed:
+        yield Contest(f"SST-2, {batch} at a time", cut(sentences, batch))
+    yield Contest(ALL, cut(sentences, TOGETHER), at_once=True)
+
+
+def read_sentences(settings: Inference, console: Console) -> list[str]:
+    """Sentences in the order of their file: those of SST-2, or of the demo corpus."""
+    path = settings.data / "glue" / "SST-2" / "dev.tsv"
+    if path.is_file():
+        rows = path.read_text().splitlines()[1:]
+        return [row.partition("\t")[0] for row in rows][: settings.sentences]
+    console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
+    return [sentence for sentence in demo_sentences() if len(sentence) > 1][: settings.sentences]
+
+
+def demo_sentences() -> Iterator[str]:
+    """Sentences of the documentation strings of this Python."""
+    for path in demo.files()[:DEMO_FILES]:
+        for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
+            for passage in demo.prose(text):
+                yield from re.split(r"(?<=[.!?]) ", passage)
+
+
+def choose_vocabulary(settings: Inference) -> Vocabulary:
+    """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
+    if settings.model:
+        return read_vocabulary(settings.model)
+    if (settings.data / "vocab.txt").is_file():
+        return find_vocabulary(str(settings.data / "vocab.txt"), cased=False)
+    words = Counter(word for each in demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
+    return train_vocabulary(words, DEMO_PIECES, cased=False)
+
+
+def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
+    """A folder of transformers with fresh weights and a head of two classes."""
+    if size not in SIZES:
+        raise UserError(f"--sizes {size}: is none of {', '.join(SIZES)}")
+    shape, head = Shape.named(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
+    weights = TaskModel(shape, head).initialize(0).state_dict()
+    task = {"task": "none", "fields": ["text"], "length": shape.positions}
+    write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)
+    return folder
+
+
+def link_model(model: Path, folder: Path) -> Path:
+    """A folder with the files of a model, beside which the peers may put theirs."""
+    folder.mkdir()
+    for path in model.resolve().iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+class Field:
+    """The sides that take part, until they die."""
+
+    def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
+        self.sides: dict[str, Side] = {}
+        self.absent: dict[str, str] = {}
+        self._console = console
+        for name in names:
+            try:
+                self.sides |= stack.enter_context(open_sides({name: KINDS[name]}, folder))
+            except SideFailedError as error:
+                self._lose(name, error)
+        if not self.sides:
+            raise UserError("no side can answer")
+
+    def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Answers]:
+        """The answers of all sides that have some."""
+        found = {}
+        for name, side in list(self.sides.items()):
+            try:
+                found[name] = side.ask(requests[name])
+            except SideFailedError as error:
+                del self.sides[name]
+                self._lose(name, error)
+            time.sleep(REST)
+        return found
+
+    def _lose(self, name: str, error: SideFailedError) -> None:
+        self.absent[name] = str(error)
+        self._console.print(str(error))
+
+
+def run(contest: Contest, field: Field, rounds: int) -> dict[str, Any]:
+    """Lets all sides answer in turns, after they were heard to say the same."""
+    first = field.ask({name: contest.asked(name) for name in field.sides})
+    check_alike(contest.name, {name: answers.logits for name, answers in first.items()})
+    again = {
+        name: list(contest.asked(name)) * repeats(sum(answers.seconds), contest.at_once)
+        for name, answers in first.items()
+    }
+    turns = [field.ask(again) for _ in range(rounds)]
+    return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
+
+
+def repeats(seconds: float, at_once: bool = False) -> int:
+    """How many times a turn has the requests, so that it takes a while."""
+    return 1 if at_once else max(1, min(MOST_REQUESTS, round(TURN_SECONDS / seconds)))
+
+
+def check_alike(contest: str, said: Mapping[str, Array]) -> None:
+    """Raises UserError unless all sides say what the first one in fp32 says, within their rounding."""
+    judge = next((name for name in said if name.endswith("fp32")), None)
+    if judge is None:
+        return
+    scale = max(1.0, float(np.abs(said[judge]).max()))
+    for name, logits in said.items():
+        away, tolerance = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+        if not away <= tolerance:
+            raise UserError(
+                f"{contest}: logits of {name} are {away:.2g} away from those of {judge}; {tolerance:.2g} may be"
+            )
+
+
+def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[str, Any]:
+    """Milliseconds of a request, sentences a second, and how many times as fast we are as each of the others."""
+    rates = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
+    turns = Turns({name: [1 / rate for rate in found] for name, found in rates.items()})
+    found: dict[str, Any] = {"sequences": contest.sequences, "sides": {}, "times_as_fast": {}}
+    for name, answers in taken.items():
+        seconds = [1000 * each for turn in answers for each in turn.seconds]
+        found["sides"][name] = {
+            "p50_ms": round(percentile(seconds, 50), 2),
+            "p99_ms": round(percentile(seconds, 99), 2),
+            "requests": len(seconds),
+            "sentences_per_second": spread(rates[name], 1),
+        }
+    for mine in (name for name in taken if name.startswith(OURS)):
+        found["times_as_fast"][mine] = {name: turns.ratio(name, mine) for name in taken if not name.startswith(OURS)}
+    return found
+
+
+def table(title: str, found: Mapping[str, Any]) -> Table:
+    """A contest: a line for every side."""
+    mine = list(found["times_as_fast"])
+    made = Table(title, "p50 ms", "p99 ms", "sentences/s", *(f"{name} is times as fast" for name in mine), box=None)
+    for name, each in found["sides"].items():
+        ratios = [found["times_as_fast"][own].get(name) for own in mine]
+        cells = [f"{ratio['median']:.2f}" if ratio else "" for ratio in ratios]
+        rate = each["sentences_per_second"]["median"]
+        made.add_row(name, f"{each['p50_ms']:,.1f}", f"{each['p99_ms']:,.1f}", f"{rate:,.1f}", *cells)
+    return made
+
+
+def measure(settings: Inference, console: Console) -> None:
+    """Goes through models and contests, and keeps what is found after each model."""
+    if unknown := [name for name in settings.sides if name not in KINDS]:
+        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
+    if min((settings.rounds, settings.sentences, *settings.batches, *settings.mixed)) < 1:
+        raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")
+    vocabulary, texts = choose_vocabulary(settings), read_sentences(settings, console)
+    cutter = Cutter(vocabulary)
+    models: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for size in [settings.model.name] if settings.model else settings.sizes:
+            own = Path(place) / size
+            folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
+            shape = read_shape(folder)
+            pieces = cutter.lay_out(cutter.cut(texts), None, shape.positions).pieces
+            sentences = [pieces.row(number) for number in range(len(texts))]
+            with ExitStack() as stack:
+                field = Field(settings.sides, folder, stack, console)
+                found = models[size] = {"absent": field.absent, "mean_length": round(float(pieces.lengths.mean()), 1)}
+                for contest in contests(settings, sentences, len(vocabulary), shape.positions):
+                    found[contest.name] = run(contest, field, settings.rounds)
+                    console.print(table(f"{size}: {contest.name}", found[contest.name]))
+            libraries = ["torch", "transformers", "onnxruntime"]
+            kept = record("inference", libraries, {"threads": CORES, "rounds": settings.rounds, "models": models})
+            console.print(f"kept in {write_results(settings.out or results_file('inference'), kept)}")
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Inference, args=arguments, prog="inference.py", config=(tyro.conf.FlagCreatePairsOff,))
+    measure(settings, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
+    return 0
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

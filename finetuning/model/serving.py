@@ -1,0 +1,208 @@
+"""A fine-tuned model that only answers: with weights that are packed once, and of the last layer what the head sees.
+
+Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. An
+x86 processor multiplies fastest with weights in an order that oneDNN chooses (`Packed`); elsewhere, and where this
+PyTorch lacks the operators, weights stay as they lie (`Plain`). Results are the same but for rounding.
+
+n pieces, s sequences, H hidden.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data_prep.common.errors import UserError
+from finetuning.model.heads import TaskBatch, TaskModel
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.attention import Layout, Padded, lay_out
+from pretraining.model.encoder import AddAndNorm, Layer, Linear
+from pretraining.model.fused import Dropout, gelu
+
+KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
+"""Answers drop nothing."""
+
+
+class Product(Protocol):
+    """A product with the weight of a linear layer."""
+
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Leaves the bias to the operation that follows."""
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        """Adds the bias, and takes gelu of the sum."""
+
+
+class Plain(Product):
+    """With the weight as it lies, on any device."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
+
+
+class Packed(Product):
+    """With the weight in the order that oneDNN chooses."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return product
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
+        return product
+
+
+class Quantised(Product):
+    """With the weight in 8 bits, a scale for each output, and a scale for each row of what it is multiplied with.
+
+    So the answer about a text does not depend on its neighbours in a batch.
+    """
+
+    ZERO = 128
+    """The byte that stands for 0 on the left of a product; on the right it is 0."""
+
+    def __init__(self, linear: Linear) -> None:
+        weight = linear.weight.detach().float()
+        self.scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int64)
+        numbers = (weight / self.scales[:, None]).round().to(torch.int8)
+        self.weight = torch.ops.onednn.qlinear_prepack(numbers, None)
+        self.bias = linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        numbers, scales = torch.empty_like(x, dtype=torch.uint8), torch.empty(len(x))
+        kernels.call("quantise_rows", x.contiguous(), numbers, scales, *x.shape)
+        ours, theirs = (numbers, 1.0, self.ZERO), (self.weight, self.scales, self.zeros)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*ours, *theirs, None, 1.0, 0, x.dtype, "none", [], "")
+        kernels.call("rescale_rows", product, scales, *product.shape)
+        return product
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
+
+
+def check_int8(device: torch.device) -> None:
+    """Raises UserError where products in 8 bits are not to be had."""
+    cured = 'take "bf16", "fp32" or "auto"'
+    if device.type != "cpu":
+        raise UserError(f'dtype "int8": on a CPU alone; {cured}')
+    if not torch.cpu._is_vnni_supported() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        raise UserError(f'dtype "int8": this processor, or this PyTorch, has no products of bytes; {cured}')
+    if not kernels.usable(torch.zeros(1)):
+        raise UserError(f'dtype "int8": needs a C++ compiler; install g++, or {cured}')
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
+
+
+def product(linear: Linear) -> Product:
+    """The fastest product with the weight of a linear layer, in its numbers."""
+    return Packed(linear) if can_pack(linear.weight) else Plain(linear)
+
+
+Making = Callable[[Linear], Product]
+"""How the weight of a linear layer is made ready."""
+
+
+class ServedLayer:
+    """A layer of the encoder, for all pieces."""
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        self.heads = attention.heads
+        self.qkv, self.output = product(attention.qkv), product(attention.output)
+        self.attention_norm, self.norm = attention.norm, feed_forward.norm
+        self.inner, self.outer = product(feed_forward.inner), product(feed_forward.output)
+
+    def __call__(self, x: Tensor, layout: Layout) -> Tensor:
+        """Computes the next hidden states, (n, H)."""
+        return self.finish(layout.attend(self.qkv(x), self.qkv.bias, self.heads, KEEPS), x)
+
+    def finish(self, context: Tensor, x: Tensor) -> Tensor:
+        """What follows attention, for any rows."""
+        x = _end(self.output, context, self.attention_norm, x)
+        return _end(self.outer, self.inner.with_gelu(x), self.norm, x)
+
+
+def _end(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
+    """The end of a block: its last product, residual connection and layer norm."""
+    end: Tensor = norm(outer(inner), outer.bias, x, KEEPS)
+    return end
+
+
+class LastLayer(ServedLayer):
+    """The last layer, for the first piece of every sequence alone.
+
+    A single query needs no keys: q · (W x) = (Wᵀ q) · x, so that the hidden states themselves are compared with one
+    vector for each head. Nor does it need values: the mean of products is the product with the mean. What a bias of the
+    keys would add is the same for all pieces, and softmax does not see it.
+    """
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        super().__init__(layer, product)
+        weight, bias = layer.attention.qkv.weight.detach(), layer.attention.qkv.bias.detach()
+        self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
+        self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
+
+    def first(self, x: Tensor, batch: TaskBatch) -> Tensor:
+        """Computes the next hidden states of the first pieces, (s, H)."""
+        first = x[batch.starts[:-1].long()]
+        padded = Padded(batch.starts, max(batch.lengths), len(batch.pieces))
+        s, length = padded.rows.shape
+        states = x.index_select(0, padded.rows.view(-1)).view(s, length, -1)
+        query = torch.baddbmm(self.query_bias, first.expand(self.heads, s, -1), self.query.transpose(1, 2))
+        sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
+        scores = torch.bmm(sought, states.transpose(1, 2)).float() * self.query.shape[1] ** -0.5
+        shares = scores.masked_fill(~padded.inside[:, 0], -torch.inf).softmax(2).to(x.dtype)
+        mean = torch.bmm(shares, states).transpose(0, 1)  # (heads, s, H)
+        context = torch.baddbmm(self.value_bias, mean, self.value.transpose(1, 2))  # (heads, s, size)
+        return self.finish(context.transpose(0, 1).reshape(s, -1), first)
+
+
+class ServedModel:
+    """A fine-tuned model that answers and does not learn. It takes the layers of the one that it is made of."""
+
+    def __init__(self, model: TaskModel, int8: bool = False) -> None:
+        """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
+        making = Quantised if int8 else product
+        self.model = model.eval().requires_grad_(False)
+        *layers, last = (cast(Layer, layer) for layer in model.layers)
+        model.layers = nn.ModuleList()  # packed weights take their place: memory is for one of both
+        self.layers = [ServedLayer(layer, making) for layer in layers]
+        self.last = (LastLayer if model.sees_first else ServedLayer)(last, making)
+
+    def logits(self, batch: TaskBatch) -> Tensor:
+        """What the head says before it becomes probabilities, in fp32."""
+        model = self.model
+        x = model.embeddings(batch, KEEPS)
+        layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads)
+        n, spare = len(x), layout.spare_rows(x)
+        x = F.pad(x, (0, 0, 0, spare)) if spare else x
+        for layer in self.layers:
+            x = layer(x, layout)
+        if isinstance(self.last, LastLayer):
+            return model.say(self.last.first(x, batch), batch)
+        return model.say(model.seen(self.last(x, layout)[:n], batch), batch)

@@ -1,0 +1,120 @@
+"""The benchmark of inference: everybody says the same, whoever does not or cannot is told, and the table is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from benchmarks import inference
+from benchmarks.answerers import Answers, padded
+from benchmarks.inference import ALL, Contest, check_alike, percentile, repeats, summarise
+from benchmarks.measure import read_results
+from data_prep.common.errors import UserError
+
+ENTRY = [sys.executable, str(ROOT / "benchmarks" / "inference.py")]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it, without real text."""
+    small = [
+        "--sizes",
+        "tiny",
+        "--batches",
+        "2",
+        "--sentences",
+        "5",
+        "--rounds",
+        "2",
+        "--out",
+        str(folder / "out.json"),
+    ]
+    environment = {**os.environ, "CLOZE_DATA": str(folder / "none")}
+    return subprocess.run([*ENTRY, *small, *words], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
+    done = run(tmp_path, "--sides", "cloze fp32", "transformers fp32", "onnxruntime fp32")
+    assert done.returncode == 0, done.stderr
+    assert "lengths are those of sentences of the demo corpus" in done.stdout
+    found = read_results(tmp_path / "out.json")["models"]["tiny"]
+    contest = found["2 x 128"]
+    for side in ("cloze fp32", "transformers fp32"):
+        assert 0 < contest["sides"][side]["p50_ms"] <= contest["sides"][side]["p99_ms"]
+    if "onnxruntime fp32" in found["absent"]:
+        assert "not installed: onnxruntime" in done.stdout
+    ratio = found[ALL]["times_as_fast"]["cloze fp32"]["transformers fp32"]
+    assert ratio["lowest"] <= ratio["median"] <= ratio["highest"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sizes", "huge"], "--sizes huge: is none of tiny"),
+        (["--sides", "nobody"], "--sides nobody: is none of"),
+        (["--rounds", "0"], "at least 1"),
+        (["--model", "nothing"], "nothing"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(value) for value in range(1, 201)]
+    assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (100, 198, 200)
+    assert percentile([3.0], 99) == percentile([3.0], 50) == 3.0
+    assert percentile([2.0, 1.0, 9.0], 50) == 2.0
+
+
+def test_whoever_says_something_else_is_named() -> None:
+    right = np.array([[1.0, 2.0]])
+    check_alike("x", {"cloze fp32": right, "cloze bf16": right + 0.01})
+    with pytest.raises(UserError, match=r"x: logits of transformers fp32 are 0.01 away from those of cloze fp32"):
+        check_alike("x", {"cloze fp32": right, "transformers fp32": right + 0.01})
+    with pytest.raises(UserError, match="nan away"):
+        check_alike("x", {"cloze fp32": right, "cloze int8": right * np.nan})
+
+
+def test_a_request_is_padded_to_its_longest() -> None:
+    given = padded([np.array([5, 6]), np.array([7, 8, 9])])
+    assert given["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
+    assert given["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:
+    requests = [[np.array([1]), np.array([2])], [np.array([3])]]
+    contest = Contest(ALL, requests, at_once=True)
+    assert list(map(len, contest.asked("cloze bf16"))) == [3]
+    assert contest.asked("transformers bf16") is requests
+    assert Contest("x", requests).asked("cloze bf16") is requests
+
+
+def test_rates_and_ratios_are_of_turns() -> None:
+    def turn(seconds: float) -> Answers:
+        return Answers(np.zeros((4, 2)), [seconds / 2] * 2)
+
+    contest = Contest("x", [[np.array([1])] * 2] * 2)
+    found = summarise(contest, {"cloze fp32": [turn(1.0), turn(2.0)], "transformers fp32": [turn(3.0), turn(4.0)]})
+    assert found["sides"]["cloze fp32"]["sentences_per_second"] == {"median": 3.0, "lowest": 2.0, "highest": 4.0}
+    ratio = found["times_as_fast"]["cloze fp32"]["transformers fp32"]
+    assert ratio == {"median": 2.5, "lowest": 2.0, "highest": 3.0}
+    assert found["sides"]["transformers fp32"]["p99_ms"] == 2000
+    json.dumps(found)
+
+
+def test_a_turn_takes_a_while_but_not_for_ever() -> None:
+    assert repeats(inference.TURN_SECONDS / 10) == 10
+    assert repeats(1e-6) == inference.MOST_REQUESTS
+    assert repeats(60) == 1
+    assert repeats(1e-6, at_once=True) == 1
