@@ -63,7 +63,7 @@ def plan_memory(
 ) -> Memory:
     """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO."""
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
-    parameters = replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+    parameters = count_parameters(shape)
     part = parameters / ranks
     options = zero_options or {}
     live = min(parameters, _number(options, "stage3_max_live_parameters", LIVE))
@@ -82,13 +82,18 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, optimizer, host)
 
 
+def count_parameters(shape: Shape) -> int:
+    """All parameters, with those that pad the vocabulary."""
+    return replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+
+
 def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     value = options.get(name)
     return float(value) if isinstance(value, int | float) else default
 
 
 def plan_activations(
-    shape: Shape, dtype: Dtype, sequences: int, length: int, fused_attention: bool = True
+    shape: Shape, dtype: Dtype, sequences: int, length: float, fused_attention: bool = True
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does."""
     size = 4 if dtype == "fp32" else 2
