@@ -31,7 +31,7 @@ LAUNCH = 3e-4
 """Seconds in which the host gives a GPU the work of a layer, forward and backward."""
 HIDDEN = 0.5
 """Share of the communication that overlaps with computing that costs nothing: both take memory and multiprocessors."""
-SLOWEST = 0.008
+SLOWEST = 0.01
 """How much slower a rank is than the mean, as a standard deviation: the median of what follows from the published rows
 of 1 and of all GPUs of a node, with long steps (benchmarks/published.toml)."""
 BACKWARD = 2 / 3
