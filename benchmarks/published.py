@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from pretraining.config.toml_text import read_toml

@@ -172,15 +172,16 @@ class Sharing:
         """
         gradients = cluster.scatter_seconds(self.gradient_bytes * self.parameters)
         weights = cluster.scatter_seconds(self.weight_bytes * self.parameters)
-        if self.zero == 0:
-            return self._seen(2 * gradients, backward)
-        if self.zero == 3:
-            return accumulation * self._seen(gradients + 2 * weights, backward)
-        return (accumulation if self.zero == 2 else 1) * self._seen(gradients, backward) + weights
+        hidden = HIDDEN if self.hides and cluster.device.runs_ahead else 0.0
 
-    def _seen(self, seconds: float, backward: float) -> float:
-        """What computing does not hide of an exchange."""
-        return seconds - HIDDEN * min(seconds, backward) if self.hides else seconds
+        def seen(seconds: float) -> float:
+            return seconds - hidden * min(seconds, backward)
+
+        if self.zero == 0:
+            return seen(2 * gradients)
+        if self.zero == 3:
+            return accumulation * seen(gradients + 2 * weights)
+        return (accumulation if self.zero == 2 else 1) * seen(gradients) + weights
 
     def optimizer(self, cluster: Cluster) -> float:
         """Seconds of the optimizer: ZeRO divides its work among the ranks."""

@@ -128,7 +128,10 @@ def build_plan(
         phases.append(
             PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *(modelled or ()))
         )
-    activations = [plan_activations(shape, dtype, each.micro_batch, each.phase.length) for each in phases]
+    activations = [
+        plan_activations(shape, dtype, each.micro_batch, each.phase.length, fused_attention=not room.on_cpu)
+        for each in phases
+    ]
     return Plan(
         shape=shape,
         ranks=ranks,
