@@ -15,10 +15,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pretraining.processes.environment import prepare_process
 
@@ -32,8 +32,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import alternate, mistakes_told, record, results_file, write_results
-from benchmarks.sides import Kind, open_sides
+from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, write_results
+from benchmarks.peaks import measure_peak
+from benchmarks.sides import Kind, Side, open_sides
 from data_prep.common.workers import num_cores
 from pretraining.config.settings import Precision
 from pretraining.data.batches import full_sequences
@@ -53,9 +54,10 @@ from pretraining.processes.launchers import World, find_world
 from pretraining.reporting.hardware import total_memory
 
 CPU = torch.device("cpu")
+DTYPE = name_dtype(choose_dtype("auto", CPU))
 JOINED = 1 << 24
 """Elements that are joined to measure what ranks exchange in a second."""
-WARM_UP = 2
+WARM_UP = 1
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,24 @@ class Case:
 
 
 KNOWN = (
-    Case("tiny", 128, 32), Case("mini", 128, 32), Case("mini", 512, 8), Case("small", 128, 16), Case("medium", 128, 8),
+    Case("tiny", 128, 32), Case("mini", 128, 8), Case("mini", 128, 32), Case("mini", 512, 8), Case("small", 128, 16),
+    Case("medium", 128, 8),
 )  # fmt: skip
-"""what calibrates"""
-TESTED = (Case("mini", 128, 8), Case("small", 512, 4), Case("small", 128, 8, 2), Case("medium", 128, 16))
-"""what the model must foretell, on one process; and on two, with what calibrates"""
-BASE = (Case("base", 128, 8),)
+"""what calibrates, on one process"""
+TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2), Case("medium", 128, 16))
+"""what the model must foretell on one process; on two it must foretell all"""
+SIZES = ("mini", "small", "medium", "base")
+"""models whose memory is compared"""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Measures this machine for the planner."""
 
-    rounds: int = 5
+    rounds: int = 3
     """Steps of each case that count."""
-    large: bool = True
-    """Foretell a step of base too."""
+    only: Literal["steps", "memory"] | None = None
+    """What to measure; the file keeps what it has of the other (default: both)."""
     out: Path | None = None
     """File for what is found (default: in benchmarks/results, by the hardware)."""
 
@@ -110,16 +114,18 @@ class Rank:
         torch.set_num_threads(threads)
         self.engines: dict[str, Engine] = {}
 
-    def __call__(self, question: Any) -> None:
+    def __call__(self, question: Any) -> Any:
+        """Makes a step, joins so many elements, or measures memory."""
         if isinstance(question, Case):
-            self.step(question)
-        else:
-            dist.all_reduce(torch.ones(question))
+            return self.step(question)
+        if isinstance(question, tuple):
+            return measure_peak(*question)
+        return dist.all_reduce(torch.ones(question))
 
     def step(self, case: Case) -> None:
         """One step of a case."""
         if case.size not in self.engines:
-            precision = Precision(dtype=name_dtype(choose_dtype("auto", CPU)))
+            precision = Precision(dtype=DTYPE)
             settings = EngineSettings(precision=precision)
             set_arithmetic(precision, settings.compute, CPU)
             self.engines[case.size] = Engine(Bert(case.shape).initialize(0), settings, CPU)
@@ -137,42 +143,63 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def measure(cases: Sequence[Case], rounds: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
-    """Seconds of every case by who computes it: a process with all threads, one with one, two that join with one each,
-    and two that do not."""
-    cores, port = num_cores(), free_port()
-    kinds = {"process": Kind(partial(Rank, 0, 1, 0, cores)), "thread": Kind(partial(Rank, 0, 1, 0, 1))}
-    kinds["beside"] = kinds["thread"]
-    kinds |= {f"rank {rank}": Kind(partial(Rank, rank, 2, port, 1)) for rank in range(2)}
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    with open_sides(kinds) as sides, ThreadPoolExecutor(2) as pool:
+def pair(threads: int = 1) -> dict[str, Kind]:
+    """Two ranks that know each other."""
+    port = free_port()
+    return {f"rank {rank}": Kind(partial(Rank, rank, 2, port, threads)) for rank in range(2)}
 
-        def together(names: Sequence[str], question: Any) -> None:
-            list(pool.map(lambda name: sides[name].ask(question), names))
 
-        ranks = [name for name in kinds if name.startswith("rank")]
-        for question in (JOINED, *cases):
-            turns: dict[str, Callable[[], Any]] = {"ranks": partial(together, ranks, question)}
-            if isinstance(question, Case):
-                turns |= {name: partial(sides[name].ask, question) for name in ("process", "thread")}
-                turns["apart"] = partial(together, ["thread", "beside"], question)
+def ask_together(sides: Sequence[Side], question: Any) -> list[Any]:
+    """Asks several at the same time, and waits for all."""
+    with ThreadPoolExecutor(len(sides)) as pool:
+        return list(pool.map(lambda side: side.ask(question), sides))
+
+
+def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[str, Any]:
+    """Seconds of every case by who computes it: a process with all threads, one with one, two that join their gradients
+    with one each, and two that do not."""
+    alone = {name: Kind(partial(Rank, 0, 1, 0, threads)) for name, threads in (("process", num_cores()), ("thread", 1))}
+    found: dict[str, Any] = {}
+    with open_sides({**alone, "beside": alone["thread"], **pair()}) as sides:
+        ranks, apart = [sides["rank 0"], sides["rank 1"]], [sides["thread"], sides["beside"]]
+        for case in cases:
+            turns: dict[str, Callable[[], Any]] = {
+                "process": partial(sides["process"].ask, case),
+                "thread": partial(sides["thread"].ask, case),
+                "apart": partial(ask_together, apart, case),
+                "ranks": partial(ask_together, ranks, case),
+            }
             measured = alternate(turns, rounds, WARM_UP)
-            name = question.name if isinstance(question, Case) else "joining"
-            found[name] = {side: measured.of(side) for side in turns}
-            console.print(f"{name}: " + ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[name].items()))
+            found[case.name] = {side: measured.of(side) for side in turns}
+            told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())
+            console.print(f"{case.name}: {told}")
+        joined = alternate({"ranks": partial(ask_together, ranks, JOINED)}, rounds, WARM_UP)
+        found["joining"] = joined.of("ranks")
     return found
+
+
+def measure_memory(console: Console) -> list[dict[str, Any]]:
+    """The peaks of all sizes under all stages on two ranks, beside what is planned."""
+    rows = []
+    for size in SIZES:
+        shape = Shape.named(size, VOCABULARY)
+        with open_sides(pair()) as sides:
+            for zero in range(4):
+                found = ask_together(list(sides.values()), (shape, DTYPE, zero))
+                rows.append({"size": size, **max(found, key=lambda one: one["peak"])})
+                console.print(rows[-1])
+    return rows
 
 
 def work_of(case: Case) -> MicroBatch:
     statistics = measure_sequences(case.shape, case.length, None)
-    dtype = name_dtype(choose_dtype("auto", CPU))
     return MicroBatch.of(
-        case.shape, dtype, case.micro_batch, statistics.pieces, statistics.flops, fused_attention=False
+        case.shape, DTYPE, case.micro_batch, statistics.pieces, statistics.flops, fused_attention=False
     )
 
 
 def sharing_of(case: Case) -> Sharing:
-    return Sharing.of(count_parameters(case.shape), 1, name_dtype(choose_dtype("auto", CPU)), "adamw")
+    return Sharing.of(count_parameters(case.shape), 1, DTYPE, "adamw")
 
 
 def fit(seconds: Mapping[Case, float]) -> Device:
@@ -181,12 +208,12 @@ def fit(seconds: Mapping[Case, float]) -> Device:
     for case, taken in seconds.items():
         work, sharing = work_of(case), sharing_of(case)
         moved = case.accumulation * work.traffic + sharing.parameters * sharing.optimizer_bytes
-        terms = [case.accumulation * work.flops, moved, case.accumulation * work.layers, case.accumulation]
+        terms = [case.accumulation * work.flops, moved, case.accumulation * work.layers]
         rows.append([term / taken for term in terms])
     matrix = np.array(rows)
     scale = matrix.max(axis=0)
-    product, byte, layer, start = nnls(matrix / scale, np.ones(len(rows)))[0] / scale
-    return Device(1 / max(product, 1e-18), 1 / max(byte, 1e-15), layer, start, runs_ahead=False)
+    product, byte, layer = nnls(matrix / scale, np.ones(len(rows)))[0] / scale
+    return Device(1 / max(product, 1e-18), 1 / max(byte, 1e-15), layer, runs_ahead=False)
 
 
 def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str, Device], float, list[dict[str, Any]]]:
@@ -195,15 +222,12 @@ def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str,
         side: fit({case: found[case.name][side]["median"] for case in cases if case in KNOWN})
         for side in ("process", "thread")
     }
-    link = 4 * JOINED / (OF_DATASHEET * found["joining"]["ranks"]["median"])
+    link = 4 * JOINED / (OF_DATASHEET * found["joining"]["median"])
     shared = float(
         np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in KNOWN])
     )
-    slowed = Device(
-        *(rate / shared for rate in (devices["thread"].products, devices["thread"].bandwidth)),
-        *(shared * seconds for seconds in (devices["thread"].launch, devices["thread"].start)),
-        runs_ahead=False,
-    )
+    one = devices["thread"]
+    slowed = replace(one, products=one.products / shared, bandwidth=one.bandwidth / shared, launch=shared * one.launch)
     clusters = {side: Cluster(device) for side, device in devices.items()}
     clusters["ranks"] = Cluster(slowed, 1, 2, link)
     rows = []
@@ -228,27 +252,35 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Calibration, args=arguments, prog="calibration.py", config=(tyro.conf.FlagCreatePairsOff,))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    cases = (*KNOWN, *TESTED, *(BASE if settings.large else ()))
-    found = measure(cases, settings.rounds, console)
-    devices, link, rows = foretell(found, cases)
-    results = {
-        "dtype": name_dtype(choose_dtype("auto", CPU)),
-        "memory_bytes": total_memory(CPU),
-        "link": link,
-        "devices": {side: asdict(device) for side, device in devices.items()},
-        "steps": rows,
-    }
+    path = settings.out or results_file("planner")
+    results = read_results(path) if settings.only and path.exists() else {}
+    results = {key: value for key, value in results.items() if key in ("steps", "memory")}
+    if settings.only != "memory":
+        found = measure_steps((*KNOWN, *TESTED), settings.rounds, console)
+        devices, link, rows = foretell(found, (*KNOWN, *TESTED))
+        print_steps(rows, console)
+        named = {side: asdict(device) for side, device in devices.items()}
+        results["steps"] = {
+            "dtype": DTYPE,
+            "memory_bytes": total_memory(CPU),
+            "link": link,
+            "devices": named,
+            "rows": rows,
+        }
+    if settings.only != "steps":
+        results["memory"] = measure_memory(console)
+    console.print(f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results))}")
+    return 0
+
+
+def print_steps(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """What the model had to foretell."""
     table = Table("step", "by", "seconds", "foretold", "error", box=None)
     for row in rows:
         if not row["calibrates"]:
             error = f"{100 * row['error']:+.1f}%"
             table.add_row(row["case"], row["side"], f"{row['measured']['median']:.3f}", f"{row['foretold']:.3f}", error)
     console.print(table)
-    path = write_results(
-        settings.out or results_file("planner"), record("calibration", ["torch", "deepspeed"], results)
-    )
-    console.print(f"kept in {path}")
-    return 0
 
 
 if __name__ == "__main__":

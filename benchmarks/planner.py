@@ -17,15 +17,21 @@ from pathlib import Path
 import tyro
 from matplotlib.figure import Figure
 
-from benchmarks.measure import mistakes_told
+from benchmarks.measure import mistakes_told, read_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.planning.cluster_table import render_cluster, render_scale
-from pretraining.planning.site import Site, check_size, name_site
+from pretraining.planning.cost import Cluster, Device
+from pretraining.planning.fitting import Room
+from pretraining.planning.machines import find_network
+from pretraining.planning.site import PER_NODE, Site, check_size, name_site
 from pretraining.planning.sweep import Scaled, Target, check_batches, cures, scale, sweep
+
+MEASURED = {1: "process", 2: "ranks"}
+"""What calibration.py calls a rank, by how many share the machine."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,16 @@ class Planner:
     """Folder of shards, for the lengths of real text (default: full sequences)."""
     nodes: int = 1
     """Nodes of the cluster."""
-    gpus_per_node: int = 8
-    """GPUs of a node."""
+    gpus_per_node: int | None = None
+    """GPUs of a node (default: 8, or 1 process with --calibration)."""
     gpu: str = "h100-80"
     """What they are: v100-32, a100-80, h100-80, h200, …"""
     network: str | None = None
     """What joins the nodes, and how many ports a node has: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
     gpu_memory: float | None = None
     """GB of a GPU (default: what it is sold with)."""
+    calibration: Path | None = None
+    """Results of calibration.py: nodes like the machine that it has measured, with 1 or 2 processes each."""
     price_per_gpu_hour: float | None = None
     """What a GPU costs an hour, in any currency."""
     chart: Path | None = None
@@ -60,7 +68,7 @@ def main(arguments: list[str]) -> int:
     console = open_console()
     recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
     site = find_site(settings, recipe)
-    check_batches(recipe, settings.nodes, settings.gpus_per_node)
+    check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
     target = Target(recipe, manifest, site.dtype, site.cluster, site.room)
     console.print(f"{settings.recipe.stem} on {site.description}\n")
     options = sweep(target)
@@ -78,9 +86,24 @@ def main(arguments: list[str]) -> int:
 
 def find_site(settings: Planner, recipe: Recipe) -> Site:
     """Where the run is planned for: GPUs of the table, or a machine that was measured."""
-    check_size(settings.nodes, settings.gpus_per_node)
-    return name_site(
-        recipe, settings.gpu, settings.nodes, settings.gpus_per_node, settings.network, settings.gpu_memory
+    if settings.calibration is not None:
+        return read_site(settings.calibration, settings.nodes, settings.gpus_per_node or 1, settings.network or "10gbe")
+    per_node = PER_NODE if settings.gpus_per_node is None else settings.gpus_per_node
+    return name_site(recipe, settings.gpu, settings.nodes, per_node, settings.network, settings.gpu_memory)
+
+
+def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
+    """Nodes like the machine that calibration.py has measured."""
+    check_size(nodes, per_node)
+    steps = read_results(path).get("steps")
+    if steps is None or per_node not in MEASURED:
+        fault = "no steps in it" if steps is None else f"--gpus-per-node {per_node}: measured were 1 and 2 processes"
+        raise UserError(f"--calibration {path}: {fault}; run benchmarks/calibration.py, which measures them")
+    device = Device(**steps["devices"][MEASURED[per_node]])
+    cluster = Cluster(device, nodes, per_node, steps["link"], find_network(network))
+    room = Room(steps["memory_bytes"] / per_node, on_cpu=True)
+    return Site(
+        cluster, steps["dtype"], room, f"{nodes} x {per_node} processes as {path.name} has them; {steps['dtype']}"
     )
 
 

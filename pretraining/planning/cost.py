@@ -55,8 +55,6 @@ class Device:
     """bytes a second that work which is no product moves"""
     launch: float = LAUNCH
     """seconds of the host for a layer of a micro-batch"""
-    start: float = 0.0
-    """seconds of the host for a micro-batch besides"""
     runs_ahead: bool = True
     """whether the host goes on while the device computes: a GPU"""
 
@@ -137,7 +135,7 @@ class MicroBatch:
     def seconds(self, device: Device) -> float:
         """How long a device computes it."""
         arithmetic = self.flops / device.products + self.traffic / device.bandwidth
-        host = device.start + device.launch * self.layers
+        host = device.launch * self.layers
         return max(arithmetic, host) if device.runs_ahead else arithmetic + host
 
 

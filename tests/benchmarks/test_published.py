@@ -6,10 +6,12 @@ from collections import defaultdict
 from statistics import mean
 
 import pytest
+from conftest import ROOT
 
 from benchmarks.published import Comparison, Published, fit_reach, fit_slowest, is_single, read_published
 from pretraining.planning.cost import REACH, SLOWEST
 
+PAGE = (ROOT / "docs" / "planning.md").read_text()
 RUNS = {"PyTorch, A100", "Paddle, A100", "TensorFlow 2, A100", "PyTorch, DGX-2H", "DeepSpeed, DGX-2"}
 
 
@@ -30,6 +32,7 @@ def test_the_model_errs_at_most_half_as_much_as_linear_scaling(comparisons: list
         ours, linear = mean(abs(each.error) for each in found), mean(abs(each.linear_error) for each in found)
         print(f"{run:20}mean error {ours:6.1%}, of linear scaling {linear:6.1%}: {ours / linear:.2f} of it")
         assert ours <= linear / 2
+        assert f" | {ours:.1%} | {linear:.1%} | {ours / linear:.2f} |" in PAGE, f"docs/planning.md is stale: {run}"
 
 
 def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates(comparisons: list[Comparison]) -> None:
