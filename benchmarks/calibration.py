@@ -83,7 +83,9 @@ KNOWN = (
     Case("medium", 128, 8),
 )  # fmt: skip
 """what calibrates, on one process"""
-TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2), Case("medium", 128, 16))
+BESIDE = KNOWN[:4]
+"""what two processes compute that do not join anything, for how much they slow each other down"""
+TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2))
 """what the model must foretell on one process; on two it must foretell all"""
 SIZES = ("mini", "small", "medium", "base")
 """models whose memory is compared"""
@@ -157,7 +159,7 @@ def ask_together(sides: Sequence[Side], question: Any) -> list[Any]:
 
 def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[str, Any]:
     """Seconds of every case by who computes it: a process with all threads, one with one, two that join their gradients
-    with one each, and two that do not."""
+    with one each, and two that do not, for some cases."""
     alone = {name: Kind(partial(Rank, 0, 1, 0, threads)) for name, threads in (("process", num_cores()), ("thread", 1))}
     found: dict[str, Any] = {}
     with open_sides({**alone, "beside": alone["thread"], **pair()}) as sides:
@@ -166,9 +168,10 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
             turns: dict[str, Callable[[], Any]] = {
                 "process": partial(sides["process"].ask, case),
                 "thread": partial(sides["thread"].ask, case),
-                "apart": partial(ask_together, apart, case),
                 "ranks": partial(ask_together, ranks, case),
             }
+            if case in BESIDE:
+                turns["apart"] = partial(ask_together, apart, case)
             measured = alternate(turns, rounds, WARM_UP)
             found[case.name] = {side: measured.of(side) for side in turns}
             told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())
@@ -224,7 +227,7 @@ def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str,
     }
     link = 4 * JOINED / (OF_DATASHEET * found["joining"]["median"])
     shared = float(
-        np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in KNOWN])
+        np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in BESIDE])
     )
     one = devices["thread"]
     slowed = replace(one, products=one.products / shared, bandwidth=one.bandwidth / shared, launch=shared * one.launch)

@@ -42,7 +42,11 @@ gradient written, with a copy in 16 bits; the norm reads gradients. LAMB writes 
 BUCKET_BYTES = 4 * 2**24
 """Gradients are joined in buckets of so many bytes."""
 LOADED_PIECES = 20e6
-"""Pieces a second that the loading thread of a rank makes batches of."""
+"""Pieces a second that the loading thread of a rank makes batches of: 18 to 19 million were measured on a core of an
+EPYC, with 8,192 sequences in a step."""
+DEALT = 5e-7
+"""Seconds for each sequence of the global batch, whose length every rank knows and deals out: 0.2 to 0.9 us there, with
+65,536 of them."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +210,11 @@ def step_time(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation
     """How long a step of so many micro-batches on every rank takes."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
-    loading = accumulation * work.pieces / LOADED_PIECES
-    return StepTime(
-        compute,
-        compute * cluster.waiting,
-        sharing.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0,
-        sharing.optimizer(cluster),
-        max(0.0, loading - compute),
-    )
+    waiting = compute * cluster.waiting
+    joining = sharing.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
+    optimizer = sharing.optimizer(cluster)
+    loading = accumulation * (work.pieces / LOADED_PIECES + DEALT * cluster.ranks * work.sequences)
+    return StepTime(compute, waiting, joining, optimizer, max(0.0, loading - compute - waiting - joining - optimizer))
 
 
 def efficiency(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation: int) -> float:

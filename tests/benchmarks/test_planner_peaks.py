@@ -26,7 +26,7 @@ def measure_peaks(shapes: list[Shape]) -> list[dict[str, Any]]:
 
 def check(shapes: list[Shape], seconds: float) -> None:
     for rank in spawn(2, measure_peaks, shapes, timeout=seconds):
-        assert rank.code == 0, rank.errors
+        assert rank.code == 0, rank.errors[-3000:]
         for found in rank.result:
             print(found)
         assert not [found for found in rank.result if abs(found["error"]) > 0.1]
