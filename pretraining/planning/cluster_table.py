@@ -16,6 +16,8 @@ BAR = 40
 """Letters of a bar that is a whole step."""
 PARTS = {"compute": "█", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
 """What a step's time goes to, and how a bar shows it."""
+TOLD = 0.03
+"""A difference that the model can tell: about its mean error."""
 COLUMNS = 6
 """Micro-batches that the table of memory shows."""
 
@@ -27,7 +29,7 @@ def render_cluster(target: Target, options: Sequence[Option], hour_price: float 
         parts += [_memory_table(target, number), ""]
     parts += [_option_table(target, options, hour_price), ""]
     if options[0].fits:
-        parts += [_step_table(options[0].choices), *_bars(options[0].choices), ""]
+        parts += [_step_table(options[0].choices), *_bars(options[0].choices), "", *_advice(options), ""]
     return Group(*parts)
 
 
@@ -83,6 +85,20 @@ def _numbers(choice: Choice) -> tuple[str, ...]:
         f"{choice.sequences_per_second:,.0f}",
         f"{choice.efficiency:.1%}",
     )
+
+
+def _advice(options: Sequence[Option]) -> Iterator[str]:
+    """The recipe's own stage in words of the command line, and another where that is faster by what can be told."""
+    own, *others = options
+    yield f"to take: {_words(own)}"
+    faster = min((option for option in others if option.fits), key=lambda option: option.step_seconds, default=own)
+    if faster.step_seconds < (1 - TOLD) * own.step_seconds:
+        yield f"faster by {1 - faster.step_seconds / own.step_seconds:.0%}: {_words(faster)}"
+
+
+def _words(option: Option) -> str:
+    sizes = (f"--phases.{number}.micro_batch {choice.micro_batch}" for number, choice in enumerate(option.choices))
+    return f"--parallel.zero {option.zero} {' '.join(sizes)}"
 
 
 def _step_table(choices: Iterable[Choice]) -> Table:

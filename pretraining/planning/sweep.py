@@ -57,6 +57,11 @@ class Option:
         return sum(choice.seconds for choice in self.choices)
 
     @property
+    def step_seconds(self) -> float:
+        """Those of a step of every phase together."""
+        return sum(choice.step.total for choice in self.choices)
+
+    @property
     def efficiency(self) -> float:
         """That of all phases together, each for as long as it takes."""
         return sum(choice.seconds * choice.efficiency for choice in self.choices) / self.seconds

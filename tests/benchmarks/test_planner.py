@@ -48,6 +48,7 @@ def test_a_large_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "32 nodes of 8 a100-80 with 80 GB, joined by hdr200x8; bf16" in shown
     assert all(f"ZeRO {zero}" in shown for zero in range(4))
     assert "ZeRO 1 (this recipe)" in shown
+    assert "to take: --parallel.zero 1 --phases.0.micro_batch 256 --phases.1.micro_batch 128" in shown
     assert re.search(r"^phase1 +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +7,038", shown, re.MULTILINE)
     cost = 2 * 256 * hours(shown)
     [line] = [line for line in shown.splitlines() if line.startswith("ZeRO 1 (this recipe)") and " x " in line]
