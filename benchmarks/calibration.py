@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pretraining.processes.environment import prepare_process
+from pretraining.processes.environment import cores_are_idle, prepare_process
 
 prepare_process()
 
@@ -172,6 +172,8 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
             }
             if case in BESIDE:
                 turns["apart"] = partial(ask_together, apart, case)
+            if not cores_are_idle():
+                console.print("others compute on these cores: what follows is not of this machine alone")
             measured = alternate(turns, rounds, WARM_UP)
             found[case.name] = {side: measured.of(side) for side in turns}
             told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())

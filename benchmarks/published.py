@@ -136,11 +136,11 @@ class Published:
                     modelled = rate_of(row, self.paces[run, length])
                     yield Comparison(run, f"sequences/s at {length}", row["gpus"], rate, modelled, linear * row["gpus"])
         for run, rows in self.hours.items():
-            [node] = [row for row in rows if is_single(row)]
-            factor = node["hours"] / self.modelled_hours(node)
+            [one] = [row for row in rows if is_single(row)]
+            factor = one["hours"] / self.modelled_hours(one)
             for row in rows:
-                if row is not node:
-                    linear = node["hours"] * node["gpus"] / row["gpus"]
+                if row is not one:
+                    linear = one["hours"] * one["gpus"] / row["gpus"]
                     yield Comparison(run, "hours", row["gpus"], row["hours"], self.modelled_hours(row, factor), linear)
 
     def modelled_hours(self, row: Row, factor: float = 1.0) -> float:
@@ -152,7 +152,7 @@ class Published:
             step = step_seconds({**row, **phase}, phase["length"], accumulation, pace)
             seconds += phase["sequences"] / phase["batch"] * step
         parameters = Shape.named(row["model"], VOCABULARY).num_parameters()
-        return (seconds + row["saves"] * SAVE_BYTES * parameters / STORAGE) / 3600
+        return float(seconds + row["saves"] * SAVE_BYTES * parameters / STORAGE) / 3600
 
 
 def is_single(row: Row) -> bool:
@@ -168,7 +168,7 @@ def fit_reach(rows: Sequence[Row]) -> float:
             gpu, work = GPUS[row["gpu"]], work_of(row, 128)
             seconds = work.sequences / row["sequences_per_second"] - work.traffic / (OF_DATASHEET * gpu.bandwidth)
             found.append(work.flops / seconds / gpu.products)
-    return median(found)
+    return float(median(found))
 
 
 def fit_slowest(rows: Sequence[Row]) -> float:
@@ -179,4 +179,4 @@ def fit_slowest(rows: Sequence[Row]) -> float:
         if same and "run" in one and one["gpus"] == 1 and node["gpus"] == node["gpus_per_node"]:
             lost = node["gpus"] * one["sequences_per_second"] / node["sequences_per_second"] - 1
             found.append(lost / math.sqrt(2 * math.log(node["gpus"])))
-    return median(found)
+    return float(median(found))
