@@ -112,11 +112,11 @@ def build_plan(
         statistics = measure_sequences(shape, phase.length, manifest)
         micro_batch = phase.micro_batch
         if micro_batch == "auto":
-            most, recompute = most_predictions(phase.length, manifest), recipe.compute.checkpoint_activations
-            heaviest = Heaviest(shape, dtype, phase.length, most, recompute)
+            heaviest = _heaviest(recipe, phase, shape, dtype, manifest)
             micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
         accumulation = count_micro_batches(phase, ranks, number, micro_batch)
-        speed, modelled = None, None
+        modelled: tuple[StepTime, float] | None = None
+        speed = None
         if pieces_per_second is not None:
             speed = pieces_per_second / statistics.pieces / phase.batch
         elif cluster is not None:
@@ -128,23 +128,24 @@ def build_plan(
         phases.append(
             PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *(modelled or ()))
         )
-    activations = [
+    rate = None if cluster else flops_per_second
+    notes = (*_notes(manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, room))
+    activations = _most_activations(phases, shape, dtype, room)
+    return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes)
+
+
+def _heaviest(recipe: Recipe, phase: Phase, shape: Shape, dtype: Dtype, manifest: Manifest | None) -> Heaviest:
+    most = most_predictions(phase.length, manifest)
+    return Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
+
+
+def _most_activations(phases: Iterable[PhasePlan], shape: Shape, dtype: Dtype, room: Room) -> Activations:
+    """Those of the phase that needs most; a CPU's attention keeps its probabilities."""
+    needed = (
         plan_activations(shape, dtype, each.micro_batch, each.phase.length, fused_attention=not room.on_cpu)
         for each in phases
-    ]
-    return Plan(
-        shape=shape,
-        ranks=ranks,
-        dtype=dtype,
-        recipe=recipe,
-        phases=tuple(phases),
-        memory=memory,
-        activations=max(activations, key=lambda needed: needed.kept),
-        notes=(
-            *_notes(manifest, pieces_per_second, None if cluster else flops_per_second, useful_share, assumed),
-            *_guesses(phases, room),
-        ),
     )
+    return max(needed, key=lambda activations: activations.kept)
 
 
 def model_step(
