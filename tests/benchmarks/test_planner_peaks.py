@@ -13,13 +13,13 @@ from benchmarks.peaks import measure_peak
 from pretraining.model.shape import Shape
 from pretraining.processes.group import disconnect
 
-SMALL_VOCABULARY, VOCABULARY = 4096, 30522
+VOCABULARY = 30522
 
 
 def measure_peaks(shapes: list[Shape]) -> list[dict[str, Any]]:
     """What one rank finds."""
     connect_ranks()
-    found = [measure_peak(shape, dtype, zero) for shape in shapes for dtype in ("bf16", "fp32") for zero in range(4)]
+    found = [measure_peak(shape, "bf16", zero) for shape in shapes for zero in range(4)]
     disconnect()
     return found
 
@@ -33,9 +33,9 @@ def check(shapes: list[Shape], seconds: float) -> None:
 
 
 def test_memory_is_planned_as_it_is_allocated() -> None:
-    check([Shape.named("mini", SMALL_VOCABULARY)], 90)
+    check([Shape.named("mini", VOCABULARY)], 90)
 
 
-@pytest.mark.parametrize("size", map(slow, ["mini", "small", "medium", "base"]))
+@pytest.mark.parametrize("size", map(slow, ["small", "medium", "base"]))
 def test_memory_of_all_sizes_is_planned_as_it_is_allocated(size: str) -> None:
     check([Shape.named(size, VOCABULARY)], 600)
