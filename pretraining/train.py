@@ -39,6 +39,7 @@ from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
+from pretraining.planning.site import name_site, split_ranks
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.launchers import World, find_world, missing_tasks
@@ -76,10 +77,16 @@ class Train:
     """Print what the run will be, and stop."""
     ranks: int | None = None
     """With --check: the ranks to plan for (default: those it is started with)."""
+    gpu: str | None = None
+    """With --check: plan memory and hours for these GPUs: v100-32, a100-80, h100-80, h200, …"""
+    gpus_per_node: int | None = None
+    """With --check --gpu: how many a node has (default: 8)."""
+    network: str | None = None
+    """With --check --gpu: what joins nodes, and its ports: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
     gpu_memory: float | None = None
-    """With --check: plan for GPUs of so many GB (default: for what this machine has)."""
+    """With --check: plan for GPUs of so many GB (default: for what --gpu or this machine has)."""
     pieces_per_second: float | None = None
-    """With --check: the throughput of all ranks, for the hours (default: from the measured matrix rate)."""
+    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix rate here)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -125,7 +132,12 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank == 0:
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
-        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, wanted.gpu_memory))
+        site, memory = None, wanted.gpu_memory
+        if wanted.gpu is not None:
+            nodes, each = split_ranks(ranks, wanted.gpus_per_node)
+            site = name_site(recipe, wanted.gpu, nodes, each, wanted.network, memory)
+        here = ranks == world.size
+        console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

@@ -1,14 +1,22 @@
 """How much memory a rank needs: arithmetic, an estimate.
 
-Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2, and no gradients but those in fp32:
+Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
     weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
-    gradients   2 + 4  those of a micro-batch, and the fp32 ones that they are added to; both divided by ZeRO 2 and 3,
-                       the first in buckets of `reduce_bucket_size`. In bf16 and fp32, ZeRO 1 adds them bucket by bucket
+    gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2
     optimizer   12     fp32 weights and two fp32 averages; divided by ZeRO 1, 2 and 3
 
-In fp32 without ZeRO the weights are the fp32 weights; ZeRO keeps a copy of its part all the same. In 16 bits without
-ZeRO the engine takes ZeRO 1, since DeepSpeed would add the gradients up in 16 bits.
+and what the gradients take for a moment, at the peak of a step:
+
+    ZeRO 0, 1   the word embeddings' gradient twice, from the lookup and from the loss over the vocabulary; or later
+                what ZeRO 0 joins, a bucket of all in fp32, and a copy of its part that the optimizer makes under ZeRO 1
+    ZeRO 2      a bucket of `reduce_bucket_size` in 16 bits, its copy, and in fp32 what goes over the wire; in fp32 the
+                bucket, and the word embeddings' gradient three times, before there are sums
+    ZeRO 3      three such buckets in fp32
+
+`benchmarks/calibration.py` compares this with the peaks of an allocator. In fp32 without ZeRO the weights are the fp32
+weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO 1, since DeepSpeed
+would add the gradients up in 16 bits.
 """
 
 from __future__ import annotations
@@ -63,17 +71,15 @@ def plan_memory(
 ) -> Memory:
     """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO."""
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
-    parameters = replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+    parameters = count_parameters(shape)
     part = parameters / ranks
     options = zero_options or {}
     live = min(parameters, _number(options, "stage3_max_live_parameters", LIVE))
     bucket = _number(options, "reduce_bucket_size", min(parameters, BUCKET))
     weights = size * (parameters if stage < 3 else part + live)
     optimizer = 12 * part if stage else 8 * parameters
-    if stage > 1:
-        gradients, accumulated = size * bucket, 4 * part
-    else:
-        gradients, accumulated = 2 * parameters if dtype == "fp16" else 0, 4 * parameters
+    accumulated = 4 * (part if stage > 1 else parameters)
+    gradients = _moments(shape, dtype, stage, parameters, part, bucket)
     host = 0.0
     if offload != "none" and zero:
         host = optimizer + (accumulated if stage > 1 else 0)
@@ -82,13 +88,31 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, optimizer, host)
 
 
+def _moments(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
+    """Bytes of gradients besides their sums, at the peak of a step."""
+    size = 4 if dtype == "fp32" else 2
+    embeddings = shape.padded_vocabulary * shape.hidden
+    if stage == 3:
+        return 12 * bucket
+    if stage == 2:
+        return 4 * bucket + max(12 * embeddings - 4 * part, 0.0) if dtype == "fp32" else 8 * bucket
+    if dtype == "fp16":
+        return 2 * parameters
+    return max(2 * size * embeddings, 4 * (bucket if stage == 0 else part))
+
+
+def count_parameters(shape: Shape) -> int:
+    """All parameters, with those that pad the vocabulary."""
+    return replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+
+
 def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     value = options.get(name)
     return float(value) if isinstance(value, int | float) else default
 
 
 def plan_activations(
-    shape: Shape, dtype: Dtype, sequences: int, length: int, fused_attention: bool = True
+    shape: Shape, dtype: Dtype, sequences: int, length: float, fused_attention: bool = True
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does."""
     size = 4 if dtype == "fp32" else 2

@@ -5,7 +5,7 @@ This is arithmetic alone, in plain Python: a login node without a GPU will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from data_prep.shards import Manifest
@@ -13,8 +13,9 @@ from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
 from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
+from pretraining.planning.cost import Cluster, MicroBatch, Sharing, StepTime, efficiency, step_time
 from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
-from pretraining.planning.memory import Activations, Memory, plan_activations, plan_memory
+from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
 
 VOCABULARY = 30522
 """Pieces of the published models' vocabulary; assumed where there is no data."""
@@ -35,6 +36,10 @@ class PhasePlan:
     statistics: SequenceStatistics
     steps: float | None
     seconds: float | None
+    step: StepTime | None = None
+    """Where the time of a step goes, on a cluster that is known."""
+    efficiency: float | None = None
+    """What a rank of it gets done, as a share of what one alone does."""
 
     @property
     def sequences(self) -> float | None:
@@ -88,11 +93,14 @@ def build_plan(
     pieces_per_second: float | None = None,
     flops_per_second: float | None = None,
     useful_share: float = USEFUL_SHARE,
+    cluster: Cluster | None = None,
+    assumed: Sequence[str] = (),
 ) -> Plan:
     """Plans a run.
 
-    Hours follow from the throughput of all ranks in real pieces a second, or else from the matrix rate of one rank and
-    the share of it that useful operations reach.
+    Hours follow from the throughput of all ranks in real pieces a second, or else from the model of the cluster that it
+    is to run on, or else from the matrix rate of one rank and the share of it that useful operations reach. `assumed`
+    is what the caller has assumed, for the notes.
     """
     shape = recipe.model.shape(VOCABULARY)
     if manifest is not None:
@@ -102,30 +110,62 @@ def build_plan(
     phases = []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
         statistics = measure_sequences(shape, phase.length, manifest)
+        micro_batch = phase.micro_batch
+        if micro_batch == "auto":
+            heaviest = _heaviest(recipe, phase, shape, dtype, manifest)
+            micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
+        accumulation = count_micro_batches(phase, ranks, number, micro_batch)
+        modelled: tuple[StepTime, float] | None = None
         speed = None
         if pieces_per_second is not None:
             speed = pieces_per_second / statistics.pieces / phase.batch
+        elif cluster is not None:
+            modelled = model_step(cluster, recipe, shape, dtype, statistics, micro_batch, accumulation)
+            speed = 1 / modelled[0].total
         elif flops_per_second is not None:
             speed = ranks * flops_per_second * useful_share / statistics.flops / phase.batch
         steps, seconds = _steps_and_seconds(schedule, speed)
-        micro_batch = phase.micro_batch
-        if micro_batch == "auto":
-            most, recompute = most_predictions(phase.length, manifest), recipe.compute.checkpoint_activations
-            heaviest = Heaviest(shape, dtype, phase.length, most, recompute)
-            micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
-        accumulation = count_micro_batches(phase, ranks, number, micro_batch)
-        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
-    activations = [plan_activations(shape, dtype, each.micro_batch, each.phase.length) for each in phases]
-    return Plan(
-        shape=shape,
-        ranks=ranks,
-        dtype=dtype,
-        recipe=recipe,
-        phases=tuple(phases),
-        memory=memory,
-        activations=max(activations, key=lambda needed: needed.kept),
-        notes=(*_notes(manifest, pieces_per_second, flops_per_second, useful_share), *_guesses(phases, room)),
+        phases.append(
+            PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *(modelled or ()))
+        )
+    rate = None if cluster else flops_per_second
+    notes = (*_notes(manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, room))
+    activations = _most_activations(phases, shape, dtype, room)
+    return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes)
+
+
+def _heaviest(recipe: Recipe, phase: Phase, shape: Shape, dtype: Dtype, manifest: Manifest | None) -> Heaviest:
+    most = most_predictions(phase.length, manifest)
+    return Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
+
+
+def _most_activations(phases: Iterable[PhasePlan], shape: Shape, dtype: Dtype, room: Room) -> Activations:
+    """Those of the phase that needs most; a CPU's attention keeps its probabilities."""
+    needed = (
+        plan_activations(shape, dtype, each.micro_batch, each.phase.length, fused_attention=not room.on_cpu)
+        for each in phases
     )
+    return max(needed, key=lambda activations: activations.kept)
+
+
+def model_step(
+    cluster: Cluster,
+    recipe: Recipe,
+    shape: Shape,
+    dtype: Dtype,
+    statistics: SequenceStatistics,
+    micro_batch: int,
+    accumulation: int,
+    zero: int | None = None,
+) -> tuple[StepTime, float]:
+    """Models a step of a phase on a cluster, under the recipe's ZeRO stage or another: its time, and its efficiency."""
+    recompute = recipe.compute.checkpoint_activations
+    work = MicroBatch.of(
+        shape, dtype, micro_batch, statistics.pieces, statistics.flops, recompute, cluster.device.runs_ahead
+    )
+    stage = recipe.parallel.zero if zero is None else zero
+    sharing = Sharing.of(count_parameters(shape), stage, dtype, recipe.optimizer.name)
+    return step_time(cluster, work, sharing, accumulation), efficiency(cluster, work, sharing, accumulation)
 
 
 def _estimate(heaviest: Heaviest, memory: Memory, room: Room, share: int) -> int:
@@ -135,11 +175,13 @@ def _estimate(heaviest: Heaviest, memory: Memory, room: Room, share: int) -> int
 
 
 def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
-    """What was estimated in place of the micro-batches that a run finds."""
+    """What was estimated in place of the micro-batches that a run finds, and for which memory."""
+    if room.on_cpu:
+        yield "activations are those of a CPU, whose attention keeps its probabilities"
     if any(planned.phase.micro_batch == "auto" for planned in phases):
         where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
         if room.on_cpu:
-            where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu-memory 80", "anew"
+            where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
         yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
 
@@ -151,7 +193,11 @@ def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) 
 
 
 def _notes(
-    manifest: Manifest | None, pieces_per_second: float | None, flops_per_second: float | None, useful_share: float
+    manifest: Manifest | None,
+    pieces_per_second: float | None,
+    flops_per_second: float | None,
+    useful_share: float,
+    assumed: Sequence[str],
 ) -> Iterator[str]:
     if manifest is None:
         yield f"no --data: a vocabulary of {VOCABULARY:,} and full sequences are assumed; real text fills less of them"
@@ -160,8 +206,9 @@ def _notes(
     elif flops_per_second is not None:
         rate = f"{flops_per_second / 1e12:,.3g}" if flops_per_second < 1e15 else f"{flops_per_second / 1e12:,.0f}"
         yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * useful_share:.0f}% of it useful"
-    else:
+    elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"
+    yield from assumed
     yield "memory is an estimate: fragments, buffers and the kernels' own memory come on top"
 
 

@@ -30,7 +30,7 @@ def _model_line(plan: Plan) -> str:
 
 def _phase_table(plan: Plan) -> Table:
     sizes = "batch = micro x accumulated x ranks"
-    table = _table("phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time")
+    table = plain_table("phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time")
     for planned in plan.phases:
         phase, about = planned.phase, "~" if planned.phase.micro_batch == "auto" else ""
         table.add_row(
@@ -57,7 +57,7 @@ def _length(length: int, stored: int) -> str:
 
 def _memory_table(plan: Plan) -> Table:
     title = "memory of a rank, GB, an estimate"
-    table = _table(title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed")
+    table = plain_table(title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed")
     for memory in plan.memory:
         name = f"ZeRO {memory.zero}" + (" (this recipe)" if memory.zero == plan.recipe.parallel.zero else "")
         kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
@@ -66,7 +66,7 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
+def plain_table(first: str, *others: str) -> Table:
     """An empty table without lines: names to the left, numbers to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,35 @@ def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str]) ->
     assert "fp16 on 3 ranks" in capsys.readouterr().out
     assert entry.main([*command, "--ranks", "5"]) == 2
     assert "does not divide by 5 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("kept_signals")
+def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """A login node without them does not measure itself, and says what it has assumed."""
+    command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "64"]
+    assert entry.main([*command, "--gpu", "h100-80"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "65,536 = ~512 x ~2 x 64" in printed
+    assert "hours for 8 nodes of 8 h100-80 with 80 GB, joined by ndr400x8; bf16; 53% of a GPU's matrix rate" in printed
+    assert re.search(r"in all 8,601 85.3 B [12] h \d\d m", printed)
+    assert entry.main([*command, "--gpu", "v100-32", "--gpus-per-node", "16", "--network", "edr100x8"]) == 0
+    assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in " ".join(capsys.readouterr().out.split())
+    for words, said in (
+        (["--gpu", "h100"], "--gpu h100: unknown, did you mean h100-80?"),
+        (["--gpu", "h100-80", "--gpus-per-node", "7"], "--gpus-per-node 7: 64 ranks do not divide into nodes of 7"),
+    ):
+        assert entry.main([*command, *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
+@pytest.mark.usefixtures("kept_signals")
+def test_a_login_node_says_nothing_of_other_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks"]
+    assert entry.main([*command, "64"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu" in printed
+    assert "TFLOP/s" not in printed
+    assert " h " not in printed
+    assert entry.main([*command, "1"]) == 0
+    assert "hours from a matrix rate of" in capsys.readouterr().out

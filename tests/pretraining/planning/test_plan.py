@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from support.recipes import completing
 
@@ -17,7 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.shards import KEYS, Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.data.statistics import measure_sequences
-from pretraining.model.shape import Shape
+from pretraining.model.shape import SIZES, Shape
 from pretraining.planning.fitting import Room
 from pretraining.planning.memory import plan_memory
 from pretraining.planning.plan import Plan, build_plan
@@ -128,14 +130,16 @@ def count_padded(made: Plan) -> int:
     ("dtype", "whole", "divided"), [("bf16", 2 + 4, 12), ("fp16", 2 + 2 + 4, 12), ("fp32", 4 + 4, 12)]
 )
 def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: int) -> None:
+    """And what the word embeddings' gradient takes twice, where no gradients of a micro-batch are kept."""
     made = plan("bert_base_adam", dtype=dtype)
-    assert made.memory[1].device == pytest.approx((whole + divided / 8) * count_padded(made))
+    twice = {"bf16": 2 * 2, "fp16": 0, "fp32": 2 * 4}[dtype] * 30528 * 768
+    assert made.memory[1].device == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
 
 
 def test_memory_without_zero() -> None:
-    """In fp32 weights, gradients and two averages; in 16 bits the engine takes ZeRO 1."""
+    """In fp32 weights, gradients and two averages, and what is joined; in 16 bits the engine takes ZeRO 1."""
     made = plan("bert_base_adam", dtype="fp32")
-    assert made.memory[0].device == pytest.approx((4 + 4 + 8) * count_padded(made))
+    assert made.memory[0].device == pytest.approx((4 + 4 + 8 + 4) * count_padded(made))
     first, second, *_ = plan("bert_base_adam").memory
     assert first.device == second.device
 
@@ -161,6 +165,29 @@ def test_offload_moves_memory_to_the_host() -> None:
         assert here.host == 0
         assert moved.device + moved.host == pytest.approx(here.device)
         assert (moved.host > 0) == (zero > 0)
+
+
+@given(
+    st.sampled_from(sorted(SIZES)),
+    st.sampled_from(["bf16", "fp16", "fp32"]),
+    st.integers(0, 3),
+    st.integers(0, 12),
+)
+def test_memory_falls_with_ranks_and_with_the_stage(size: str, dtype: Any, zero: int, power: int) -> None:
+    """With small buckets; DeepSpeed's own take more than ZeRO 2 and 3 save of small models."""
+    small = {"reduce_bucket_size": 0, "stage3_max_live_parameters": 0}
+    shape, ranks = Shape.named(size, 30522), 2**power
+    here = plan_memory(shape, dtype, ranks, zero, zero_options=small)
+    assert plan_memory(shape, dtype, 2 * ranks, zero, zero_options=small).device <= here.device
+    if zero > 1 and ranks > 1:
+        stage_below = plan_memory(shape, dtype, ranks, zero - 1, zero_options=small)
+        assert here.weights + here.optimizer <= stage_below.weights + stage_below.optimizer
+        assert here.device <= stage_below.device + 12 * shape.hidden * shape.padded_vocabulary
+
+
+def test_a_cpu_keeps_the_probabilities_of_attention() -> None:
+    on_gpu, on_cpu = (plan("bert_mini", room=room).activations for room in (Room(80e9), Room(80e9, on_cpu=True)))
+    assert on_cpu.kept > on_gpu.kept
 
 
 def test_checkpointing_saves_activations() -> None:

@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Measures this machine for planner.py, and how far the planner's model is from what it measures.
+
+    python benchmarks/calibration.py
+
+Steps of a few models on one process with all threads and with one calibrate the model; other models and micro-batches,
+and two processes that join their gradients, test it. What ranks hold of weights, gradients and the optimizer's state is
+compared too, for four sizes under all ZeRO stages. Results go to benchmarks/results, for planner.py --calibration.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pretraining.processes.environment import cores_are_idle, prepare_process
+
+prepare_process()
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import tyro
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import nnls
+
+from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, write_results
+from benchmarks.peaks import measure_peak
+from benchmarks.sides import Kind, Side, open_sides
+from data_prep.common.workers import num_cores
+from pretraining.config.settings import Precision
+from pretraining.data.batches import full_sequences
+from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences
+from pretraining.engine.deepspeed_config import EngineSettings
+from pretraining.engine.engine import Engine
+from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
+from pretraining.engine.step import Seeds, train_step
+from pretraining.model.batch import PretrainingBatches
+from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.model.shape import Shape
+from pretraining.planning.cost import OF_DATASHEET, Cluster, Device, MicroBatch, Sharing, step_time
+from pretraining.planning.memory import count_parameters
+from pretraining.planning.plan import VOCABULARY
+from pretraining.processes.group import connect
+from pretraining.processes.launchers import World, find_world
+from pretraining.reporting.hardware import total_memory
+
+CPU = torch.device("cpu")
+DTYPE = name_dtype(choose_dtype("auto", CPU))
+JOINED = 1 << 24
+"""Elements that are joined to measure what ranks exchange in a second."""
+WARM_UP = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: of a model, on full sequences, in micro-batches."""
+
+    size: str
+    length: int
+    micro_batch: int
+    accumulation: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}-{self.length}-{self.micro_batch}" + f"x{self.accumulation}" * (self.accumulation > 1)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.named(self.size, VOCABULARY)
+
+
+KNOWN = (
+    Case("tiny", 128, 32), Case("mini", 128, 8), Case("mini", 128, 32), Case("mini", 512, 8), Case("small", 128, 16),
+    Case("medium", 128, 8),
+)  # fmt: skip
+"""what calibrates, on one process"""
+BESIDE = KNOWN[:4]
+"""what two processes compute that do not join anything, for how much they slow each other down"""
+TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2))
+"""what the model must foretell on one process; on two it must foretell all"""
+SIZES = ("mini", "small", "medium", "base")
+"""models whose memory is compared"""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measures this machine for the planner."""
+
+    rounds: int = 3
+    """Steps of each case that count."""
+    only: Literal["steps", "memory"] | None = None
+    """What to measure; the file keeps what it has of the other (default: both)."""
+    out: Path | None = None
+    """File for what is found (default: in benchmarks/results, by the hardware)."""
+
+
+class Rank:
+    """A process that makes steps: alone, or as one of two ranks that join their gradients."""
+
+    def __init__(self, rank: int, ranks: int, port: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        if ranks > 1:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+            os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.rank, self.ranks, self.steps = rank, ranks, 0
+        connect(find_world(os.environ) if ranks > 1 else World(), CPU)
+        torch.set_num_threads(threads)
+        self.engines: dict[str, Engine] = {}
+
+    def __call__(self, question: Any) -> Any:
+        """Makes a step, joins so many elements, or measures memory."""
+        if isinstance(question, Case):
+            return self.step(question)
+        if isinstance(question, tuple):
+            return measure_peak(*question)
+        return dist.all_reduce(torch.ones(question))
+
+    def step(self, case: Case) -> None:
+        """One step of a case."""
+        if case.size not in self.engines:
+            precision = Precision(dtype=DTYPE)
+            settings = EngineSettings(precision=precision)
+            set_arithmetic(precision, settings.compute, CPU)
+            self.engines[case.size] = Engine(Bert(case.shape).initialize(0), settings, CPU)
+        predicted = round(PREDICTED_SHARE * case.length)
+        batch = full_sequences(case.micro_batch, case.length, predicted)
+        sequences = self.ranks * case.accumulation * case.micro_batch
+        batches = PretrainingBatches((batch,) * case.accumulation, sequences, sequences * predicted)
+        train_step(self.engines[case.size], batches, 1e-5, Seeds.of(0, self.steps, self.rank), pretraining_loss)
+        self.steps += 1
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def pair(threads: int = 1) -> dict[str, Kind]:
+    """Two ranks that know each other."""
+    port = free_port()
+    return {f"rank {rank}": Kind(partial(Rank, rank, 2, port, threads)) for rank in range(2)}
+
+
+def ask_together(sides: Sequence[Side], question: Any) -> list[Any]:
+    """Asks several at the same time, and waits for all."""
+    with ThreadPoolExecutor(len(sides)) as pool:
+        return list(pool.map(lambda side: side.ask(question), sides))
+
+
+def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[str, Any]:
+    """Seconds of every case by who computes it: a process with all threads, one with one, two that join their gradients
+    with one each, and two that do not, for some cases."""
+    alone = {name: Kind(partial(Rank, 0, 1, 0, threads)) for name, threads in (("process", num_cores()), ("thread", 1))}
+    found: dict[str, Any] = {}
+    with open_sides({**alone, "beside": alone["thread"], **pair()}) as sides:
+        ranks, apart = [sides["rank 0"], sides["rank 1"]], [sides["thread"], sides["beside"]]
+        for case in cases:
+            turns: dict[str, Callable[[], Any]] = {
+                "process": partial(sides["process"].ask, case),
+                "thread": partial(sides["thread"].ask, case),
+                "ranks": partial(ask_together, ranks, case),
+            }
+            if case in BESIDE:
+                turns["apart"] = partial(ask_together, apart, case)
+            if not cores_are_idle():
+                console.print("others compute on these cores: what follows is not of this machine alone")
+            measured = alternate(turns, rounds, WARM_UP)
+            found[case.name] = {side: measured.of(side) for side in turns}
+            told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())
+            console.print(f"{case.name}: {told}")
+        joined = alternate({"ranks": partial(ask_together, ranks, JOINED)}, rounds, WARM_UP)
+        found["joining"] = joined.of("ranks")
+    return found
+
+
+def measure_memory(console: Console) -> list[dict[str, Any]]:
+    """The peaks of all sizes under all stages on two ranks, beside what is planned."""
+    rows = []
+    for size in SIZES:
+        shape = Shape.named(size, VOCABULARY)
+        with open_sides(pair()) as sides:
+            for zero in range(4):
+                found = ask_together(list(sides.values()), (shape, DTYPE, zero))
+                rows.append({"size": size, **max(found, key=lambda one: one["peak"])})
+                console.print(rows[-1])
+    return rows
+
+
+def work_of(case: Case) -> MicroBatch:
+    statistics = measure_sequences(case.shape, case.length, None)
+    return MicroBatch.of(
+        case.shape, DTYPE, case.micro_batch, statistics.pieces, statistics.flops, fused_attention=False
+    )
+
+
+def sharing_of(case: Case) -> Sharing:
+    return Sharing.of(count_parameters(case.shape), 1, DTYPE, "adamw")
+
+
+def fit(seconds: Mapping[Case, float]) -> Device:
+    """The device whose steps take about so long: least squares of the relative errors, with nothing negative."""
+    rows = []
+    for case, taken in seconds.items():
+        work, sharing = work_of(case), sharing_of(case)
+        moved = case.accumulation * work.traffic + sharing.parameters * sharing.optimizer_bytes
+        terms = [case.accumulation * work.flops, moved, case.accumulation * work.layers]
+        rows.append([term / taken for term in terms])
+    matrix = np.array(rows)
+    scale = matrix.max(axis=0)
+    product, byte, layer = nnls(matrix / scale, np.ones(len(rows)))[0] / scale
+    return Device(1 / max(product, 1e-18), 1 / max(byte, 1e-15), layer, runs_ahead=False)
+
+
+def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str, Device], float, list[dict[str, Any]]]:
+    """Fits to single processes, and compares what the model says of the rest; with bytes a second between two ranks."""
+    devices = {
+        side: fit({case: found[case.name][side]["median"] for case in cases if case in KNOWN})
+        for side in ("process", "thread")
+    }
+    link = 4 * JOINED / (OF_DATASHEET * found["joining"]["median"])
+    shared = float(
+        np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in BESIDE])
+    )
+    one = devices["thread"]
+    slowed = replace(one, products=one.products / shared, bandwidth=one.bandwidth / shared, launch=shared * one.launch)
+    clusters = {side: Cluster(device) for side, device in devices.items()}
+    clusters["ranks"] = Cluster(slowed, 1, 2, link)
+    rows = []
+    for case in cases:
+        for side, cluster in clusters.items():
+            measured = found[case.name][side]
+            foretold = step_time(cluster, work_of(case), sharing_of(case), case.accumulation).total
+            rows.append(
+                {
+                    "case": case.name,
+                    "side": side,
+                    "calibrates": case in KNOWN and side != "ranks",
+                    "measured": measured,
+                    "foretold": round(foretold, 4),
+                    "error": round(foretold / measured["median"] - 1, 3),
+                }
+            )
+    return {**devices, "ranks": slowed}, link, rows
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Calibration, args=arguments, prog="calibration.py", config=(tyro.conf.FlagCreatePairsOff,))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    path = settings.out or results_file("planner")
+    results = read_results(path) if settings.only and path.exists() else {}
+    results = {key: value for key, value in results.items() if key in ("steps", "memory")}
+    if settings.only != "memory":
+        found = measure_steps((*KNOWN, *TESTED), settings.rounds, console)
+        devices, link, rows = foretell(found, (*KNOWN, *TESTED))
+        print_steps(rows, console)
+        named = {side: asdict(device) for side, device in devices.items()}
+        results["steps"] = {
+            "dtype": DTYPE,
+            "memory_bytes": total_memory(CPU),
+            "link": link,
+            "devices": named,
+            "rows": rows,
+        }
+    if settings.only != "steps":
+        results["memory"] = measure_memory(console)
+    console.print(f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results))}")
+    return 0
+
+
+def print_steps(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """What the model had to foretell."""
+    table = Table("step", "by", "seconds", "foretold", "error", box=None)
+    for row in rows:
+        if not row["calibrates"]:
+            error = f"{100 * row['error']:+.1f}%"
+            table.add_row(row["case"], row["side"], f"{row['measured']['median']:.3f}", f"{row['foretold']:.3f}", error)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Plans a run on a cluster that need not be at hand: memory, time, efficiency, cost, and what to take.
+
+    python benchmarks/planner.py --recipe bert_large_lamb --nodes 32 --gpus-per-node 8 --gpu a100-80 --network hdr200x8
+
+Any value of the recipe can be given as --section.key VALUE, as train.py takes it. `docs/planning.md` states the model,
+its constants, and how far it is from what others have published and from what was measured here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from matplotlib.figure import Figure
+
+from benchmarks.measure import mistakes_told, read_results
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing
+from data_prep.common.terminal import open_console
+from pretraining.config.overrides import load_recipe_and_data
+from pretraining.config.settings import Recipe
+from pretraining.planning.cluster_table import render_cluster, render_scale
+from pretraining.planning.cost import Cluster, Device
+from pretraining.planning.fitting import Room
+from pretraining.planning.machines import find_network
+from pretraining.planning.site import PER_NODE, Site, check_size, name_site
+from pretraining.planning.sweep import Scaled, Target, check_batches, cures, scale, sweep
+
+MEASURED = {1: "process", 2: "ranks"}
+"""What calibration.py calls a rank, by how many share the machine."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans a run on a cluster; every value of the recipe can be given as --section.key VALUE."""
+
+    recipe: Path = Path("bert_large_lamb")
+    """TOML file that says how to train, or the name of one in pretraining/recipes."""
+    data: Path | None = None
+    """Folder of shards, for the lengths of real text (default: full sequences)."""
+    nodes: int = 1
+    """Nodes of the cluster."""
+    gpus_per_node: int | None = None
+    """GPUs of a node (default: 8, or 1 process with --calibration)."""
+    gpu: str = "h100-80"
+    """What they are: v100-32, a100-80, h100-80, h200, …"""
+    network: str | None = None
+    """What joins the nodes, and how many ports a node has: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
+    gpu_memory: float | None = None
+    """GB of a GPU (default: what it is sold with)."""
+    calibration: Path | None = None
+    """Results of calibration.py: nodes like the machine that it has measured, with 1 or 2 processes each."""
+    price_per_gpu_hour: float | None = None
+    """What a GPU costs an hour, in any currency."""
+    chart: Path | None = None
+    """PNG of hours and efficiency over the number of nodes."""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings, overrides = tyro.cli(
+        Planner, args=arguments, prog="planner.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    console = open_console()
+    recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
+    site = find_site(settings, recipe)
+    check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
+    target = Target(recipe, manifest, site.dtype, site.cluster, site.room)
+    console.print(f"{settings.recipe.stem} on {site.description}\n")
+    options = sweep(target)
+    console.print(render_cluster(target, options, settings.price_per_gpu_hour))
+    if not options[0].fits:
+        said = "; ".join(cures(target, options)) or "no GPU of the table would do"
+        raise UserError(f"ZeRO {options[0].zero} does not fit into {target.room.size / 1e9:.0f} GB a GPU; {said}")
+    others = scale(target)
+    console.print(render_scale(others, settings.price_per_gpu_hour))
+    if settings.chart is not None:
+        draw(others, settings.chart)
+        console.print(f"\ndrawn: {settings.chart}")
+    return 0
+
+
+def find_site(settings: Planner, recipe: Recipe) -> Site:
+    """Where the run is planned for: GPUs of the table, or a machine that was measured."""
+    if settings.calibration is not None:
+        return read_site(settings.calibration, settings.nodes, settings.gpus_per_node or 1, settings.network or "10gbe")
+    per_node = PER_NODE if settings.gpus_per_node is None else settings.gpus_per_node
+    return name_site(recipe, settings.gpu, settings.nodes, per_node, settings.network, settings.gpu_memory)
+
+
+def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
+    """Nodes like the machine that calibration.py has measured."""
+    check_size(nodes, per_node)
+    steps = read_results(path).get("steps")
+    if steps is None or per_node not in MEASURED:
+        fault = "no steps in it" if steps is None else f"--gpus-per-node {per_node}: measured were 1 and 2 processes"
+        raise UserError(f"--calibration {path}: {fault}; run benchmarks/calibration.py, which measures them")
+    device = Device(**steps["devices"][MEASURED[per_node]])
+    cluster = Cluster(device, nodes, per_node, steps["link"], find_network(network))
+    room = Room(steps["memory_bytes"] / per_node, on_cpu=True)
+    return Site(
+        cluster, steps["dtype"], room, f"{nodes} x {per_node} processes as {path.name} has them; {steps['dtype']}"
+    )
+
+
+def draw(others: Sequence[Scaled], path: Path) -> None:
+    """Draws hours and efficiency over the number of GPUs."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    gpus = [other.ranks for other in others]
+    left.plot(gpus, [other.seconds / 3600 for other in others], marker="o", color="#0072B2")
+    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="hours")
+    right.plot(gpus, [100 * other.efficiency for other in others], marker="o", color="#D55E00")
+    right.set(xscale="log", ylim=(0, 105), xlabel="GPUs", ylabel="efficiency against one GPU, %")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=150, format="png")
+
+
+if __name__ == "__main__":
+    with mistakes_told():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""planner.py end to end: what it says for clusters that fit, and for those that do not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from benchmarks import planner
+from data_prep.common.errors import UserError
+from pretraining.config.overrides import RECIPES
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert planner.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def fault(*words: object) -> str:
+    with pytest.raises(UserError) as caught:
+        planner.main([str(word) for word in words])
+    return str(caught.value)
+
+
+def hours(shown: str, stage: int = 1) -> float:
+    """The hours of a stage."""
+    [line] = [line for line in shown.splitlines() if re.match(rf"ZeRO {stage}.* x ", line)]
+    match = re.search(r"(?:(\d+) h )?(\d+) m", line)
+    assert match
+    return int(match[1] or 0) + int(match[2]) / 60
+
+
+def test_without_arguments_it_plans_a_node() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "planner.py"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("bert_large_lamb on 1 node of 8 h100-80 with 80 GB; bf16; 53% of a GPU's matrix rate")
+
+
+def test_a_large_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = "--recipe bert_large_lamb --nodes 32 --gpus-per-node 8 --gpu a100-80 --network hdr200x8".split()
+    shown = plan(capsys, *words, "--price-per-gpu-hour", 2, "--chart", tmp_path / "chart.png")
+    assert "32 nodes of 8 a100-80 with 80 GB, joined by hdr200x8; bf16" in shown
+    assert all(f"ZeRO {zero}" in shown for zero in range(4))
+    assert "ZeRO 1 (this recipe)" in shown
+    assert "to take: --parallel.zero 1 --phases.0.micro_batch 256 --phases.1.micro_batch 128" in shown
+    assert re.search(r"^phase1 +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +7,038", shown, re.MULTILINE)
+    cost = 2 * 256 * hours(shown)
+    [line] = [line for line in shown.splitlines() if line.startswith("ZeRO 1 (this recipe)") and " x " in line]
+    assert float(line.split()[-1].replace(",", "")) == pytest.approx(cost, rel=0.02)
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ten_thousand_gpus_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    batches = "--phases.0.batch 80000 --phases.1.batch 40000".split()
+    assert "1,250 nodes of 8" in plan(capsys, "--nodes", 1250, *batches)
+    assert "10,008 GPUs; plans go from 1 to 10,000" in fault("--nodes", 1251, *batches)
+    assert "0 GPUs" in fault("--nodes", 0)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_has_a_plan(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model.size", "base"] if path.stem == "adapt" else []
+    assert "seconds of a step" in plan(capsys, "--recipe", path, "--gpus-per-node", 1, *model)
+
+
+def test_faster_networks_and_gpus_take_less(capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = (hours(plan(capsys, "--nodes", 16, "--network", name)) for name in ("10gbe", "ndr400x8"))
+    assert slow > fast
+    old, new = (hours(plan(capsys, "--gpu", name)) for name in ("a100-40", "h200"))
+    assert old > 2 * new
+
+
+def test_a_v100_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "; fp16;" in plan(capsys, "--gpu", "v100-16")
+    assert 'precision.dtype = "bf16": v100-16 has none' in fault("--gpu", "v100-16", "--precision.dtype", "bf16")
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    huge = "--model.size large --model.hidden 4096 --model.heads 64 --gpus-per-node 1".split()
+    assert re.search(
+        r"ZeRO 1 does not fit into 16 GB a GPU; a GPU of \d+\.\d GB would do, such as", fault("--gpu", "v100-16", *huge)
+    )
+    many = "--model.hidden 4096 --model.heads 64 --nodes 8 --deepspeed.zero_optimization.reduce_bucket_size 1e7".split()
+    said = fault("--gpu", "v100-32", *many, "--deepspeed.zero_optimization.stage3_max_live_parameters", "1e7")
+    assert "--parallel.zero 2 fits; --parallel.zero 3 fits" in said
+
+
+def test_ranks_that_the_batch_does_not_divide_among() -> None:
+    said = fault("--nodes", 3)
+    assert said.startswith(
+        "24 GPUs: phase phase1 has a batch of 65,536, which does not divide among them; --nodes 2 or"
+    )
+    assert "take another --gpus-per-node" in fault("--gpus-per-node", 7)
+
+
+def test_names_that_nobody_knows() -> None:
+    assert fault("--gpu", "h100").startswith("--gpu h100: unknown, did you mean h100-80?; there is v100-16,")
+    assert fault("--network", "hdr100x4").startswith("--network hdr100x4: unknown, did you mean hdr200?")
+    assert fault("--network", "x8").startswith("--network x8: unknown")
+
+
+def test_mistakes_end_with_exit_code_2() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "planner.py", "--gpu", "abacus"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --gpu abacus: unknown; there is v100-16")
+    assert len(done.stderr.splitlines()) == 1

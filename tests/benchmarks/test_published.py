@@ -1,0 +1,58 @@
+"""The planner's model against published runs of many nodes, calibrated on one node; it prints the table of errors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import mean
+
+import pytest
+from conftest import ROOT
+
+from benchmarks.published import Comparison, Published, fit_reach, fit_slowest, is_single, read_published
+from pretraining.planning.cost import REACH, SLOWEST
+
+PAGE = (ROOT / "docs" / "planning.md").read_text()
+RUNS = {"PyTorch, A100", "Paddle, A100", "TensorFlow 2, A100", "PyTorch, DGX-2H", "DeepSpeed, DGX-2"}
+
+
+@pytest.fixture(scope="module")
+def comparisons() -> list[Comparison]:
+    return list(Published().compare())
+
+
+def test_the_model_errs_at_most_half_as_much_as_linear_scaling(comparisons: list[Comparison]) -> None:
+    by_run = defaultdict(list)
+    print(f"\n{'run':20}{'what':22}{'GPUs':>6}{'published':>12}{'modelled':>12}{'error':>8}{'linear':>8}")
+    for each in comparisons:
+        by_run[each.run].append(each)
+        numbers = f"{each.published:12,.2f}{each.modelled:12,.2f}{each.error:8.1%}{each.linear_error:8.1%}"
+        print(f"{each.run:20}{each.what:22}{each.gpus:6,}{numbers}")
+    assert by_run.keys() == RUNS
+    for run, found in {**by_run, "all": comparisons}.items():
+        ours, linear = mean(abs(each.error) for each in found), mean(abs(each.linear_error) for each in found)
+        print(f"{run:20}mean error {ours:6.1%}, of linear scaling {linear:6.1%}: {ours / linear:.2f} of it")
+        assert ours <= linear / 2
+        assert f" | {ours:.1%} | {linear:.1%} | {ours / linear:.2f} |" in PAGE, f"docs/planning.md is stale: {run}"
+
+
+def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates(comparisons: list[Comparison]) -> None:
+    published = Published()
+    several = [row for rows in published.rows.values() for row in rows if not is_single(row)]
+    several += [row for rows in published.hours.values() for row in rows if not is_single(row)]
+    assert len(comparisons) == len(several)
+    paces = dict(published.paces)
+    for rows in published.rows.values():
+        rows[:] = [{**row, "sequences_per_second": 1.0} if not is_single(row) else row for row in rows]
+    del published.paces
+    assert published.paces == paces
+
+
+def test_the_constants_are_those_of_rows_of_one_node() -> None:
+    rows = [row for row in read_published()["rows"] if row["gpus"] <= row["gpus_per_node"]]
+    assert fit_reach(rows) == pytest.approx(REACH, abs=0.005)
+    assert fit_slowest(rows) == pytest.approx(SLOWEST, abs=0.0005)
+
+
+def test_every_row_has_a_source() -> None:
+    content = read_published()
+    assert all(row["source"] in content["sources"] for row in [*content["rows"], *content["hours"]])

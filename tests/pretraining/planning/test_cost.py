@@ -1,0 +1,111 @@
+"""The model of a step's time: what more of anything may do to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretraining.data.statistics import measure_sequences
+from pretraining.model.shape import SIZES, Shape
+from pretraining.planning.cost import Cluster, MicroBatch, Sharing, efficiency, gpu_cluster, step_time
+from pretraining.planning.machines import GPUS, find_network
+from pretraining.planning.memory import count_parameters
+
+names = st.sampled_from(sorted(GPUS))
+kinds = st.sampled_from(["10gbe", "100gbe", "edr100x4", "hdr200", "hdr200x8", "ndr400x8"])
+stages = st.integers(0, 3)
+powers = st.sampled_from([1, 2, 4, 8, 16, 64])
+
+
+def cluster(name: str = "a100-80", nodes: int = 4, per_node: int = 8, network: str = "hdr200x8") -> Cluster:
+    return gpu_cluster(GPUS[name], "fp16", nodes, per_node, find_network(network))
+
+
+def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBatch:
+    shape = Shape.named(size, 30522)
+    statistics = measure_sequences(shape, length, None)
+    return MicroBatch.of(shape, "bf16", sequences, statistics.pieces, statistics.flops)
+
+
+def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Sharing:
+    return Sharing.of(count_parameters(Shape.named(size, 30522)), zero, dtype, "lamb")
+
+
+@given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))
+def test_faster_parts_never_make_a_step_longer(
+    name: str, network: str, zero: int, nodes: int, accumulation: int, times: float
+) -> None:
+    before = cluster(name, nodes, 8, network)
+    seconds = step_time(before, work(), sharing(zero), accumulation).total
+    device, joined = before.device, before.network
+    assert joined is not None
+    faster = [
+        replace(before, link=times * before.link),
+        replace(before, network=replace(joined, bandwidth=times * joined.bandwidth)),
+        replace(before, network=replace(joined, latency=joined.latency / times)),
+        replace(before, device=replace(device, products=times * device.products)),
+        replace(before, device=replace(device, bandwidth=times * device.bandwidth)),
+        replace(before, device=replace(device, launch=device.launch / times)),
+        replace(before, jitter=before.jitter / times),
+    ]
+    for other in faster:
+        assert step_time(other, work(), sharing(zero), accumulation).total <= seconds * (1 + 1e-9)
+
+
+@given(names, kinds, stages, powers, powers, st.sampled_from(sorted(SIZES)))
+def test_a_rank_among_others_gets_no_more_done_than_alone(
+    name: str, network: str, zero: int, nodes: int, accumulation: int, size: str
+) -> None:
+    found = efficiency(cluster(name, nodes, 8, network), work(size), sharing(zero, size), accumulation)
+    assert 0 < found <= 1 + 1e-9
+
+
+@given(names, kinds, stages, powers, st.integers(0, 6))
+def test_more_nodes_take_longer_for_a_step_but_less_for_a_batch(
+    name: str, network: str, zero: int, accumulation: int, power: int
+) -> None:
+    few, many = (cluster(name, 2**nodes, 8, network) for nodes in (power, power + 1))
+    ours = sharing(zero)
+    assert many.scatter_seconds(1e9) >= few.scatter_seconds(1e9)
+    assert step_time(few, work(), ours, 2 * accumulation).total >= step_time(few, work(), ours, accumulation).total
+    assert efficiency(many, work(), ours, accumulation) <= efficiency(few, work(), ours, 2 * accumulation) + 1e-9
+
+
+def test_joining_is_a_ring_within_a_node_and_between_nodes() -> None:
+    """4 nodes of 8 with 300 GB/s and 200 GB/s a node, of which 80% are reached: 7/8 of it in a node, 3/4 between."""
+    size = 1e12  # so that latency is little
+    expected = 7 / 8 * size / (0.8 * 300e9) + 3 / 4 * size / (0.8 * 200e9)
+    assert cluster().scatter_seconds(size) == pytest.approx(expected, rel=0.2)
+    assert cluster(nodes=1, per_node=1).scatter_seconds(size) == 0
+
+
+def test_what_is_joined_under_the_stages() -> None:
+    """ZeRO 2 joins every micro-batch, ZeRO 3 gathers the weights besides, and nothing is hidden in fp16 below it."""
+    times = {zero: step_time(cluster(), work(sequences=8), sharing(zero), 16).joining for zero in range(4)}
+    assert times[0] == times[1] < times[2] < times[3]
+    assert (
+        step_time(cluster(), work(), sharing(1, dtype="fp16"), 4).joining
+        > step_time(cluster(), work(), sharing(1), 4).joining
+    )
+    assert step_time(cluster(nodes=1, per_node=1), work(), sharing(3), 4).joining == 0
+
+
+def test_the_host_limits_small_micro_batches_on_a_gpu() -> None:
+    device = cluster("h100-80").device
+    small, large = work("base", sequences=1), work("base", sequences=512)
+    assert small.seconds(device) == 12 * device.launch
+    assert large.seconds(device) > 12 * device.launch
+    behind = replace(device, runs_ahead=False)
+    assert large.seconds(behind) == pytest.approx(large.seconds(device) + 12 * device.launch)
+
+
+def test_recomputed_activations_cost_a_third_more() -> None:
+    shape = Shape.named("large", 30522)
+    statistics = measure_sequences(shape, 512, None)
+    kept, again = (MicroBatch.of(shape, "bf16", 64, 512, statistics.flops, recompute) for recompute in (False, True))
+    device = cluster().device
+    assert again.seconds(device) == pytest.approx(4 / 3 * kept.seconds(device))
