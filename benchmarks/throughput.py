@@ -61,7 +61,7 @@ ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 PATIENCE = 240.0
 """Seconds that a contest of our own choice may take, about; fewer sequences where it would take more."""
-LIKELY_SHARE = 0.2
+LIKELY_SHARE = 0.4
 """Of the rate of matrix products, what sides reach on average."""
 BYTES_OF_A_PIECE = 40
 """That a side keeps for its backward pass, for each unit of each layer: in fp32 and padded, of which most is needed."""
