@@ -55,6 +55,8 @@ class Contest:
         size, *numbers = text.split("-")
         if size not in SIZES or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
             raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
+        if not all(map(int, numbers)):
+            raise UserError(f"{text}: at least one sequence of one piece")
         return cls(size, *map(int, numbers))
 
     @property
@@ -170,7 +172,7 @@ class Ours(Contestant):
 
     def shares(self) -> dict[str, float]:
         """Where the time of a step goes, by groups of operations."""
-        return shares_of_time(self.step)
+        return shares_of_time(self.step, self.device)
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
@@ -246,9 +248,9 @@ def muffled() -> Iterator[None]:
         os.close(before)
 
 
-def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
+def shares_of_time(step: Callable[[], None], device: torch.device) -> dict[str, float]:
     """Where the time of a step goes, by groups of operations."""
-    cuda = torch.cuda.is_available()
+    cuda = device.type == "cuda"
     kind = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
     with muffled(), profile(activities=[kind]) as profiled:
         for _ in range(PROFILED):
@@ -257,5 +259,5 @@ def shares_of_time(step: Callable[[], None]) -> dict[str, float]:
     for event in profiled.key_averages():
         group = next((name for name, keys in GROUPS.items() if any(key in event.key for key in keys)), "other")
         times[group] += event.self_device_time_total if cuda else event.self_cpu_time_total
-    whole = sum(times.values())
+    whole = sum(times.values()) or 1
     return {name: round(each / whole, 3) for name, each in sorted(times.items(), key=lambda item: -item[1])}

@@ -85,12 +85,14 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     return {name: round(value, digits) for name, value in named.items()}
 
 
-def record(benchmark: str, libraries: Sequence[str], found: Mapping[str, Any]) -> dict[str, Any]:
+def record(
+    benchmark: str, libraries: Sequence[str], found: Mapping[str, Any], with_gpu: bool = True
+) -> dict[str, Any]:
     """What is kept of a benchmark: its numbers, and all that decides them."""
-    return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries), **found}
+    return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries, with_gpu), **found}
 
 
-def environment(libraries: Sequence[str]) -> dict[str, Any]:
+def environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
     """What decides the numbers: the command, the commit, the hardware with its instruction sets, and versions."""
     script, *options = sys.argv
     own = Path(script).resolve()
@@ -98,7 +100,7 @@ def environment(libraries: Sequence[str]) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
         "commit": commit(),
-        "hardware": hardware_kind("torch" in libraries),
+        "hardware": hardware_kind(with_gpu and "torch" in libraries),
         "processor": _cpu_line("model name") or platform.machine(),
         "instruction_sets": instruction_sets(),
         "cores": len(os.sched_getaffinity(0)),
@@ -106,7 +108,7 @@ def environment(libraries: Sequence[str]) -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         **{name: _version(name) for name in libraries},
-        **(_gpu() if "torch" in libraries else {}),
+        **(_gpu() if with_gpu and "torch" in libraries else {}),
     }
 
 
@@ -130,7 +132,7 @@ def commit() -> str:
     try:
         done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changes = subprocess.run(
-            [*git, "status", "--porcelain", "--", "*.py", "*.cpp"], capture_output=True, text=True, check=True
+            [*git, "status", "--porcelain", "--", "*.py", "*.cpp", "*.h"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
@@ -182,7 +184,7 @@ def read_results(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT or "benchmark" not in found:
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not {"benchmark", "environment"} <= set(found):
         given = found.get("format", "none") if isinstance(found, dict) else "none"
         raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; run its benchmark again")
     return found

@@ -48,8 +48,9 @@ def _prepare(name: str, *words: object, say: Callable[[str], None]) -> Path:
     """Makes shards in build/, unless they are there already."""
     out = BUILD / name
     command = [sys.executable, str(SHARD), *map(str, words), "--out", str(out), "--duplicates", "1"]
-    if not (out / MANIFEST).exists():
-        say(f"{out}: made now, of {words[1]}")
+    if (out / MANIFEST).exists():
+        return out
+    say(f"{out}: made now, of {words[1]}")
     done = subprocess.run([*command, "--lengths", "128", "512"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")

@@ -40,6 +40,14 @@ class SideFailedError(UserError):
     """A side cannot go on, and says why."""
 
 
+class SideShortError(SideFailedError):
+    """A side has no memory for what it was asked."""
+
+
+class NoMemoryError(UserError):
+    """What a side says that has no memory."""
+
+
 class Side:
     """A side as the one sees it who asks it."""
 
@@ -75,9 +83,10 @@ def hear(name: str, process: BaseProcess, pipe: Connection) -> Any:
         answer = pipe.recv()
     except (EOFError, ConnectionResetError):
         process.join(10)
-        raise SideFailedError(f"{name}: {ending(process.exitcode)}") from None
+        kind = SideShortError if process.exitcode == -signal.SIGKILL else SideFailedError
+        raise kind(f"{name}: {ending(process.exitcode)}") from None
     if isinstance(answer, UserError):
-        raise SideFailedError(f"{name}: {answer}")
+        raise (SideShortError if isinstance(answer, NoMemoryError) else SideFailedError)(f"{name}: {answer}")
     return answer
 
 
@@ -129,7 +138,7 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
         pipe.send(UserError(str(error)))
     except Exception as error:
         if isinstance(error, RuntimeError) and is_shortage(error):
-            pipe.send(UserError("no memory for such a step"))
+            pipe.send(NoMemoryError("no memory for such a step"))
         else:
             traceback.print_exc()
             pipe.send(UserError(f"{type(error).__name__}: {error}"))

@@ -43,7 +43,7 @@ from benchmarks.measure import (
     write_results,
 )
 from benchmarks.peer import find_shards
-from benchmarks.sides import Kind, Side, SideFailedError, open_sides
+from benchmarks.sides import Kind, Side, SideShortError, open_sides
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
@@ -63,7 +63,7 @@ PATIENCE = 240.0
 """Seconds that a contest of our own choice may take, about; fewer sequences where it would take more."""
 LIKELY_SHARE = 0.4
 """Of the rate of matrix products, what sides reach on average."""
-BYTES_OF_A_PIECE = 40
+BYTES_OF_A_PIECE = 80
 """That a side keeps for its backward pass, for each unit of each layer: in fp32 and padded, of which most is needed."""
 BAR = 24
 LIBRARIES = ("torch", "deepspeed", "transformers")
@@ -179,8 +179,8 @@ def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
                 if number >= WARM_UP:
                     seconds[name].append(taken)
         live.update(f"{contest}: where the time goes")
-        inside = look_inside(sides["cloze"], contest, bench)
         peaks = {name: side.ask("peak") for name, side in sides.items()}
+        inside = look_inside(sides["cloze"], contest, bench)
     turns, ceiling = Turns(seconds), statistics.median(ceilings)
     padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
     return {
@@ -241,9 +241,7 @@ def run_smaller(contest: Contest, bench: Bench) -> tuple[Contest, dict[str, Any]
     while True:
         try:
             return contest, run_contest(contest, bench)
-        except SideFailedError as error:
-            if "memory" not in str(error):
-                raise
+        except SideShortError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
 
@@ -279,6 +277,8 @@ def _times(ratio: dict[str, float] | None) -> str:
 def measure(settings: Throughput, console: Console) -> None:
     """Measures the ceilings and goes through the contests, and keeps what is found after each: they take minutes."""
     given = [Contest.parse(each) for each in settings.contests]
+    if settings.rounds < 1:
+        raise UserError(f"--rounds {settings.rounds}: at least 1")
     device = choose_device(settings.device, World())
     dtype = choose_dtype(settings.dtype, device)
     sides = sides_for(settings, device, console)
@@ -291,19 +291,28 @@ def measure(settings: Throughput, console: Console) -> None:
     shards = find_shards(settings.shards, settings.data, console.print)
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
     path = settings.out or results_file(NAME, device.type == "cuda")
-    kept = read_results(path)["contests"] if given and path.exists() else {}
+    kept = read_results(path).get("contests", {}) if given and path.exists() else {}
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
+    results = None
     for contest in given or usual(device, shards, console):
         smaller = contest if given else shrunk(contest, bench, matrix)
         if smaller != contest:
             console.print(f"{contest}: {smaller.sequences} sequences, since more would not fit or take minutes a step")
         smaller, found = run_smaller(smaller, bench)
-        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary_of(shards)}
+        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary_of(shards), **when()}
         print_contest(smaller, found, console)
-        results = record(NAME, LIBRARIES, {"ceilings": ceilings, "contests": kept})
+        results = record(NAME, LIBRARIES, {"ceilings": ceilings, "contests": kept}, device.type == "cuda")
         results["environment"]["threads"] = torch.get_num_threads()
         write_results(path, results)
+    if results is None:
+        raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {path}")
+
+
+def when() -> dict[str, str]:
+    """What a contest was measured of: the file may have others of other days."""
+    found = environment(["torch"])
+    return {name: found[name] for name in ("date", "commit", "torch")}
 
 
 def vocabulary_of(shards: Path) -> int:

@@ -216,6 +216,7 @@ scale() {
   if [[ -n ${CLOZE_RECIPE:-} ]]; then words+=(--recipe "$CLOZE_RECIPE"); fi
   if [[ -n ${CLOZE_SHARDS:-} ]]; then words+=(--data "$CLOZE_SHARDS"); fi
   mkdir -p "$folder" || refuse "$folder: cannot be made"
+  rm -f "$folder/notes.jsonl" # of another job, whose rounds did not alternate with these
   ranks=$(ranks_per_node)
   for ((nodes = 1; nodes < SLURM_JOB_NUM_NODES; nodes *= 2)); do counts+=("$nodes"); done
   counts+=("$SLURM_JOB_NUM_NODES")

@@ -143,6 +143,7 @@ class FineTuned:
         items = self._use.items(rows)
         return self._use.answers(rows, items, self.logits(items))
 
+    @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """What the head says of items, in batches of sequences of like lengths."""
         parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))

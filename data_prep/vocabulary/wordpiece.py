@@ -75,6 +75,8 @@ class FastWordPiece:
 
     def _learn(self) -> None:
         """Cuts the words that are new in the table into pieces, and keeps those; the pipeline cuts the foreign ones."""
+        if len(self._words) == len(self._starts):
+            return
         letters, ends = self._words.letters(first=len(self._starts))
         ids, starts, stops = _cut_words(letters, ends, *self._table)
         foreign = np.flatnonzero(starts == stops)

@@ -10,6 +10,7 @@ n pieces, s sequences, H hidden.
 from __future__ import annotations
 
 import platform
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -26,6 +27,9 @@ from pretraining.model.fused import Dropout, gelu
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 """Answers drop nothing."""
+MOST_PADDED = 2
+"""How many times the pieces of a batch the last layer pads them to at most, when it is computed for first pieces alone:
+one long text among a thousand short ones would take gigabytes."""
 
 
 class Product(Protocol):
@@ -189,10 +193,12 @@ class ServedModel:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
         making = Quantised if int8 else product
         self.model = model.eval().requires_grad_(False)
-        *layers, last = (cast(Layer, layer) for layer in model.layers)
-        model.layers = nn.ModuleList()  # packed weights take their place: memory is for one of both
-        self.layers = [ServedLayer(layer, making) for layer in layers]
-        self.last = (LastLayer if model.sees_first else ServedLayer)(last, making)
+        layers = deque(cast(Layer, layer) for layer in model.layers)
+        model.layers = nn.ModuleList()  # packed weights take their place, one after another: memory is for one of both
+        self.layers: list[ServedLayer] = []
+        while len(layers) > 1:
+            self.layers.append(ServedLayer(layers.popleft(), making))
+        self.last = (LastLayer if model.sees_first else ServedLayer)(layers.popleft(), making)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the head says before it becomes probabilities, in fp32."""
@@ -203,6 +209,7 @@ class ServedModel:
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
         for layer in self.layers:
             x = layer(x, layout)
-        if isinstance(self.last, LastLayer):
+        padded = len(batch.lengths) * max(batch.lengths)
+        if isinstance(self.last, LastLayer) and padded <= MOST_PADDED * n:
             return model.say(self.last.first(x, batch), batch)
         return model.say(model.seen(self.last(x, layout)[:n], batch), batch)

@@ -83,7 +83,7 @@ def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], contex
     return found
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits_in_batches(
     forward: Forward, kind: Kind, items: Items, device: torch.device, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Array, Ragged]]:
