@@ -256,7 +256,7 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Calibration, args=arguments, prog="calibration.py", config=(tyro.conf.FlagCreatePairsOff,))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    path = settings.out or results_file("planner")
+    path = settings.out or results_file("planner", with_gpu=False)
     results = read_results(path) if settings.only and path.exists() else {}
     results = {key: value for key, value in results.items() if key in ("steps", "memory")}
     if settings.only != "memory":
@@ -273,7 +273,9 @@ def main(arguments: list[str]) -> int:
         }
     if settings.only != "steps":
         results["memory"] = measure_memory(console)
-    console.print(f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results))}")
+    console.print(
+        f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results, with_gpu=False))}"
+    )
     return 0
 
 

@@ -4,10 +4,11 @@
     python benchmarks/finetuning.py
     python benchmarks/finetuning.py --size base --steps 4 --contests sst2-padded squad-padded --numbers autocast
 
-Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names), as many in a batch,
-with dropout, the same AdamW and clipping. We pad nothing; the Trainer pads to the longest sequence that a task allows,
-or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and in fp32. Sides take turns of an
-epoch of some steps; ratios are medians.
+Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
+of the demo corpus), as many in a batch, with dropout, the same AdamW and clipping. We pad nothing; the Trainer pads to
+the longest sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by
+autocast, and in fp32. Where it is not installed, we are measured alone. Sides take turns of an epoch of some steps;
+ratios are medians.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fine_tuners import Work, ours, theirs
+from benchmarks.peer import find_words, write_demo_task
 from benchmarks.sides import Kind, open_sides, prepared_environment
 from benchmarks.trainer_peer import Numbers
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
-from data_prep.vocabulary.source import find_vocabulary
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.model.bert import Bert
@@ -72,8 +74,8 @@ class Finetuning:
     """Its size, where none is given."""
     data: Path = DATA
     """Folder with glue/, squad/ and vocab.txt."""
-    contests: tuple[str, ...] = tuple(f"{task}-{how}" for task in WIDTHS for how in ("padded", "dynamic"))
-    """Which of them; what is kept of others stays."""
+    contests: tuple[str, ...] = ()
+    """Which of them, such as sst2-dynamic; what is kept of others stays (default: all whose data is there)."""
     numbers: tuple[Numbers, ...] = ("autocast", "fp32")
     """What the Trainer computes in, one after another."""
     steps: int | None = None
@@ -88,9 +90,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
     """A folder of transformers with fresh weights and the published vocabulary."""
     if size not in SIZES:
         raise UserError(f"--size {size}: is none of {', '.join(SIZES)}")
-    if not (data / "vocab.txt").exists():
-        raise UserError(f"{data} has no vocab.txt: set CLOZE_DATA, or give --data")
-    vocabulary = find_vocabulary(str(data / "vocab.txt"), cased=False)
+    vocabulary = find_words(data)
     vocabulary.write(folder.with_name("vocabulary"))
     shape = Shape.named(size, len(vocabulary))
     weights = Bert(shape).initialize(0).state_dict()
@@ -103,16 +103,23 @@ def compete(numbers: Numbers, width: int, work: Work) -> dict[str, Turns]:
     with ExitStack() as stack:
         with prepared_environment(True, small_steps=True):  # as the commands of fine-tuning have it
             sides = stack.enter_context(open_sides({"cloze": Kind(ours)}, work))
-        peer = {"transformers": Kind(partial(theirs, numbers, width), prepared=False)}
-        sides = {**sides, **stack.enter_context(open_sides(peer, work))}
+        if not missing():
+            peer = {"transformers": Kind(partial(theirs, numbers, width), prepared=False)}
+            sides = {**sides, **stack.enter_context(open_sides(peer, work))}
         steps = {name: partial(side.turn, None) for name, side in sides.items()}
         return {what: alternate(steps, work.epochs - 1, warm_up=1) for what in ("training", "prediction")}
+
+
+def missing() -> list[str]:
+    """What of the peer is not installed."""
+    return [name for name in ("transformers", "accelerate") if find_spec(name) is None]
 
 
 def run_contest(name: str, settings: Finetuning, work: Work) -> dict[str, Any]:
     """Ours against the Trainer with all numbers, one after another."""
     width = WIDTHS[work.task] if name.endswith("-padded") else 0
-    against = {numbers: summarise(compete(numbers, width, work), work) for numbers in settings.numbers}
+    several = settings.numbers[:1] if missing() else settings.numbers
+    against = {numbers: summarise(compete(numbers, width, work), work) for numbers in several}
     return {"batch": work.batch, "steps": work.steps, "against": against}
 
 
@@ -122,7 +129,7 @@ def summarise(taken: Mapping[str, Turns], work: Work) -> dict[str, Any]:
     return {
         what: {
             **{f"{side}_items_per_second": round(items / turns.of(side)["median"], 1) for side in turns.seconds},
-            "times_as_fast": turns.ratio("transformers", "cloze"),
+            **({"times_as_fast": turns.ratio("transformers", "cloze")} if "transformers" in turns.seconds else {}),
         }
         for what, turns in taken.items()
     }
@@ -133,21 +140,38 @@ def measure(settings: Finetuning, console: Console) -> None:
     out = settings.out or results_file("finetuning")
     models = read_results(out)["models"] if out.exists() else {}
     libraries = ["torch", "deepspeed", "transformers", "accelerate"]
+    if settings.rounds < 1 or (settings.steps or 1) < 1:
+        raise UserError("--rounds and --steps: at least 1")
+    if absent := missing():
+        console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
     with tempfile.TemporaryDirectory() as folder:
-        model = settings.model or make_model(settings.size, settings.data, Path(folder) / settings.size)
+        data, names = find_tasks(settings, Path(folder), console)
+        model = settings.model or make_model(settings.size, data, Path(folder) / settings.size)
         shape, dtype = read_shape(model), name_dtype(choose_dtype("auto", choose_device("auto", World())))
         found = models.setdefault(model.name, {"contests": {}})
         found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
-        for name in settings.contests:
+        for name in names:
             task = name.partition("-")[0]
             if task not in WIDTHS or not name.endswith(("-padded", "-dynamic")):
                 raise UserError(f"--contests {name}: give {', '.join(WIDTHS)} with -padded or -dynamic")
             steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
-            work = Work(task, model, settings.data.resolve(), BATCHES[task], steps, 1 + settings.rounds)
+            work = Work(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
             found["contests"][name] = run_contest(name, settings, work)
             write_results(out, record("finetuning", libraries, {"models": models}))
             console.print(table(model.name, {name: found["contests"][name]}))
     console.print(f"kept in {out}")
+
+
+def find_tasks(settings: Finetuning, folder: Path, console: Console) -> tuple[Path, tuple[str, ...]]:
+    """The folder of the tasks, and the contests: without real tasks, SST-2 made of the demo corpus, in `folder`."""
+    everything = tuple(f"{task}-{how}" for task in WIDTHS for how in ("padded", "dynamic"))
+    if (settings.data / "glue").is_dir():
+        return settings.data.resolve(), settings.contests or everything
+    console.print(f"{settings.data} has no glue/: the sentences are those of the demo corpus (real ones: CLOZE_DATA)")
+    only = tuple(name for name in everything if name.startswith("sst2-"))
+    if unknown := set(settings.contests) - set(only):
+        raise UserError(f"--contests {min(unknown)}: there is no data for it; set CLOZE_DATA, or give --data")
+    return write_demo_task(folder), settings.contests or only
 
 
 def table(model: str, contests: Mapping[str, Any]) -> Table:
@@ -163,8 +187,9 @@ def table(model: str, contests: Mapping[str, Any]) -> Table:
 
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
-    speeds = [f"{found[f'{side}_items_per_second']:,.0f}" for side in ("transformers", "cloze")]
-    return [*speeds, f"{found['times_as_fast']['median']:.2f}"]
+    speeds = [found.get(f"{side}_items_per_second") for side in ("transformers", "cloze")]
+    times = found.get("times_as_fast")
+    return [*("" if speed is None else f"{speed:,.0f}" for speed in speeds), f"{times['median']:.2f}" if times else ""]
 
 
 def main(arguments: list[str]) -> int:

@@ -85,9 +85,7 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     return {name: round(value, digits) for name, value in named.items()}
 
 
-def record(
-    benchmark: str, libraries: Sequence[str], found: Mapping[str, Any], with_gpu: bool = True
-) -> dict[str, Any]:
+def record(benchmark: str, libraries: Sequence[str], found: Mapping[str, Any], with_gpu: bool = True) -> dict[str, Any]:
     """What is kept of a benchmark: its numbers, and all that decides them."""
     return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries, with_gpu), **found}
 

@@ -1,10 +1,15 @@
-"""What the sides of the training benchmarks are given: shards, and for transformers the same batches padded."""
+"""What the sides of the benchmarks are given: shards, sentences, words, and for transformers the same batches padded.
+
+Real text is in the folder that CLOZE_DATA names; where it is not, the corpus that is built in takes its place.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +17,14 @@ import torch
 
 from benchmarks.measure import ROOT, SHARD
 from data_prep.common.errors import UserError
+from data_prep.readers import demo
 from data_prep.shards import MANIFEST
+from data_prep.vocabulary.source import find_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary, train_vocabulary
 from pretraining.model.batch import PretrainingBatch
 
 BUILD = ROOT / "build"
+DEMO_FILES, DEMO_PIECES = 400, 8000
 
 
 def make_shards(data: Path, out: Path, lengths: Sequence[int] = (128, 512), files: str = "wiki/AA") -> Path:
@@ -55,6 +64,33 @@ def _prepare(name: str, *words: object, say: Callable[[str], None]) -> Path:
     if done.returncode:
         raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")
     return out
+
+
+def demo_sentences() -> Iterator[str]:
+    """Sentences of the documentation strings of this Python."""
+    for path in demo.files()[:DEMO_FILES]:
+        for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
+            for passage in demo.prose(text):
+                yield from (sentence for sentence in re.split(r"(?<=[.!?]) ", passage) if len(sentence) > 1)
+
+
+def find_words(data: Path) -> Vocabulary:
+    """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
+    if (data / "vocab.txt").is_file():
+        return find_vocabulary(str(data / "vocab.txt"), cased=False)
+    words = Counter(word for each in demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
+    return train_vocabulary(words, DEMO_PIECES, cased=False)
+
+
+def write_demo_task(folder: Path) -> Path:
+    """Writes sentences of the demo corpus as SST-2 has them, of two classes that mean nothing, and returns the folder
+    that stands for the one of real tasks."""
+    task = folder / "glue" / "SST-2"
+    task.mkdir(parents=True)
+    rows = [f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(demo_sentences()) if "\t" not in sentence]
+    for name, some in (("train", rows), ("dev", rows[:64])):
+        (task / f"{name}.tsv").write_text("".join(["sentence\tlabel\n", *some]))
+    return folder
 
 
 def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from pretraining.planning.cost import Cluster, Device
 from pretraining.planning.fitting import Room
 from pretraining.planning.machines import find_network
 from pretraining.planning.site import PER_NODE, Site, check_size, name_site
-from pretraining.planning.sweep import Scaled, Target, check_batches, cures, scale, sweep
+from pretraining.planning.sweep import Scaled, Target, check_batches, check_fit, scale, sweep
 
 MEASURED = {1: "process", 2: "ranks"}
 """What calibration.py calls a rank, by how many share the machine."""
@@ -73,9 +73,7 @@ def main(arguments: list[str]) -> int:
     console.print(f"{settings.recipe.stem} on {site.description}\n")
     options = sweep(target)
     console.print(render_cluster(target, options, settings.price_per_gpu_hour))
-    if not options[0].fits:
-        said = "; ".join(cures(target, options)) or "no GPU of the table would do"
-        raise UserError(f"ZeRO {options[0].zero} does not fit into {target.room.size / 1e9:.0f} GB a GPU; {said}")
+    check_fit(target)
     others = scale(target)
     console.print(render_scale(others, settings.price_per_gpu_hour))
     if settings.chart is not None:

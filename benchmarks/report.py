@@ -11,6 +11,7 @@ beside it. With --readme it writes anew what stands between markers in README.md
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,7 +122,8 @@ def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Secti
 def run_section(folder: Path) -> Section:
     """How the loss of a run went, and its newest figures."""
     path = folder / METRICS
-    losses = loss_curve(path, PLACES) if path.is_file() else []
+    curve = loss_curve(path, PLACES) if path.is_file() else []
+    losses = [(step, loss) for step, loss in curve if math.isfinite(loss)]
     if not losses:
         raise UserError(f"{folder}: has no losses in {METRICS}; give the folder of a run, the --out of train.py")
     drawn = Block("", svg=curves({"training": losses}, "training loss", "step", "loss"))

@@ -35,6 +35,7 @@ from benchmarks.measure import (
     DATA,
     Turns,
     alternate,
+    environment,
     mistakes_told,
     read_results,
     record,

@@ -40,6 +40,7 @@ from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
 from pretraining.planning.site import name_site, split_ranks
+from pretraining.planning.sweep import Target, check_fit
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.launchers import World, find_world, missing_tasks
@@ -133,11 +134,15 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
         site, memory = None, wanted.gpu_memory
+        if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
+            raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
         if wanted.gpu is not None:
             nodes, each = split_ranks(ranks, wanted.gpus_per_node)
             site = name_site(recipe, wanted.gpu, nodes, each, wanted.network, memory)
         here = ranks == world.size
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
+        if site is not None:
+            check_fit(Target(recipe, manifest, site.dtype, site.cluster, site.room))
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from data_prep.common.errors import UserError
 from finetuning.model.heads import TaskBatch, TaskModel
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.attention import Layout, Padded, lay_out
+from pretraining.model.attention import Layout, lay_out
 from pretraining.model.encoder import AddAndNorm, Layer, Linear
 from pretraining.model.fused import Dropout, gelu
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 """Answers drop nothing."""
-MOST_PADDED = 2
-"""How many times the pieces of a batch the last layer pads them to at most, when it is computed for first pieces alone:
-one long text among a thousand short ones would take gigabytes."""
+MOST_PADDED = 1 << 15
+"""Pieces that the last layer compares at once, with their padding: one long text among thousands of short ones would
+otherwise take gigabytes."""
 
 
 class Product(Protocol):
@@ -173,17 +173,34 @@ class LastLayer(ServedLayer):
 
     def first(self, x: Tensor, batch: TaskBatch) -> Tensor:
         """Computes the next hidden states of the first pieces, (s, H)."""
-        first = x[batch.starts[:-1].long()]
-        padded = Padded(batch.starts, max(batch.lengths), len(batch.pieces))
-        s, length = padded.rows.shape
-        states = x.index_select(0, padded.rows.view(-1)).view(s, length, -1)
+        runs = parts(batch.lengths, MOST_PADDED)
+        return torch.cat([self._run(x, batch.starts[begin : end + 1], batch.lengths[begin:end]) for begin, end in runs])
+
+    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The same for some sequences."""
+        s, length = len(lengths), -(-max(lengths) // 16) * 16
+        at = torch.arange(length, dtype=torch.int32, device=x.device)
+        inside = at < starts.diff()[:, None]
+        rows = torch.where(inside, starts[:-1, None] + at, starts[:-1, None])  # at padding, any piece
+        first, states = x[starts[:-1].long()], x.index_select(0, rows.view(-1)).view(s, length, -1)
         query = torch.baddbmm(self.query_bias, first.expand(self.heads, s, -1), self.query.transpose(1, 2))
         sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
         scores = torch.bmm(sought, states.transpose(1, 2)).float() * self.query.shape[1] ** -0.5
-        shares = scores.masked_fill(~padded.inside[:, 0], -torch.inf).softmax(2).to(x.dtype)
+        shares = scores.masked_fill(~inside[:, None], -torch.inf).softmax(2).to(x.dtype)
         mean = torch.bmm(shares, states).transpose(0, 1)  # (heads, s, H)
         context = torch.baddbmm(self.value_bias, mean, self.value.transpose(1, 2))  # (heads, s, size)
         return self.finish(context.transpose(0, 1).reshape(s, -1), first)
+
+
+def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cuts sequences into runs that hold at most so many pieces, each padded to the longest of its run."""
+    begin = longest = 0
+    for number, length in enumerate(lengths):
+        longest = max(longest, length)
+        if number > begin and (number + 1 - begin) * longest > most:
+            yield begin, number
+            begin, longest = number, length
+    yield begin, len(lengths)
 
 
 class ServedModel:
@@ -205,11 +222,10 @@ class ServedModel:
         model = self.model
         x = model.embeddings(batch, KEEPS)
         layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads)
-        n, spare = len(x), layout.spare_rows(x)
+        n, spare = len(x), layout.spare_rows(x, packed=isinstance(self.last.outer, Packed))
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
         for layer in self.layers:
             x = layer(x, layout)
-        padded = len(batch.lengths) * max(batch.lengths)
-        if isinstance(self.last, LastLayer) and padded <= MOST_PADDED * n:
+        if isinstance(self.last, LastLayer):
             return model.say(self.last.first(x, batch), batch)
         return model.say(model.seen(self.last(x, layout)[:n], batch), batch)

@@ -34,8 +34,9 @@ class Layout(Protocol):
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
 
-    def spare_rows(self, states: Tensor) -> int:  # noqa: ARG002
-        """How many rows of zeros are to follow the n hidden states, which belong to no sequence and stay zeros."""
+    def spare_rows(self, states: Tensor, packed: bool = False) -> int:  # noqa: ARG002
+        """How many rows of zeros are to follow the n hidden states, which belong to no sequence and stay zeros;
+        `packed` says whether weights lie in oneDNN's own order."""
         return 0
 
 
@@ -125,14 +126,16 @@ class Grouped(Layout):
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout)
 
-    def spare_rows(self, states: Tensor) -> int:
-        """Rounds the rows up, by a 16th or less, so that few numbers of them occur.
+    def spare_rows(self, states: Tensor, packed: bool = False) -> int:
+        """Rounds the rows up, by about a 16th or less, so that few numbers of them occur.
 
-        For each new one oneDNN makes code for every product in bf16, which takes as long as ten small products, and
-        keeps it.
+        For each new one oneDNN makes code for every product in bf16 or with packed weights, which takes as long as some
+        small products, and keeps it.
         """
-        grain = max(16, 1 << len(states).bit_length() >> 4)
-        return -len(states) % grain if states.dtype == torch.bfloat16 else 0
+        grain = 1 << len(states).bit_length() >> 4
+        if states.dtype == torch.bfloat16:
+            return -len(states) % max(16, grain)
+        return -len(states) % max(1, grain) if packed else 0
 
 
 class _GroupedAttention(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from data_prep.common.errors import UserError
@@ -188,18 +188,37 @@ def _nodes_that_divide(recipe: Recipe, nodes: int, per_node: int) -> str:
     return f"{' or '.join(found)} would, or another batch (--phases.N.batch)"
 
 
-def cures(target: Target, options: Sequence[Option]) -> Iterator[str]:
+def check_fit(target: Target) -> None:
+    """UserError where a phase needs more memory than a rank has: it says what would fit."""
+    zero, room = target.recipe.parallel.zero, target.room
+    for phase in target.recipe.phases:
+        needed, most = target.bytes_needed(phase, zero, 1), room.usable
+        if phase.micro_batch != "auto":
+            needed, most = target.bytes_needed(phase, zero, phase.micro_batch), room.size
+        if needed > most:
+            said = "; ".join(cures(target)) or "no GPU of the table would do"
+            raise UserError(
+                f"phase {phase.name} needs {needed / 1e9:.1f} GB a GPU under ZeRO {zero}, which does not fit into "
+                f"{room.size / 1e9:.0f} GB; {said}"
+            )
+
+
+def cures(target: Target) -> Iterator[str]:
     """What would make a plan fit that does not."""
-    for option in options[1:]:
+    own, *others = sweep(target)
+    if own.fits:
+        yield "--phases.N.micro_batch auto fits"
+    for option in others:
         if option.fits:
             yield f"--parallel.zero {option.zero} fits"
     if not target.recipe.compute.checkpoint_activations:
         compute = target.recipe.compute.model_copy(update={"checkpoint_activations": True})
         again = replace(target, recipe=target.recipe.model_copy(update={"compute": compute}))
-        if any(option.fits for option in sweep(again)):
-            yield "--compute.checkpoint_activations fits"
-    least = min(least_memory(target, zero) for zero in STAGES)
-    if larger := [name for name, gpu in GPUS.items() if Room(gpu.memory).usable >= least]:
+        if find_option(again, target.recipe.parallel.zero).fits:
+            yield "--compute.checkpoint_activations true fits"
+    least = least_memory(target, target.recipe.parallel.zero)
+    able = {name: gpu for name, gpu in GPUS.items() if gpu.bf16 or target.dtype != "bf16"}
+    if larger := [name for name, gpu in able.items() if Room(gpu.memory).usable >= least]:
         smallest = min(larger, key=lambda name: GPUS[name].memory)
         yield f"a GPU of {least / (1 - MARGIN) / 1e9:.1f} GB would do, such as --gpu {smallest}"
 

@@ -84,7 +84,9 @@ def test_a_v100_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     huge = "--model.size large --model.hidden 4096 --model.heads 64 --gpus-per-node 1".split()
     assert re.search(
-        r"ZeRO 1 does not fit into 16 GB a GPU; a GPU of \d+\.\d GB would do, such as", fault("--gpu", "v100-16", *huge)
+        r"phase phase1 needs \d+\.\d GB a GPU under ZeRO 1, which does not fit into 16 GB; "
+        r"a GPU of \d+\.\d GB would do, such as --gpu h",
+        fault("--gpu", "v100-16", *huge),
     )
     many = "--model.hidden 4096 --model.heads 64 --nodes 8 --deepspeed.zero_optimization.reduce_bucket_size 1e7".split()
     said = fault("--gpu", "v100-32", *many, "--deepspeed.zero_optimization.stage3_max_live_parameters", "1e7")

@@ -20,7 +20,7 @@ from support.shards import make_shards
 from benchmarks import throughput
 from benchmarks.contests import Contest
 from benchmarks.measure import read_results
-from benchmarks.sides import Kind, SideFailedError, open_sides
+from benchmarks.sides import Kind, SideFailedError, SideShortError, open_sides
 from benchmarks.throughput import Bench
 from data_prep.common.errors import UserError
 
@@ -145,7 +145,7 @@ def test_a_contest_without_memory_goes_on_with_half(tiny_shards: Path, monkeypat
 
     def run(contest: Contest, _: Bench) -> dict[str, Any]:
         if contest.sequences > 2:
-            raise SideFailedError("peer: no memory for such a step")
+            raise SideShortError("peer: no memory for such a step")
         return {"ran": contest.sequences}
 
     monkeypatch.setattr(throughput, "run_contest", run)

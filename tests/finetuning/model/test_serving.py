@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.task_models import HEADS, task_weights
 from support.transformers_models import SHAPE
 
@@ -111,3 +113,19 @@ def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     with pytest.raises(UserError, match="no products of bytes"):
         check_int8(torch.device("cpu"))
+
+
+def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer goes through sequences in runs, and says the same."""
+    batch = batch_of(LENGTHS)
+    whole = ServedModel(model_of("classes")).logits(batch)
+    monkeypatch.setattr(serving, "MOST_PADDED", 50)
+    torch.testing.assert_close(ServedModel(model_of("classes")).logits(batch), whole)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 200))
+def test_runs_hold_every_sequence_once_and_few_pieces(lengths: list[int], most: int) -> None:
+    runs = list(serving.parts(lengths, most))
+    assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(lengths)))
+    for begin, end in runs:
+        assert end == begin + 1 or (end - begin) * max(lengths[begin:end]) <= most

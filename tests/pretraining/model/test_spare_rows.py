@@ -34,7 +34,7 @@ def test_spare_rows_change_neither_states_nor_gradients(monkeypatch: pytest.Monk
     hidden, gradients = step()
     asked = []
 
-    def none(layout: Grouped, states: Tensor) -> int:
+    def none(layout: Grouped, states: Tensor, packed: bool = False) -> int:
         asked.append(len(states))
         return 0
 
@@ -56,3 +56,12 @@ def test_few_numbers_of_rows_occur(rows: int) -> None:
     assert spare < max(16, rows / 8 + 1)
     assert (rows + spare) % 16 == 0
     assert layout.spare_rows(states.float()) == 0, "PyTorch's products in fp32 need none"
+    assert 0 <= layout.spare_rows(states.float(), packed=True) <= rows / 8
+
+
+def test_rows_of_packed_products_are_of_few_numbers() -> None:
+    def rounded(rows: int) -> int:
+        layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,))
+        return rows + layout.spare_rows(torch.empty(rows, 1), packed=True)
+
+    assert len({rounded(rows) for rows in range(1, 4097)}) <= 16 + 8 * 9
