@@ -11,6 +11,7 @@ compared too, for four sizes under all ZeRO stages. Results go to benchmarks/res
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import sys
@@ -27,7 +28,6 @@ prepare_process()
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +47,7 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
-from pretraining.planning.cost import OF_DATASHEET, Cluster, Device, MicroBatch, Sharing, step_time
+from pretraining.planning.cost import Cluster, Device, MicroBatch, Sharing, step_time
 from pretraining.planning.memory import count_parameters
 from pretraining.planning.plan import VOCABULARY
 from pretraining.processes.group import connect
@@ -56,8 +56,6 @@ from pretraining.reporting.hardware import total_memory
 
 CPU = torch.device("cpu")
 DTYPE = name_dtype(choose_dtype("auto", CPU))
-JOINED = 1 << 24
-"""Elements that are joined to measure what ranks exchange in a second."""
 WARM_UP = 1
 
 
@@ -88,6 +86,8 @@ BESIDE = KNOWN[:4]
 """what two processes compute that do not join anything, for how much they slow each other down"""
 TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2))
 """what the model must foretell on one process; on two it must foretell all"""
+JOINING = Case("medium", 8, 1)
+"""a step that is hardly more than what ranks exchange, which gives the bytes a second between two"""
 SIZES = ("mini", "small", "medium", "base")
 """models whose memory is compared"""
 
@@ -96,7 +96,7 @@ SIZES = ("mini", "small", "medium", "base")
 class Calibration:
     """Measures this machine for the planner."""
 
-    rounds: int = 3
+    rounds: int = 5
     """Steps of each case that count."""
     only: Literal["steps", "memory"] | None = None
     """What to measure; the file keeps what it has of the other (default: both)."""
@@ -118,12 +118,8 @@ class Rank:
         self.engines: dict[str, Engine] = {}
 
     def __call__(self, question: Any) -> Any:
-        """Makes a step, joins so many elements, or measures memory."""
-        if isinstance(question, Case):
-            return self.step(question)
-        if isinstance(question, tuple):
-            return measure_peak(*question)
-        return dist.all_reduce(torch.ones(question))
+        """Makes a step, or measures memory."""
+        return self.step(question) if isinstance(question, Case) else measure_peak(*question)
 
     def step(self, case: Case) -> None:
         """One step of a case."""
@@ -179,8 +175,6 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
             found[case.name] = {side: measured.of(side) for side in turns}
             told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())
             console.print(f"{case.name}: {told}")
-        joined = alternate({"ranks": partial(ask_together, ranks, JOINED)}, rounds, WARM_UP)
-        found["joining"] = joined.of("ranks")
     return found
 
 
@@ -191,8 +185,16 @@ def measure_memory(console: Console) -> list[dict[str, Any]]:
         with open_sides(pair()) as sides:
             found = ask_together(list(sides.values()), (Shape.named(size, VOCABULARY), DTYPE, zero))
         rows.append({"size": size, **min(found, key=lambda one: one["peak"])})
-        console.print(rows[-1])
+        console.print(describe_memory(rows[-1]))
     return rows
+
+
+def describe_memory(row: Mapping[str, Any]) -> str:
+    """A comparison of memory in one line."""
+    measured, planned = (f"{row[name] / 1e6:,.0f} MB" for name in ("peak", "planned"))
+    return (
+        f"{row['size']}, {row['dtype']}, ZeRO {row['zero']}: peak {measured}, planned {planned} ({row['error']:+.1%})"
+    )
 
 
 def work_of(case: Case) -> MicroBatch:
@@ -226,14 +228,13 @@ def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str,
         side: fit({case: found[case.name][side]["median"] for case in cases if case in KNOWN})
         for side in ("process", "thread")
     }
-    link = 4 * JOINED / (OF_DATASHEET * found["joining"]["median"])
     shared = float(
         np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in BESIDE])
     )
     one = devices["thread"]
     slowed = replace(one, products=one.products / shared, bandwidth=one.bandwidth / shared, launch=shared * one.launch)
     clusters = {side: Cluster(device) for side, device in devices.items()}
-    clusters["ranks"] = Cluster(slowed, 1, 2, link)
+    clusters["ranks"] = Cluster(slowed, 1, 2, link_of(found[JOINING.name]["ranks"]["median"], slowed))
     rows = []
     for case in cases:
         for side, cluster in clusters.items():
@@ -249,7 +250,15 @@ def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str,
                     "error": round(foretold / measured["median"] - 1, 3),
                 }
             )
-    return {**devices, "ranks": slowed}, link, rows
+    return {**devices, "ranks": slowed}, clusters["ranks"].link, rows
+
+
+def link_of(seconds: float, device: Device) -> float:
+    """The bytes a second between two ranks whose joining step takes so long: what is left of it, they exchange."""
+    work, sharing = work_of(JOINING), sharing_of(JOINING)
+    exchanged = step_time(Cluster(device, 1, 2, 1.0), work, sharing, 1).joining  # with one byte a second
+    left = seconds - step_time(Cluster(device, 1, 2, math.inf), work, sharing, 1).total
+    return exchanged / max(left, 1e-3 * seconds)
 
 
 def main(arguments: list[str]) -> int:
@@ -260,7 +269,7 @@ def main(arguments: list[str]) -> int:
     results = read_results(path) if settings.only and path.exists() else {}
     results = {key: value for key, value in results.items() if key in ("steps", "memory")}
     if settings.only != "memory":
-        found = measure_steps((*KNOWN, *TESTED), settings.rounds, console)
+        found = measure_steps((*KNOWN, *TESTED, JOINING), settings.rounds, console)
         devices, link, rows = foretell(found, (*KNOWN, *TESTED))
         print_steps(rows, console)
         named = {side: asdict(device) for side, device in devices.items()}

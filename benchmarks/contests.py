@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peer import padded
+from benchmarks.sides import muffled
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from pretraining.config.settings import Compute, Precision
@@ -232,20 +230,6 @@ GROUPS = {
     "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
 }
 """Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
-
-
-@contextmanager
-def muffled() -> Iterator[None]:
-    """Leaves out what PyTorch's profiler says on the stream of errors, which no setting keeps it from."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
 
 
 def shares_of_time(step: Callable[[], None], device: torch.device) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.sides import muffled
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -36,7 +37,7 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     """
     settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         set_arithmetic(settings.precision, settings.compute, CPU)
         engine = Engine(Bert(shape).initialize(0), settings, CPU)
         batch = full_sequences(1, 8, 1)

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measure import Turns, record, results_file, spread, write_results
+from benchmarks.tables import cell
 from data_prep.common.errors import UserError
 
 SILENT = "seconds_without_communication"
 BAR = 30
-"""Characters of a bar that stands for an efficiency of 100%."""
+"""Characters of the longest bar, which stands for an efficiency of 100% unless one is higher."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def make_table(points: Sequence[Mapping[str, Any]]) -> Table:
     processes reach without communication."""
     columns = ("scaling", "nodes", "processes", "threads of each", "sequences a step", "sequences/s", "efficiency")
     table = Table(*columns, "ideal", "communication", "", box=None)
+    bar = BAR / max(1.0, *((point["ideal"] or point["efficiency"])["median"] for point in points))
     for point in points:
         speed, numbers = point["sequences_per_second"], (point[name] for name in ("nodes", "processes", "threads"))
         reached, ideal = point["efficiency"]["median"], (point["ideal"] or point["efficiency"])["median"]
@@ -119,10 +121,10 @@ def make_table(points: Sequence[Mapping[str, Any]]) -> Table:
             point["scaling"],
             *map(str, numbers),
             f"{point['sequences']:,}",
-            f"{speed['median']:,} ({speed['lowest']:,} to {speed['highest']:,})",
+            cell(speed),
             f"{reached:.0%}",
             *(("–", "–") if point["ideal"] is None else (f"{ideal:.0%}", f"{point['communication']:.0%}")),
-            "█" * round(BAR * reached) + "▒" * (round(BAR * ideal) - round(BAR * reached)),
+            "█" * round(bar * reached) + "▒" * (round(bar * ideal) - round(bar * reached)),
         )
     return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -169,3 +170,17 @@ def prepared_environment(prepared: bool, small_steps: bool = False) -> Iterator[
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def muffled() -> Iterator[None]:
+    """Leaves out what PyTorch's profiler says on the stream of errors, which no setting keeps it from."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

@@ -207,6 +207,78 @@ HONEST = ("autocast", "fp32")
 """How the Trainer computes where a user has it do its best."""
 
 
+PAIRS = {
+    "fp32": ("cloze fp32", "transformers fp32"),
+    "bf16": ("cloze bf16", "transformers bf16"),
+    "bf16, against autocast": ("cloze bf16", "transformers autocast"),
+    "int8, against its bf16": ("cloze int8", "transformers bf16"),
+    "fp32, against ONNX Runtime": ("cloze fp32", "onnxruntime fp32"),
+    "int8, against ONNX Runtime": ("cloze int8", "onnxruntime int8"),
+}
+"""Which of the answers to requests are compared in short."""
+
+
+def inference(found: Results) -> Iterator[Block]:
+    """How many times as many sentences a second we answer as others do."""
+    for model, each in found["models"].items():
+        rows = []
+        for name, contest in each.items():
+            if is_cell(contest) or "times_as_fast" not in contest:
+                continue
+            times = contest["times_as_fast"]
+            taken = {title: times.get(mine, {}).get(peer) for title, (mine, peer) in PAIRS.items()}
+            rows.append(
+                {model: name, **{title: cell(middle(value)) if value else "" for title, value in taken.items()}}
+            )
+        yield matrix("", rows)
+
+
+def scaling(found: Results) -> Iterator[Block]:
+    """Efficiencies as they are, and as they would be if no process waited for another."""
+    rows = []
+    for point in found["points"]:
+        row = {title: str(point[name]) for title, name in COUNTED.items()}
+        row["sequences/s"] = cell(point["sequences_per_second"])
+        shares = {
+            name: point[name] and f"{middle(point[name]):.0%}" for name in ("efficiency", "ideal", "communication")
+        }
+        rows.append({**row, **shares})
+    yield matrix("", rows)
+
+
+COUNTED = {"scaling": "scaling", "processes": "processes", "threads of each": "threads", "sequences": "sequences"}
+
+
+def calibration(found: Results) -> Iterator[Block]:
+    """How far the model of costs is from what was measured: time by who made the steps, memory by size and stage."""
+    foretold = [row for row in found.get("steps", {}).get("rows", []) if not row["calibrates"]]
+    rows = []
+    for side in dict.fromkeys(row["side"] for row in foretold):
+        errors = [row["error"] for row in foretold if row["side"] == side]
+        mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
+        rows.append(
+            {
+                "time of": MADE.get(side, side),
+                "steps": len(errors),
+                "mean error": f"{mean:.1%}",
+                "worst": f"{worst:+.1%}",
+            }
+        )
+    yield matrix("", rows)
+    sizes: dict[str, dict[str, Any]] = {}
+    for row in found.get("memory", []):
+        size = sizes.setdefault(row["size"], {f"memory, {row['dtype']}": row["size"]})
+        size[f"ZeRO {row['zero']}"] = f"{row['planned'] / row['peak'] - 1:+.1%}"
+    yield matrix("", list(sizes.values()))
+
+
+MADE = {
+    "process": "one process with all threads",
+    "thread": "one process with one thread",
+    "ranks": "two processes with one thread that join their gradients",
+}
+
+
 def downstream(found: Results) -> Iterator[Block]:
     """Scores in hundredths on real tasks, beside the same model without pre-training and beside the Trainer."""
     titles = {"pre-trained": "pre-trained", "from scratch": "from scratch", "transformers": "Trainer, pre-trained"}
@@ -236,7 +308,9 @@ def curve(found: Results) -> Iterator[Block]:
 
 
 SHORT: dict[str, Callable[[Results], Iterable[Block]]] = {
-    **{each.__name__: each for each in (throughput, finetuning, downstream, gradients)},
+    **{
+        each.__name__: each for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients)
+    },
     "preparation": blocks_of,
 }
 """What pages of documentation have of a benchmark."""
