@@ -59,7 +59,6 @@ from pretraining.model.shape import SIZES, Shape
 LENGTH = 128
 TOGETHER = 32
 """Sentences of a request of the peers, where we get all of them at once."""
-ALL = "SST-2, all at once"
 TURN_SECONDS, MOST_REQUESTS = 0.5, 100
 REST = 0.05
 """Seconds between turns, in which the threads of the last side go to sleep."""
@@ -124,25 +123,27 @@ def cut(sequences: Sequence[Array], size: int) -> list[Request]:
     return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
 
 
-def contests(settings: Inference, sentences: Sequence[Array], vocabulary: int, longest: int) -> Iterator[Contest]:
+def contests(
+    settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
+) -> Iterator[Contest]:
     """Everything that is asked about a model."""
     random, length = np.random.default_rng(0), min(LENGTH, longest)
     for batch in settings.batches:
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
         yield Contest(f"{batch} x {length}", [even])
     for batch in settings.mixed:
-        yield Contest(f"SST-2, {batch} at a time", cut(sentences, batch))
-    yield Contest(ALL, cut(sentences, TOGETHER), at_once=True)
+        yield Contest(f"{source}, {batch} at a time", cut(sentences, batch))
+    yield Contest(f"{source}, all at once", cut(sentences, TOGETHER), at_once=True)
 
 
-def read_sentences(settings: Inference, console: Console) -> list[str]:
-    """Sentences in the order of their file: those of SST-2, or of the demo corpus."""
+def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
+    """Sentences in the order of their file, and where they are from: SST-2, or the demo corpus."""
     path = settings.data / "glue" / "SST-2" / "dev.tsv"
     if path.is_file():
         rows = path.read_text().splitlines()[1:]
-        return [row.partition("\t")[0] for row in rows][: settings.sentences]
+        return "SST-2", [row.partition("\t")[0] for row in rows][: settings.sentences]
     console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
-    return list(islice(demo_sentences(), settings.sentences))
+    return "demo corpus", list(islice(demo_sentences(), settings.sentences))
 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
@@ -249,7 +250,7 @@ def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[
 
 def table(title: str, found: Mapping[str, Any]) -> Table:
     """A contest: a line for every side."""
-    mine = list(found["times_as_fast"])
+    mine = [name for name, others in found["times_as_fast"].items() if others]
     made = Table(title, "p50 ms", "p99 ms", "sentences/s", *(f"{name} is times as fast" for name in mine), box=None)
     for name, each in found["sides"].items():
         ratios = [found["times_as_fast"][own].get(name) for own in mine]
@@ -266,7 +267,7 @@ def measure(settings: Inference, console: Console) -> None:
     if min((settings.rounds, settings.sentences, *settings.batches, *settings.mixed)) < 1:
         raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")
     vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
-    texts, cutter = read_sentences(settings, console), Cutter(vocabulary)
+    (source, texts), cutter = read_sentences(settings, console), Cutter(vocabulary)
     path = settings.out or results_file("inference")
     models: dict[str, Any] = read_results(path)["models"] if path.exists() else {}
     with tempfile.TemporaryDirectory() as place:
@@ -279,7 +280,7 @@ def measure(settings: Inference, console: Console) -> None:
             with ExitStack() as stack:
                 field = Field(settings.sides, folder, stack, console)
                 found = models[size] = {"absent": field.absent, "mean_length": round(float(pieces.lengths.mean()), 1)}
-                for contest in contests(settings, sentences, len(vocabulary), shape.positions):
+                for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
                     console.print(table(f"{size}: {contest.name}", found[contest.name]))
             libraries = ["torch", "transformers", "onnxruntime"]

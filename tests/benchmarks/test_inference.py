@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from benchmarks import inference
 from benchmarks.answerers import Answers, padded
-from benchmarks.inference import ALL, Contest, deviating, percentile, repeats, summarise
+from benchmarks.inference import Contest, deviating, percentile, repeats, summarise
 from benchmarks.measure import read_results
 
 ENTRY = [sys.executable, str(ROOT / "benchmarks" / "inference.py")]
@@ -48,7 +48,7 @@ def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
         assert 0 < contest["sides"][side]["p50_ms"] <= contest["sides"][side]["p99_ms"]
     if "onnxruntime fp32" in found["absent"]:
         assert "not installed: onnxruntime" in done.stdout
-    ratio = found[ALL]["times_as_fast"]["cloze fp32"]["transformers fp32"]
+    ratio = found["demo corpus, all at once"]["times_as_fast"]["cloze fp32"]["transformers fp32"]
     assert ratio["lowest"] <= ratio["median"] <= ratio["highest"]
 
 
@@ -92,7 +92,7 @@ def test_a_request_is_padded_to_its_longest() -> None:
 
 def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:
     requests = [[np.array([1]), np.array([2])], [np.array([3])]]
-    contest = Contest(ALL, requests, at_once=True)
+    contest = Contest("all", requests, at_once=True)
     assert list(map(len, contest.asked("cloze bf16"))) == [3]
     assert contest.asked("transformers bf16") is requests
     assert Contest("x", requests).asked("cloze bf16") is requests
