@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, write_results
+from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, when, write_results
 from benchmarks.peaks import measure_peak
 from benchmarks.sides import Kind, Side, open_sides
 from data_prep.common.workers import num_cores
@@ -279,9 +279,10 @@ def main(arguments: list[str]) -> int:
             "link": link,
             "devices": named,
             "rows": rows,
+            **when(),
         }
     if settings.only != "steps":
-        results["memory"] = measure_memory(console)
+        results["memory"] = {"rows": measure_memory(console), **when()}
     console.print(
         f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results, with_gpu=False))}"
     )

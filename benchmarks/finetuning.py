@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ from benchmarks.measure import (
     read_results,
     record,
     results_file,
+    when,
     write_results,
 )
 
@@ -41,7 +42,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fine_tuners import Work, ours, theirs
+from benchmarks.fine_tuners import SQUAD, Work, ours, theirs
 from benchmarks.peer import find_words, write_demo_task
 from benchmarks.sides import Kind, open_sides, prepared_environment
 from benchmarks.trainer_peer import Numbers
@@ -54,9 +55,12 @@ from pretraining.model.shape import SIZES, Shape
 from pretraining.processes.group import choose_device
 from pretraining.processes.launchers import World
 
-WIDTHS = {"sst2": 128, "cola": 128, "squad": 384}
+WIDTHS = {"sst2": 128, "cola": 128, "squad": 384, "demo": 128}
 """What users pad the sequences of a task to."""
-BATCHES = {"sst2": 32, "cola": 32, "squad": 16}
+BATCHES = {"sst2": 32, "cola": 32, "squad": 16, "demo": 32}
+FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
+DEMO = ("demo-padded", "demo-dynamic")
+"""Contests on sentences of the demo corpus, as SST-2 has them."""
 STEPS = {"tiny": 64, "mini": 64, "small": 16}
 """Steps of an epoch by the size of the model; fewer for larger ones."""
 LEAST_STEPS = 4
@@ -75,7 +79,8 @@ class Finetuning:
     data: Path = DATA
     """Folder with glue/, squad/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Which of them, such as sst2-dynamic; what is kept of others stays (default: all whose data is there)."""
+    """Which of them, such as sst2-dynamic; what is kept of others stays (default: all whose data is there, without any
+    those on the demo corpus)."""
     numbers: tuple[Numbers, ...] = ("autocast", "fp32")
     """What the Trainer computes in, one after another."""
     steps: int | None = None
@@ -117,7 +122,7 @@ def missing() -> list[str]:
 
 def run_contest(name: str, settings: Finetuning, work: Work) -> dict[str, Any]:
     """Ours against the Trainer with all numbers, one after another."""
-    width = WIDTHS[work.task] if name.endswith("-padded") else 0
+    width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
     several = settings.numbers[:1] if missing() else settings.numbers
     against = {numbers: summarise(compete(numbers, width, work), work) for numbers in several}
     return {"batch": work.batch, "steps": work.steps, "against": against}
@@ -137,41 +142,47 @@ def summarise(taken: Mapping[str, Turns], work: Work) -> dict[str, Any]:
 
 def measure(settings: Finetuning, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    out = settings.out or results_file("finetuning")
-    models = read_results(out)["models"] if out.exists() else {}
+    out, absent = settings.out or results_file("finetuning"), missing()
+    models = read_results(out).get("models", {}) if out.exists() else {}
     libraries = ["torch", "deepspeed", "transformers", "accelerate"]
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")
-    if absent := missing():
+    contests = find_contests(settings, console)
+    if absent:
         console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
     with tempfile.TemporaryDirectory() as folder:
-        data, names = find_tasks(settings, Path(folder), console)
-        model = settings.model or make_model(settings.size, data, Path(folder) / settings.size)
+        demo = write_demo_task(Path(folder) / "data") if set(contests) & set(DEMO) else None
+        model = settings.model or make_model(settings.size, settings.data, Path(folder) / settings.size)
         shape, dtype = read_shape(model), name_dtype(choose_dtype("auto", choose_device("auto", World())))
         found = models.setdefault(model.name, {"contests": {}})
         found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
-        for name in names:
-            task = name.partition("-")[0]
-            if task not in WIDTHS or not name.endswith(("-padded", "-dynamic")):
-                raise UserError(f"--contests {name}: give {', '.join(WIDTHS)} with -padded or -dynamic")
+        for contest in contests:
+            task, data = contest.partition("-")[0], settings.data.resolve()
             steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
             work = Work(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
-            found["contests"][name] = run_contest(name, settings, work)
+            if contest in DEMO and demo is not None:
+                work = replace(work, task="sst2", data=demo)
+            name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
+            found["contests"][name] = {**run_contest(contest, settings, work), **when()}
             write_results(out, record("finetuning", libraries, {"models": models}))
             console.print(table(model.name, {name: found["contests"][name]}))
     console.print(f"kept in {out}")
 
 
-def find_tasks(settings: Finetuning, folder: Path, console: Console) -> tuple[Path, tuple[str, ...]]:
-    """The folder of the tasks, and the contests: without real tasks, SST-2 made of the demo corpus, in `folder`."""
-    everything = tuple(f"{task}-{how}" for task in WIDTHS for how in ("padded", "dynamic"))
-    if (settings.data / "glue").is_dir():
-        return settings.data.resolve(), settings.contests or everything
-    console.print(f"{settings.data} has no glue/: the sentences are those of the demo corpus (real ones: CLOZE_DATA)")
-    only = tuple(name for name in everything if name.startswith("sst2-"))
-    if unknown := set(settings.contests) - set(only):
-        raise UserError(f"--contests {min(unknown)}: there is no data for it; set CLOZE_DATA, or give --data")
-    return write_demo_task(folder), settings.contests or only
+def find_contests(settings: Finetuning, console: Console) -> Sequence[str]:
+    """Those that were asked for, or all whose data is there: without any, those on the demo corpus."""
+    known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
+    there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
+    for name in settings.contests:
+        if name not in (*known, *DEMO):
+            raise UserError(f"--contests {name}: is none of {', '.join((*known, *DEMO))}")
+        if name not in (*there, *DEMO):
+            raise UserError(f"--contests {name}: {settings.data} has no data for it; set CLOZE_DATA, or give --data")
+    if not settings.contests and not there:
+        console.print(
+            f"{settings.data} has no tasks: the sentences are those of the demo corpus (real ones: CLOZE_DATA)"
+        )
+    return settings.contests or there or DEMO
 
 
 def table(model: str, contests: Mapping[str, Any]) -> Table:

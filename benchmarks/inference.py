@@ -34,6 +34,7 @@ from benchmarks.measure import (
     record,
     results_file,
     spread,
+    when,
     write_results,
 )
 
@@ -176,7 +177,8 @@ class Field:
             try:
                 self.sides |= stack.enter_context(open_sides({name: KINDS[name]}, folder))
             except SideFailedError as error:
-                self.lose(name, str(error))
+                self.absent[name] = str(error)
+                console.print(str(error))
         if not self.sides:
             raise UserError("no side can answer")
 
@@ -196,6 +198,8 @@ class Field:
         self.sides.pop(name, None)
         self.absent[name] = why
         self._console.print(why)
+        if not self.sides:
+            raise UserError("no side can answer")
 
 
 def run(contest: Contest, field: Field, rounds: int) -> dict[str, Any]:
@@ -216,18 +220,25 @@ def repeats(seconds: float, at_once: bool = False) -> int:
 
 
 def deviating(said: Mapping[str, Array]) -> dict[str, str]:
-    """The sides that do not say what the judge says, within their rounding, and how far away they are: the judge is a
-    peer in fp32 where there is one."""
-    exact = sorted((name for name in said if name.endswith("fp32")), key=lambda name: name.startswith(OURS))
+    """The sides that do not say what the judge says, within their rounding, and how far away they are: the judge is the
+    side in fp32 that most others agree with."""
+
+    def away(name: str, judge: str) -> tuple[float, float]:
+        scale = max(1.0, float(np.abs(said[judge]).max()))
+        return float(np.abs(said[name] - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+
+    def agree(judge: str) -> list[str]:
+        return [name for name in said if away(name, judge)[0] <= away(name, judge)[1]]
+
+    exact = [name for name in said if name.endswith("fp32")]
     if not exact:
         return {}
-    judge, found = exact[0], {}
-    scale = max(1.0, float(np.abs(said[judge]).max()))
-    for name, logits in said.items():
-        away, tolerance = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
-        if not away <= tolerance:
-            found[name] = f"logits of {name} are {away:.2g} away from those of {judge}; {tolerance:.2g} may be"
-    return found
+    judge = max(exact, key=lambda name: len(agree(name)))
+    return {
+        name: f"logits of {name} are {away(name, judge)[0]:.2g} away from those of {judge}; "
+        f"{away(name, judge)[1]:.2g} may be"
+        for name in said.keys() - agree(judge)
+    }
 
 
 def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[str, Any]:
@@ -269,7 +280,7 @@ def measure(settings: Inference, console: Console) -> None:
     vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
     (source, texts), cutter = read_sentences(settings, console), Cutter(vocabulary)
     path = settings.out or results_file("inference")
-    models: dict[str, Any] = read_results(path)["models"] if path.exists() else {}
+    models: dict[str, Any] = read_results(path).get("models", {}) if path.exists() else {}
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.name] if settings.model else settings.sizes:
             own = Path(place) / size
@@ -279,12 +290,13 @@ def measure(settings: Inference, console: Console) -> None:
             sentences = [pieces.row(number) for number in range(len(texts))]
             with ExitStack() as stack:
                 field = Field(settings.sides, folder, stack, console)
-                found = models[size] = {"absent": field.absent, "mean_length": round(float(pieces.lengths.mean()), 1)}
+                found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **when()}
+                found["mean_length"] = round(float(pieces.lengths.mean()), 1)
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
                     console.print(table(f"{size}: {contest.name}", found[contest.name]))
             libraries = ["torch", "transformers", "onnxruntime"]
-            kept = record("inference", libraries, {"threads": CORES, "rounds": settings.rounds, "models": models})
+            kept = record("inference", libraries, {"threads": CORES, "models": models})
             console.print(f"kept in {write_results(path, kept)}")
 
 

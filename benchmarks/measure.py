@@ -90,6 +90,12 @@ def record(benchmark: str, libraries: Sequence[str], found: Mapping[str, Any], w
     return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries, with_gpu), **found}
 
 
+def when() -> dict[str, str]:
+    """What a part of the results was measured by: the file may have others of other days."""
+    found = environment(["torch"])
+    return {name: found[name] for name in ("date", "commit", "command", "torch")}
+
+
 def environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
     """What decides the numbers: the command, the commit, the hardware with its instruction sets, and versions."""
     script, *options = sys.argv

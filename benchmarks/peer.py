@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -54,9 +55,10 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
 
 
 def _prepare(name: str, *words: object, say: Callable[[str], None]) -> Path:
-    """Makes shards in build/, unless they are there already."""
-    out = BUILD / name
-    command = [sys.executable, str(SHARD), *map(str, words), "--out", str(out), "--duplicates", "1"]
+    """Makes shards in build/, unless they are there already, in a folder that is named by what they are made of."""
+    given = [*map(str, words), "--duplicates", "1"]
+    out = BUILD / f"{name}-{zlib.crc32(' '.join(given).encode()):08x}"
+    command = [sys.executable, str(SHARD), *given, "--out", str(out)]
     if (out / MANIFEST).exists():
         return out
     say(f"{out}: made now, of {words[1]}")

@@ -25,10 +25,11 @@ from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.planning.cluster_table import render_cluster, render_scale
 from pretraining.planning.cost import Cluster, Device
+from pretraining.planning.cures import check_fit
 from pretraining.planning.fitting import Room
 from pretraining.planning.machines import find_network
 from pretraining.planning.site import PER_NODE, Site, check_size, name_site
-from pretraining.planning.sweep import Scaled, Target, check_batches, check_fit, scale, sweep
+from pretraining.planning.sweep import Scaled, Target, check_batches, scale, sweep
 
 MEASURED = {1: "process", 2: "ranks"}
 """What calibration.py calls a rank, by how many share the machine."""
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
     recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
     site = find_site(settings, recipe)
     check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
-    target = Target(recipe, manifest, site.dtype, site.cluster, site.room)
+    target = Target(choosing(recipe), manifest, site.dtype, site.cluster, site.room)
     console.print(f"{settings.recipe.stem} on {site.description}\n")
     options = sweep(target)
     console.print(render_cluster(target, options, settings.price_per_gpu_hour))
@@ -80,6 +81,12 @@ def main(arguments: list[str]) -> int:
         draw(others, settings.chart)
         console.print(f"\ndrawn: {settings.chart}")
     return 0
+
+
+def choosing(recipe: Recipe) -> Recipe:
+    """The recipe without micro-batches of its own: here they are chosen."""
+    phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
+    return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
 
 
 def find_site(settings: Planner, recipe: Recipe) -> Site:

@@ -114,7 +114,7 @@ def by_shape(found: Results, title: str = "") -> Iterator[Block]:
     single = {name: value for name, value in found.items() if is_cell(value)}
     if single:
         yield Block("", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()])
-    held = {name: value for name, value in found.items() if isinstance(value, Mapping) and "sides" in value}
+    held = {name: value for name, value in found.items() if isinstance(value, Mapping) and value.get("sides")}
     if held:
         yield from contests(held, title)
     for name, value in found.items():
@@ -144,7 +144,8 @@ def speeds(title: str, points: Sequence[Results]) -> Iterator[Block]:
         if point.get("ideal") and point.get("efficiency"):
             ideal = speed * middle(point["ideal"]) / middle(point["efficiency"])
             series.setdefault(f"{kind}: {IDEAL}", []).append((point[device], ideal))
-    yield Block(f"{title}, sequences/s", svg=curves(series, title, device, "sequences/s", log=True))
+    shown = {kind: line for kind, line in series.items() if len(line) > 1 or IDEAL not in kind}
+    yield Block(f"{title}, sequences/s", svg=curves(shown, title, device, "sequences/s", log=True))
 
 
 def contests(found: Mapping[str, Results], title: str) -> Iterator[Block]:
@@ -196,6 +197,10 @@ def finetuning(found: Results) -> Iterator[Block]:
     for model, each in found["models"].items():
         rows = []
         for name, contest in each["contests"].items():
+            if not any(
+                "times_as_fast" in figures for kinds in contest["against"].values() for figures in kinds.values()
+            ):
+                continue  # we were alone
             sides = {f"{kind}, {numbers}": (kind, numbers) for kind in ("training", "prediction") for numbers in HONEST}
             against = contest["against"]
             row = {title: against.get(numbers, {}).get(kind, {}) for title, (kind, numbers) in sides.items()}
@@ -266,7 +271,7 @@ def calibration(found: Results) -> Iterator[Block]:
         )
     yield matrix("", rows)
     sizes: dict[str, dict[str, Any]] = {}
-    for row in found.get("memory", []):
+    for row in found.get("memory", {}).get("rows", []):
         size = sizes.setdefault(row["size"], {f"memory, {row['dtype']}": row["size"]})
         size[f"ZeRO {row['zero']}"] = f"{row['planned'] / row['peak'] - 1:+.1%}"
     yield matrix("", list(sizes.values()))

@@ -35,12 +35,12 @@ from benchmarks.measure import (
     DATA,
     Turns,
     alternate,
-    environment,
     mistakes_told,
     read_results,
     record,
     results_file,
     spread,
+    when,
     write_results,
 )
 from benchmarks.peer import find_shards
@@ -308,12 +308,6 @@ def measure(settings: Throughput, console: Console) -> None:
     if results is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {path}")
-
-
-def when() -> dict[str, str]:
-    """What a contest was measured of: the file may have others of other days."""
-    found = environment(["torch"])
-    return {name: found[name] for name in ("date", "commit", "torch")}
 
 
 def vocabulary_of(shards: Path) -> int:

@@ -39,8 +39,9 @@ from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
+from pretraining.planning.cures import check_fit
 from pretraining.planning.site import name_site, split_ranks
-from pretraining.planning.sweep import Target, check_fit
+from pretraining.planning.sweep import Target
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.launchers import World, find_world, missing_tasks

@@ -127,7 +127,7 @@ class Grouped(Layout):
         return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout)
 
     def spare_rows(self, states: Tensor, packed: bool = False) -> int:
-        """Rounds the rows up, by about a 16th or less, so that few numbers of them occur.
+        """Rounds the rows up, by an eighth at most, so that few numbers of them occur.
 
         For each new one oneDNN makes code for every product in bf16 or with packed weights, which takes as long as some
         small products, and keeps it.

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
+from pretraining.config.conflicts import find_faults
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, divisors
 from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.planning.cost import Cluster, StepTime
-from pretraining.planning.fitting import MARGIN, Heaviest, Room
-from pretraining.planning.machines import GPUS
+from pretraining.planning.fitting import Heaviest, Room
 from pretraining.planning.memory import Memory, plan_memory
 from pretraining.planning.plan import VOCABULARY, model_step
 from pretraining.planning.site import MOST_RANKS
@@ -102,9 +102,23 @@ class Target:
 
 
 def sweep(target: Target) -> list[Option]:
-    """All ZeRO stages, the recipe's own first."""
-    own = target.recipe.parallel.zero
-    return [find_option(target, zero) for zero in (own, *(stage for stage in STAGES if stage != own))]
+    """All ZeRO stages that the recipe could have, its own first."""
+    return [
+        find_option(target, target.recipe.parallel.zero),
+        *(find_option(target, zero) for zero in other_stages(target)),
+    ]
+
+
+def other_stages(target: Target) -> Iterator[int]:
+    """The ZeRO stages that the recipe could have besides its own."""
+    for zero in STAGES:
+        if zero != target.recipe.parallel.zero and not find_faults(with_stage(target.recipe, zero)):
+            yield zero
+
+
+def with_stage(recipe: Recipe, zero: int) -> Recipe:
+    """The recipe under another ZeRO stage."""
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"zero": zero})})
 
 
 def find_option(target: Target, zero: int) -> Option:
@@ -186,43 +200,3 @@ def _nodes_that_divide(recipe: Recipe, nodes: int, per_node: int) -> str:
     if not found:
         return f"no number of nodes with {per_node} GPUs fits; take another --gpus-per-node"
     return f"{' or '.join(found)} would, or another batch (--phases.N.batch)"
-
-
-def check_fit(target: Target) -> None:
-    """UserError where a phase needs more memory than a rank has: it says what would fit."""
-    zero, room = target.recipe.parallel.zero, target.room
-    for phase in target.recipe.phases:
-        needed, most = target.bytes_needed(phase, zero, 1), room.usable
-        if phase.micro_batch != "auto":
-            needed, most = target.bytes_needed(phase, zero, phase.micro_batch), room.size
-        if needed > most:
-            said = "; ".join(cures(target)) or "no GPU of the table would do"
-            raise UserError(
-                f"phase {phase.name} needs {needed / 1e9:.1f} GB a GPU under ZeRO {zero}, which does not fit into "
-                f"{room.size / 1e9:.0f} GB; {said}"
-            )
-
-
-def cures(target: Target) -> Iterator[str]:
-    """What would make a plan fit that does not."""
-    own, *others = sweep(target)
-    if own.fits:
-        yield "--phases.N.micro_batch auto fits"
-    for option in others:
-        if option.fits:
-            yield f"--parallel.zero {option.zero} fits"
-    if not target.recipe.compute.checkpoint_activations:
-        compute = target.recipe.compute.model_copy(update={"checkpoint_activations": True})
-        again = replace(target, recipe=target.recipe.model_copy(update={"compute": compute}))
-        if find_option(again, target.recipe.parallel.zero).fits:
-            yield "--compute.checkpoint_activations true fits"
-    least = least_memory(target, target.recipe.parallel.zero)
-    able = {name: gpu for name, gpu in GPUS.items() if gpu.bf16 or target.dtype != "bf16"}
-    if larger := [name for name, gpu in able.items() if Room(gpu.memory).usable >= least]:
-        smallest = min(larger, key=lambda name: GPUS[name].memory)
-        yield f"a GPU of {least / (1 - MARGIN) / 1e9:.1f} GB would do, such as --gpu {smallest}"
-
-
-def least_memory(target: Target, zero: int) -> float:
-    """The bytes of a rank with one sequence at a time, in the phase that needs most."""
-    return max(target.bytes_needed(phase, zero, 1) for phase in target.recipe.phases)

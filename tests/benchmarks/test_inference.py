@@ -79,9 +79,10 @@ def test_percentiles_are_values_that_were_measured() -> None:
 def test_whoever_says_something_else_is_named() -> None:
     right = np.array([[1.0, 2.0]])
     assert deviating({"cloze fp32": right, "cloze bf16": right + 0.01}) == {}
-    wrong = deviating({"cloze fp32": right + 0.01, "cloze bf16": right, "transformers fp32": right})
-    assert wrong == {"cloze fp32": "logits of cloze fp32 are 0.01 away from those of transformers fp32; 0.0002 may be"}
+    wrong = deviating({"cloze fp32": right + 0.01, "onnxruntime fp32": right, "transformers fp32": right})
+    assert wrong == {"cloze fp32": "logits of cloze fp32 are 0.01 away from those of onnxruntime fp32; 0.0002 may be"}
     assert "nan away" in deviating({"cloze fp32": right, "cloze int8": right * np.nan})["cloze int8"]
+    assert deviating({"transformers fp32": right * np.nan, "cloze fp32": right}).keys() == {"transformers fp32"}
 
 
 def test_a_request_is_padded_to_its_longest() -> None:

@@ -81,16 +81,26 @@ def test_a_v100_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'precision.dtype = "bf16": v100-16 has none' in fault("--gpu", "v100-16", "--precision.dtype", "bf16")
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     huge = "--model.size large --model.hidden 4096 --model.heads 64 --gpus-per-node 1".split()
+    said = fault("--gpu", "v100-16", *huge)
     assert re.search(
-        r"phase phase1 needs \d+\.\d GB a GPU under ZeRO 1, which does not fit into 16 GB; "
-        r"a GPU of \d+\.\d GB would do, such as --gpu h",
-        fault("--gpu", "v100-16", *huge),
+        r"phase phase1 needs \d+\.\d GB a rank under ZeRO 1 with one sequence at a time, and may take 15.2", said
     )
+    name = re.findall(r"--gpu (\S+) fits", said)[0]
+    assert "GPUs" in plan(capsys, "--gpu", name, *huge)
     many = "--model.hidden 4096 --model.heads 64 --nodes 8 --deepspeed.zero_optimization.reduce_bucket_size 1e7".split()
     said = fault("--gpu", "v100-32", *many, "--deepspeed.zero_optimization.stage3_max_live_parameters", "1e7")
     assert "--parallel.zero 2 fits; --parallel.zero 3 fits" in said
+
+
+def test_micro_batches_are_chosen_whatever_the_recipe_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "GPUs" in plan(capsys, "--gpu", "v100-16", "--phases.0.micro_batch", 8192)
+
+
+def test_a_stage_that_the_recipe_cannot_have_is_no_cure() -> None:
+    said = fault("--model.hidden", 5120, "--model.heads", 80, "--gpu", "a100-40", "--compute.compile", "true")
+    assert "--parallel.zero 3" not in said
 
 
 def test_ranks_that_the_batch_does_not_divide_among() -> None:

@@ -25,15 +25,17 @@ def test_hours_are_those_of_the_gpu_that_is_named() -> None:
 def test_what_does_not_fit_is_a_mistake_with_its_cures() -> None:
     done = check("--gpu", "v100-32", *HUGE)
     assert done.returncode == 2
-    assert re.search(
-        r"needs \d+\.\d GB a GPU under ZeRO 1, which does not fit into 32 GB; .*--parallel.zero", done.stderr
-    )
+    assert re.search(r"needs \d+\.\d GB a rank under ZeRO 1 with .*, and may take ..\.. of 32.0 GB; ", done.stderr)
+    for cure in re.findall(r"(--\S+ \S+) fits", done.stderr):
+        assert check("--gpu", "v100-32", *HUGE, *cure.split()).returncode == 0, "what is said to fit does"
 
 
 def test_a_given_micro_batch_that_is_too_large() -> None:
-    done = check("--gpu", "v100-32", "--ranks", "8", "--phases.0.micro_batch", "8192")
+    given = "--gpu v100-32 --ranks 8 --phases.0.micro_batch 8192".split()
+    done = check(*given)
     assert done.returncode == 2
-    assert "--phases.N.micro_batch auto fits" in done.stderr
+    assert done.stderr.endswith("; --phases.0.micro_batch auto fits\n"), "nothing else makes room for so many"
+    assert check(*given[:-2], "--phases.0.micro_batch", "auto").returncode == 0
 
 
 def test_a_network_needs_gpus() -> None:
