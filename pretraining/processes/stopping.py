@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
+from threading import Lock
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -75,6 +76,7 @@ class Control:
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
         self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
         self._asked, self._interrupted_at = Decision.GO_ON, 0.0
+        self._first_press = Lock()  # once it is held, a Ctrl-C was answered
         self._before: dict[int, Any] = {}
         self._last: float | None = None
         self._longest = 0.0
@@ -107,17 +109,19 @@ class Control:
         return self._asked != Decision.GO_ON
 
     def _hear(self, number: int, _: object) -> None:
-        """Notes a signal. One key press may arrive several times, from the terminal and from the launcher."""
-        if self._asked == Decision.INTERRUPT:
+        """Notes a signal. One key press may arrive several times, from the terminal and from the launcher, the next one
+        between any two lines of this."""
+        if number == signal.SIGINT and self._first_press.acquire(blocking=False):
+            self._interrupted_at = time.monotonic()
+            self._asked = Decision.INTERRUPT
+            with suppress(Exception):  # whatever was being printed when the signal came
+                self._say(STOPPING)
+        elif self._asked == Decision.INTERRUPT:
             if number in self._again and time.monotonic() > self._interrupted_at + ECHO_SECONDS:
                 handle_signals(signal.SIG_IGN)
                 raise EndAtOnce(self._what_is_lost())
-        elif number == signal.SIGINT:
-            self._asked, self._interrupted_at = Decision.INTERRUPT, time.monotonic()
-            with suppress(Exception):  # whatever was being printed when the signal came
-                self._say(STOPPING)
-        else:
-            self._asked = Decision.SIGNAL
+        elif number != signal.SIGINT:
+            self._asked = max(self._asked, Decision.SIGNAL)
 
     def decide(self, wrong: bool, saving: float) -> Decision:
         """What all ranks do after this step. `wrong` says that this rank has found a fault, and `saving` how long a

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,6 +17,8 @@ from data_prep.common.errors import UserError
 from pretraining.processes import stopping
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, time_limit
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 LIMITS = {
     "90m": 5400,
@@ -61,6 +67,35 @@ def raise_signals(launcher: str, *numbers: signal.Signals, apart: float) -> tupl
 
 PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
 """what one key press may come as"""
+
+
+@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.parametrize("line", range(4))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signals, line: int) -> None:
+    """Python runs the handler of a second signal between any two lines of that of the first."""
+    said: list[str] = []
+    left = [line]
+
+    def come_again(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        if frame.f_code.co_name != "_hear" or not left:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] < 0:
+                left.clear()
+                signal.raise_signal(number)
+        return come_again
+
+    with Control(World(launcher="torchrun")) as control, control.interruptible(said.append, lambda: ""):
+        before = sys.gettrace()
+        sys.settrace(come_again)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            sys.settrace(before)
+        assert (control.decide(wrong=False, saving=0.0), said) == (Decision.INTERRUPT, [STOPPING])
+    assert not left, "the second signal came"
 
 
 @pytest.mark.usefixtures("kept_signals", "alone")
