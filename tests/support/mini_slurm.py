@@ -130,9 +130,15 @@ class MiniSlurm:
         return self.job(job).get("JobState", "")
 
     def wait(self, job: str, *states: str, seconds: float = 180.0) -> str:
-        """Waits until the job is in one of these states; a failure says what its log says."""
+        """Waits until the job is in one of these states; a failure says what its log says.
+
+        Slurm holds a job that it could not start on a node, such as one that is only just back. An administrator lets
+        go of it.
+        """
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
+            if state == "PENDING" and self.job(job).get("Reason") == "launch_failed_requeued_held":
+                self.run("scontrol", "release", job)
             over = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
             if over or time.monotonic() > deadline:
                 described = self.job(job)
