@@ -69,12 +69,7 @@ def original(job: Job, out: Path) -> int:
     rng, words = Random(job.seed), list(ids)
     documents = _read(job.text, lambda sentence: [piece for word in basic(sentence) for piece in wordpiece(word, ids)])
     rng.shuffle(documents)
-    examples = [
-        _example(pair, job.predictions, words, rng)
-        for _ in range(job.duplicates)
-        for number in range(len(documents))
-        for pair in _pairs(documents, number, job.length - 3, rng)
-    ]
+    examples = [_example(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
     rng.shuffle(examples)
     with out.open("wb") as file:
         for masked, segments, random_next in examples:
@@ -87,12 +82,7 @@ def lddl(job: Job, out: Path) -> int:
     rng, words = Random(job.seed), job.vocabulary.read_text().split("\n")[:-1]
     documents = _read(job.text, fast_tokenizer(job.vocabulary)[1])
     rng.shuffle(documents)
-    rows = [
-        _strings(pair, job.predictions, words, rng)
-        for _ in range(job.duplicates)
-        for number in range(len(documents))
-        for pair in _pairs(documents, number, job.length - 3, rng)
-    ]
+    rows = [_strings(pair, job.predictions, words, rng) for pair in _all_pairs(documents, job, rng)]
     rng.shuffle(rows)
     pq.write_table(pa.Table.from_pylist(rows), out)
     return len(rows)
@@ -210,6 +200,13 @@ def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
 
 
 # Pairs and masks, which both have in common.
+
+
+def _all_pairs(documents: list[Document], job: Job, rng: Random) -> Iterator[Pair]:
+    """Those of all documents, drawn anew for each duplicate."""
+    for _ in range(job.duplicates):
+        for number in range(len(documents)):
+            yield from _pairs(documents, number, job.length - 3, rng)
 
 
 def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> Iterator[Pair]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,13 +26,15 @@ from pretraining.model.batch import PretrainingBatch
 
 BUILD = ROOT / "build"
 DEMO_FILES, DEMO_PIECES = 400, 8000
+LENGTHS = ("--lengths", 128, 512)
 
 
-def make_shards(data: Path, out: Path, lengths: Sequence[int] = (128, 512), files: str = "wiki/AA") -> Path:
-    """Shards of real text with the published vocabulary, one duplicate of each length."""
-    command = [sys.executable, str(SHARD), "--docs", str(data / files), "--out", str(out)]
-    options = ["--vocab", str(data / "vocab.txt"), "--duplicates", "1", "--lengths", *map(str, lengths)]
-    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+def make_shards(out: Path, *words: object) -> Path:
+    """Shards with one duplicate of each length, by these words of shard.py; UserError where it fails."""
+    command = [sys.executable, str(SHARD), *map(str, words), "--duplicates", "1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")
     return out
 
 
@@ -56,15 +58,10 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
 
 def _prepare(name: str, *words: object, say: Callable[[str], None]) -> Path:
     """Makes shards in build/, unless they are there already, in a folder that is named by what they are made of."""
-    given = [*map(str, words), "--duplicates", "1"]
-    out = BUILD / f"{name}-{zlib.crc32(' '.join(given).encode()):08x}"
-    command = [sys.executable, str(SHARD), *given, "--out", str(out)]
-    if (out / MANIFEST).exists():
-        return out
-    say(f"{out}: made now, of {words[1]}")
-    done = subprocess.run([*command, "--lengths", "128", "512"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")
+    out = BUILD / f"{name}-{zlib.crc32(' '.join(map(str, words)).encode()):08x}"
+    if not (out / MANIFEST).exists():
+        say(f"{out}: made now, of {words[1]}")
+        make_shards(out, *words, *LENGTHS)
     return out
 
 

@@ -8,7 +8,6 @@ The text is that in the folder that CLOZE_DATA names, or else the demo corpus, w
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,8 +18,8 @@ import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import PREPARING
-from benchmarks.measure import DATA, SHARD, mistakes_told, write_results
-from benchmarks.peer import make_shards
+from benchmarks.measure import DATA, mistakes_told, write_results
+from benchmarks.peer import LENGTHS, make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST, Manifest
 
@@ -49,10 +48,9 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
                 f"make gpu-wheels prepares it on a machine with a network"
             )
         if (data / "wiki").is_dir():
-            make_shards(data, shards, files=FILES)
+            make_shards(shards, "--docs", data / FILES, "--vocab", data / "vocab.txt", *LENGTHS)
         else:
-            demo = [sys.executable, str(SHARD), "--docs", "demo", "--out", str(shards), "--duplicates", "1"]
-            subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
+            make_shards(shards, "--docs", "demo")
     manifest = Manifest.read(shards)
     size = sum(path.stat().st_size for path in shards.rglob("*") if path.is_file())
     return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
