@@ -99,8 +99,9 @@ def test_micro_batches_are_chosen_whatever_the_recipe_says(capsys: pytest.Captur
 
 
 def test_a_stage_that_the_recipe_cannot_have_is_no_cure() -> None:
-    said = fault("--model.hidden", 5120, "--model.heads", 80, "--gpu", "a100-40", "--compute.compile", "true")
-    assert "--parallel.zero 3" not in said
+    huge = "--model.hidden 5120 --model.heads 80 --gpu a100-40".split()
+    assert "--parallel.zero 3 fits" in fault(*huge)
+    assert "--parallel.zero 3" not in fault(*huge, "--compute.compile", "true")
 
 
 def test_ranks_that_the_batch_does_not_divide_among() -> None:
