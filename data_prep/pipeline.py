@@ -12,36 +12,39 @@ Nothing here depends on who ran which task, or when: results are taken in the or
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
+from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing, write_json
 from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
-from data_prep.examples.making import ExamplesTask, Parts, all_sets, make_examples, shard_sets
+from data_prep.examples.lengths import Length
+from data_prep.examples.parts import HELD_OUT, PARTS, write_parts
 from data_prep.examples.rehearsal import rehearse
-from data_prep.examples.shuffle import ShardTask, write_shard
-from data_prep.examples.validation import HELD_OUT, choose_held_out
+from data_prep.examples.validation import choose_held_out
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
 from data_prep.readers.reader import Problems, without_place
 from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
 from data_prep.readers.summary import left_out_lines, source_lines
+from data_prep.running import Runner
 from data_prep.settings import Settings
 from data_prep.shards import (
     DOCUMENTS,
@@ -49,8 +52,6 @@ from data_prep.shards import (
     FORMAT,
     MANIFEST,
     Manifest,
-    ShardSet,
-    example_schema,
     fingerprint,
     map_batches,
     write_batches,
@@ -59,24 +60,21 @@ from data_prep.vocabulary.extension import extend_vocabulary
 from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
-from data_prep.work import Record, WorkFolder, file_records, refuse_changes, refuse_foreign
+from data_prep.work import (
+    Record,
+    Records,
+    WorkFolder,
+    changed_settings,
+    changed_sources,
+    file_records,
+    refuse_changes,
+    refuse_foreign,
+)
 
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
 NO_LOCKS = "this file system has no locks; see to it that no other run writes into the folder"
-
-
-class StepTask(Protocol):
-    """A piece of work that a worker can do by itself."""
-
-    @property
-    def name(self) -> str:
-        """Tells the task from the others of its step."""
-
-    @property
-    def weight(self) -> int:
-        """Says how much work the task is, for the progress of its step."""
 
 
 @dataclass
@@ -92,6 +90,11 @@ class Pipeline:
     def work(self) -> WorkFolder:
         """What this run, and any earlier one into the same folder, needs until the shards are finished."""
         return WorkFolder(self.folder)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """What does the tasks of the steps."""
+        return Runner(self.work, self.workers, self.console)
 
     def run(self) -> Record:
         """Does what is left to do and returns the manifest."""
@@ -130,14 +133,29 @@ class Pipeline:
         return manifest
 
     def _check_plan(self, plan: Record) -> None:
-        """Keeps the plan; refuses to go on from what was done under another one."""
+        """Keeps the plan; refuses to go on from what was done with other settings.
+
+        Where files of the text were repaired, added or taken away, only what comes of them is done anew.
+        """
         if self.work.is_begun():
             before = self.work.read_plan()
             if before["settings"]["errors"] == "fail":  # what was read without a fault is the same under any policy
                 before["settings"]["errors"] = self.settings.errors
-            refuse_changes(self.folder, before, plan)
+            if changed_settings(before, plan):
+                refuse_changes(self.folder, before, plan)
             self.console.print(f"continuing in {self.folder}", markup=False)
+            if before["sources"] != plan["sources"]:
+                self._take_changes(changed_sources(before, plan))
         self.work.write_plan(plan)
+
+    def _take_changes(self, names: list[str]) -> None:
+        """Goes back to the first step, whose tasks keep what they read of files that are as they were."""
+        others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        change = f"changed since the run began: {names[0]}{others}" if names else "the order of the files changed"
+        self.console.print(f"{change}; what comes of the other files is kept as far as it can be", markup=False)
+        kept = ("documents", "words", "tokens")
+        self.work.reopen(*kept)
+        self.work.undo(*(step for step in self.work.steps() if step not in kept))
 
     def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: Problems) -> Record:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
@@ -150,10 +168,15 @@ class Pipeline:
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
-        parts, num_held_out = self._split(tokens, vocabulary)
-        examples = self._examples(tokens, parts)
+        key, num_held_out = self._split(tokens, vocabulary)
         tables = [*vocabulary_files, self._write_documents(documents, tokens)]
-        sets = self._shards(examples, vocabulary, parts, num_held_out > 0)
+        sets = [
+            figures
+            for length in self.settings.lengths
+            for figures in Length(length, self.folder, key, replace(self.settings, docs=()), len(vocabulary)).make(
+                self.runner
+            )
+        ]
         manifest = {
             **plan,
             "format": FORMAT,
@@ -173,28 +196,29 @@ class Pipeline:
 
     # The steps, which return the records of their tasks.
 
-    def _documents(self, files: list[SourceFile]) -> list[Record]:
+    def _documents(self, files: list[SourceFile]) -> Records:
         """Reads all files into documents; none in a source likely means that it is read as the wrong format."""
-        s = self.settings
-        tasks = [
-            ExtractTask(self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors)
-            for bundle in make_bundles(files)
-        ]
-        records = self._step("documents", extract, tasks, "B", num_documents)
-        self._refuse_barren([task.bundle for task in tasks], records)
+        s, bundles = self.settings, make_bundles(files)
+
+        def tasks() -> Iterator[ExtractTask]:
+            for bundle in bundles:
+                text_field = s.text_field_of(bundle.source)
+                yield ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, s.errors)
+
+        records = self.runner.run("documents", extract, tasks, "B", num_documents)
+        self._refuse_barren(bundles, records)
         for line in left_out_lines([fault for record in records for fault in record["skipped"]]):
             self.console.print(line, markup=False, soft_wrap=True)
         return records
 
-    def _refuse_barren(self, bundles: list[Bundle], records: list[Record]) -> None:
+    def _refuse_barren(self, bundles: list[Bundle], records: Records) -> None:
         """Raises UserError where all files of a source that have one format have no document in them.
 
         Where the user wants what cannot be read left out, and the source has other documents, that is said instead.
         """
-        kinds = [(bundle.source, bundle.format) for bundle in bundles]
         found: Counter[tuple[str, str]] = Counter()
-        for kind, record in zip(kinds, records, strict=True):
-            found[kind] += num_documents(record)
+        for bundle, record in zip(bundles, records, strict=True):
+            found[bundle.source, bundle.format] += num_documents(record)
         for source, format in [kind for kind, count in found.items() if not count]:
             name, fault = shlex.quote(source), f"no document in {source}, read as {format}"
             field = f", or --text-field {name}=FIELD for the field with the text" if format in FIELDED else ""
@@ -204,16 +228,18 @@ class Pipeline:
                 self.console.print(warning, markup=False, soft_wrap=True, style="yellow")
                 continue
             self.work.remove()
-            own = (record for kind, record in zip(kinds, records, strict=True) if kind == (source, format))
+            pairs = zip(bundles, records, strict=True)
+            own = (record for bundle, record in pairs if (bundle.source, bundle.format) == (source, format))
             faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
             raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
 
-    def _vocabulary(self, documents: list[Record], given: Vocabulary | None) -> Vocabulary:
+    def _vocabulary(self, documents: Records, given: Vocabulary | None) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""
-        if not self.work.is_finished("vocabulary"):
-            tasks = self._part_tasks(documents)
-            tasks = tasks[:: -(-len(tasks) // VOCABULARY_PARTS)]
-            records = self._step("words", count_part, tasks, "B")
+        stride = -(-sum(len(record["files"]) for record in documents) // VOCABULARY_PARTS)
+        tasks = list(islice(self._part_tasks(documents), 0, None, max(stride, 1)))
+        key = hash_of(*(task.name for task in tasks))
+        if not self.work.is_finished("vocabulary", key):
+            records = self.runner.run("words", count_part, lambda: tasks, "B")
             progress = StepProgress(self.console, "vocabulary", "", 1, 0)
             with progress.shown():
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -227,7 +253,7 @@ class Pipeline:
             if given is not None:
                 self.console.print(str(extension), markup=False, soft_wrap=True)
             vocabulary.write(self.folder)
-            self.work.finish("vocabulary", [])
+            self.work.finish("vocabulary", key)
         return load_vocabulary(self.folder / VOCABULARY, self.settings.cased)
 
     def _say_vocabulary(self, vocabulary: Record) -> None:
@@ -236,64 +262,45 @@ class Pipeline:
         line = vocabulary_line(s.vocab_size, s.vocab, s.extend, vocabulary)
         self.console.print(line, markup=False, soft_wrap=True)
 
-    def _tokens(self, documents: list[Record], vocabulary: Vocabulary) -> list[Record]:
+    def _tokens(self, documents: Records, vocabulary: Vocabulary) -> Records:
         """Cuts the sentences of all documents into pieces."""
-        tasks = self._part_tasks(documents, vocabulary.sha256)
-        return self._step("tokens", encode_part, tasks, "B", lambda record: record["documents"])
+        return self.runner.run(
+            "tokens",
+            encode_part,
+            lambda: self._part_tasks(documents, vocabulary.sha256),
+            "B",
+            lambda record: record["documents"],
+        )
 
-    def _part_tasks(self, documents: list[Record], vocabulary: str = "") -> list[PartTask]:
+    def _part_tasks(self, documents: Records, vocabulary: str = "") -> Iterator[PartTask]:
         """Makes a task of every file of documents."""
-        files = [file for record in documents for file in record["files"]]
-        return [
-            PartTask(self.folder, f"{number:06}", file["path"], file["text_bytes"], self.settings.cased, vocabulary)
-            for number, file in enumerate(files)
-        ]
+        for record in documents:
+            for file in record["files"]:
+                yield PartTask(self.folder, file["path"], file["text_bytes"], self.settings.cased, vocabulary)
 
-    def _split(self, tokens: list[Record], vocabulary: Vocabulary) -> tuple[Parts, int]:
-        """Numbers the documents and chooses those held out for validation; returns how many are held out, too."""
-        firsts = np.cumsum([0, *(record["documents"] for record in tokens)])
-        paths = tuple(file_records(record)[0].path for record in tokens)
-        if not firsts[-1]:
+    def _split(self, tokens: Records, vocabulary: Vocabulary) -> tuple[str, int]:
+        """Numbers the documents and chooses those held out for validation.
+
+        Returns what stands for the corpus as it is then, and how many documents are held out.
+        """
+        num_documents = sum(record["documents"] for record in tokens)
+        if not num_documents:
             raise UserError("no document has any text in it once it is cut into pieces")
-        path = self.folder / HELD_OUT
-        if not path.exists():
-            columns = [np.asarray(map_batches(self.folder / name).get_batch(0)["digest"]) for name in paths]
-            with replacing(path) as file:
-                np.save(file, choose_held_out(np.concatenate(columns), self.settings.validation, self.settings.seed))
-        checksum = FileRecord.of(self.folder, HELD_OUT).sha256
-        parts = Parts(paths, tuple(firsts[:-1].tolist()), int(firsts[-1]), checksum, vocabulary.sha256)
-        return parts, len(np.load(path))
+        if not self.work.is_finished("split"):
+            write_parts(self.folder, ((path, record["documents"], record["pieces"]) for path, record in filled(tokens)))
 
-    def _examples(self, tokens: list[Record], parts: Parts) -> list[Record]:
-        """Makes the examples of all documents, which are sorted within the files they go into."""
-        tasks = [
-            ExamplesTask(self.folder, part, parts, self.settings, record["pieces"])
-            for part, record in enumerate(tokens)
-            if record["documents"]
-        ]
-        return self._step("examples", make_examples, tasks, "pieces")
+            def digests() -> Iterator[Array]:
+                for path, _ in filled(tokens):
+                    yield np.asarray(map_batches(self.folder / path).get_batch(0)["digest"])
 
-    def _shards(self, examples: list[Record], vocabulary: Vocabulary, parts: Parts, validation: bool) -> list[Record]:
-        """Writes the examples of all files into shards, set by set; returns the figures of the sets."""
-        sets = all_sets(self.settings, validation)
-        totals = [add_counts([record["counts"][number] for record in examples]) for number in range(len(sets))]
-        tasks = []
-        for shards, total in zip(sets, totals, strict=True):
-            schema = example_schema(shards.length, len(vocabulary), parts.num_documents)
-            num_shards = max(1, round(estimated_bytes(total, schema) / self.settings.shard_bytes))
-            length_index = self.settings.lengths.index(shards.length)
-            paths = tuple(record["files"][length_index]["path"] for record in examples)
-            batch = shard_sets(shards.length, self.settings.duplicates, validation).index(shards)
-            weight = total["pieces"] // num_shards
-            tasks += [ShardTask(self.folder, shards, i, num_shards, batch, paths, weight) for i in range(num_shards)]
-        written: dict[ShardSet, list[Record]] = {shards: [] for shards in sets}
-        for task, record in zip(tasks, self._step("shards", write_shard, tasks, "pieces"), strict=True):
-            written[task.shards] += record["files"]
-        return [
-            {**asdict(shards), **total, "shards": written[shards]} for shards, total in zip(sets, totals, strict=True)
-        ]
+            with replacing(self.folder / HELD_OUT) as file:
+                s = self.settings
+                np.save(file, choose_held_out(digests, num_documents, s.validation, s.seed))
+            self.work.finish("split")
+        checksums = [FileRecord.of(self.folder, name).sha256 for name in (PARTS, HELD_OUT)]
+        return hash_of(*checksums, vocabulary.sha256), len(np.load(self.folder / HELD_OUT, mmap_mode="r"))
 
-    def _write_documents(self, documents: list[Record], tokens: list[Record]) -> FileRecord:
+    def _write_documents(self, documents: Records, tokens: Records) -> FileRecord:
         """Writes the table of all documents, in which the number of a document is its row."""
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -304,29 +311,17 @@ class Pipeline:
 
         return write_batches(self.folder, DOCUMENTS, DOCUMENTS_SCHEMA, batches(), compression="zstd")
 
-    def _step(
-        self,
-        step: str,
-        function: Callable[[Any], Record],
-        tasks: Sequence[StepTask],
-        unit: str,
-        items: Callable[[Record], int] = lambda _: 0,
-    ) -> list[Record]:
-        """Runs the tasks of a step that have no record yet; returns the records in the order of the tasks."""
-        if self.work.is_finished(step):
-            return self.work.read_records(step)
-        records = {task.name: self.work.read_record(step, task.name) for task in tasks}
-        waiting = [task for task in tasks if records[task.name] is None]
-        total = sum(task.weight for task in tasks)
-        progress = StepProgress(self.console, step, unit, total, total - sum(task.weight for task in waiting))
-        with progress.shown():
-            for task, record in self.workers.run(function, waiting):
-                self.work.write_record(step, task.name, record)
-                records[task.name] = record
-                progress.advance(task.weight, items(record))
-        finished = [record for record in records.values() if record is not None]
-        self.work.finish(step, finished)
-        return finished
+
+def filled(tokens: Records) -> Iterator[tuple[str, Record]]:
+    """Finds the files of token documents that have any, with their records."""
+    for record in tokens:
+        if record["documents"]:
+            yield record["files"][0]["path"], record
+
+
+def hash_of(*parts: str) -> str:
+    """Makes a short name that stands for all the parts together."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Record:
@@ -351,34 +346,26 @@ def num_documents(record: Record) -> int:
     return sum(file["rows"] for file in record["files"])
 
 
-def sources_of_parts(documents: list[Record]) -> list[str]:
+def sources_of_parts(documents: Records) -> Iterator[str]:
     """Names the sources of all files of documents, in the order of the corpus."""
-    return [record["source"] for record in documents for _ in record["files"]]
+    return (record["source"] for record in documents for _ in record["files"])
 
 
-def estimated_bytes(counts: Record, schema: pa.Schema) -> int:
-    """Estimates what the examples of a set take in shards, which decides how many shards there are."""
-    piece, position = schema.field("pieces").type.value_type.byte_width, schema.field("boundary").type.byte_width
-    example = 4 + 4 + position + schema.field("document").type.byte_width + 1 / 8
-    return int(counts["pieces"] * piece + counts["masked"] * (piece + position) + counts["examples"] * example)
-
-
-def add_counts(counts: list[Record]) -> Record:
-    """Adds up what the tasks have counted in their parts of one set of shards."""
-    return {name: np.array([count[name] for count in counts]).sum(axis=0).tolist() for name in counts[0]}
-
-
-def corpus_figures(documents: list[Record], tokens: list[Record], validation: int, left_out: Problems) -> Record:
+def corpus_figures(documents: Records, tokens: Records, validation: int, left_out: Problems) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
+    totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown", "text_bytes"), 0))
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
         by_source[source] += record["documents"]
-    names = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes")
-    faults = left_out.skipped + [fault for record in documents for fault in record["skipped"]]
+        totals.update({name: record[name] for name in totals})
+    faults, replaced = list(left_out.skipped), 0
+    for record in documents:
+        faults += record["skipped"]
+        replaced += record["replaced"]
     return {
-        **{name: sum(record[name] for record in tokens) for name in names},
+        **totals,
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
         "skipped": [without_place(fault, left_out.names) for fault in faults],
-        "replaced": sum(record["replaced"] for record in documents),
+        "replaced": replaced,
     }

@@ -3,26 +3,101 @@
 OUT/.cloze-work/
   plan.json                the settings and sources that the run began with
   lock                     which process is at work here
-  records/STEP/TASK.json   what a task has written, for the tasks of a step that is not finished
-  STEP.json                the records of all tasks of a finished step
-  held-out.npy             which documents are held out for validation
-  documents/ words/ tokens/ examples/     the Arrow files that steps hand on to later ones
+  STEP.jsonl               the records of the tasks of a step that are done: what each has written, a line for each
+  STEP.finished            says that all tasks of the step are done
+  parts.arrow held-out.npy where the token documents are, and which of them are held out for validation
+  documents/ words/ tokens/ examples/ merged/     the Arrow files that steps hand on to later ones
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
 from data_prep.shards import PLAN, WORK, meant
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
-STEPS = ("documents", "words", "vocabulary", "tokens", "examples", "shards")
+LAYOUT = 2  # of this folder; another version may have another one
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of tasks, in an order of their own, which are read from the disk whenever they are gone through."""
+
+    path: Path
+    places: tuple[int, ...]
+    """Where the records begin in the file."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Record]:
+        if not self.places:
+            return
+        with self.path.open("rb") as file:
+            for place in self.places:
+                file.seek(place)
+                yield json.loads(file.readline())["record"]
+
+
+class Journal:
+    """The file in which the records of a step are kept, each added as its task is done.
+
+    A line that was being written when a run was killed is taken off when the next run goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def read(self) -> Iterator[tuple[str, int, Record]]:
+        """Yields the names of the tasks that are done, where their records begin, and the records."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            place = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    content = json.loads(line)
+                    yield content["task"], place, content["record"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
+                place += len(line)
+
+    def add(self, task: str, record: Record) -> int:
+        """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
+        try:
+            file = self._open()
+            place = file.tell()
+            file.write(json.dumps({"task": task, "record": record}, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        return place
+
+    def _open(self) -> BinaryIO:
+        """Opens the file for what is to be added, behind its last whole line."""
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+            whole = sum(len(line) for line in self.path.open("rb") if line.endswith(b"\n"))
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        return self._file
+
+    def close(self) -> None:
+        """Closes the file, when all tasks of the step are done or the run ends."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 @dataclass(frozen=True)
@@ -40,45 +115,61 @@ class WorkFolder:
     def read_plan(self) -> Record:
         """Reads the settings and sources that the run began with."""
         plan: Record = read_json(self.out / PLAN)
+        if plan.get("layout") != LAYOUT:
+            raise UserError(
+                f"{self.out}: begun by another version of shard.py: remove the folder, or take another --out"
+            )
         return plan
 
     def write_plan(self, plan: Record) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""
-        write_json(self.out / PLAN, plan)
+        write_json(self.out / PLAN, {**plan, "layout": LAYOUT})
 
     def is_begun(self) -> bool:
         """Tells whether any task of any step is done under a plan, which no other settings can go on from."""
-        any_task = any(self.path.glob("records/*/*.json")) or any(self.is_finished(step) for step in STEPS)
-        return any_task and (self.out / PLAN).exists()
+        return (self.out / PLAN).exists() and bool(self.steps())
 
-    def is_finished(self, step: str) -> bool:
-        """Tells whether all tasks of a step are done."""
-        return self._summary(step).exists()
+    def steps(self) -> list[str]:
+        """Lists the steps of which a task is done, in the order in which they began."""
+        journals = [path for path in self.path.glob("*.jsonl") if path.stat().st_size]
+        return [path.stem for path in sorted(journals, key=lambda path: (path.stat().st_ctime_ns, path.stem))]
+
+    def journal(self, step: str) -> Journal:
+        """Gives the records of a step that are kept, to read them and to add to them."""
+        return Journal(self.path / f"{step}.jsonl")
 
     def read_records(self, step: str) -> list[Record]:
         """Reads the records of the tasks of a step that are done, whether the step is finished or not."""
-        if self.is_finished(step):
-            return list(read_json(self._summary(step))["records"])
-        return [read_json(path) for path in sorted(self._records(step).glob("*.json"))]
+        return list({task: record for task, _, record in self.journal(step).read()}.values())
 
-    def read_record(self, step: str, task: str) -> Record | None:
-        """Reads the record of a task, where there is one whose files are still whole in size."""
-        try:
-            record: Record = read_json(self._records(step) / f"{task}.json")
-        except (FileNotFoundError, DamageError):
-            return None
-        sizes = {self.out / file["path"]: file["size"] for file in record["files"]}
-        whole = all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
-        return record if whole else None
+    def whole(self, step: str) -> Iterator[tuple[str, int]]:
+        """Finds the tasks whose files are still whole in size, with the places of their records."""
+        for task, place, record in self.journal(step).read():
+            sizes = {self.out / file["path"]: file["size"] for file in record["files"]}
+            if all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
+                yield task, place
 
-    def write_record(self, step: str, task: str, record: Record) -> None:
-        """Keeps the record of a task, so that no later run does the task again."""
-        write_json(self._records(step) / f"{task}.json", record)
+    def is_finished(self, step: str, key: str = "") -> bool:
+        """Tells whether all tasks of a step are done; `key` stands for what it was done with, where that may change."""
+        mark = self._mark(step)
+        return mark.exists() and mark.read_text() == key
 
-    def finish(self, step: str, records: Iterable[Record]) -> None:
-        """Marks a step as finished; its records go into one file, in the order given."""
-        write_json(self._summary(step), {"records": list(records)})
-        shutil.rmtree(self._records(step), ignore_errors=True)
+    def finish(self, step: str, key: str = "") -> None:
+        """Marks a step as finished."""
+        self._mark(step).parent.mkdir(parents=True, exist_ok=True)
+        self._mark(step).write_text(key)
+
+    def reopen(self, *steps: str) -> None:
+        """Marks steps as not finished, so that their tasks are looked at one by one."""
+        for step in steps:
+            self._mark(step).unlink(missing_ok=True)
+
+    def undo(self, *steps: str) -> None:
+        """Forgets that steps were ever begun, with all that they wrote."""
+        for step in steps:
+            self.reopen(step)
+            (self.path / f"{step}.jsonl").unlink(missing_ok=True)
+        self.forget(*steps)
 
     def forget(self, *steps: str) -> None:
         """Deletes the Arrow files of steps, when no later step reads them any more."""
@@ -89,16 +180,13 @@ class WorkFolder:
         """Deletes the work folder, as far as that goes: on NFS, its lock stays until the process ends."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _summary(self, step: str) -> Path:
-        return self.path / f"{step}.json"
-
-    def _records(self, step: str) -> Path:
-        return self.path / "records" / step
+    def _mark(self, step: str) -> Path:
+        return self.path / f"{step}.finished"
 
 
-def examples_path(task: str, length: int) -> str:
-    """Names the file of the examples of one length that a task makes, relative to the output folder."""
-    return f"{WORK}/examples/{task}-{length}.arrow"
+def examples_path(length: int, part: int) -> str:
+    """Names the file of the examples of one length of a part, relative to the output folder."""
+    return f"{WORK}/examples-{length}/{part // 1000:04}/{part:07}.arrow"
 
 
 def file_records(record: Record) -> list[FileRecord]:
@@ -108,24 +196,35 @@ def file_records(record: Record) -> list[FileRecord]:
 
 def refuse_changes(folder: Path, before: Record, now: Record) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
+    changes = changed_settings(before, now)
+    if before["sources"] != now["sources"]:
+        names = changed_sources(before, now)
+        changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
+    if changes:
+        raise UserError(
+            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
+            "give the same settings to continue, another --out, or remove the folder"
+        )
+
+
+def changed_settings(before: Record, now: Record) -> list[str]:
+    """Lists the settings that are not those that a folder was begun with."""
     theirs, ours = meant(before["settings"]), meant(now["settings"])
     changes = [
         f"  --{name.replace('_', '-')} was {_spelled(before['settings'].get(name))}, now {_spelled(value)}"
         for name, value in now["settings"].items()
         if theirs.get(name) != ours.get(name)
     ]
-    if before["sources"] != now["sources"]:
-        keys = ("source", "name", "size", "format")
-        old, new = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
-        names = sorted({file[1] for file in old ^ new})
-        changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
     if before["given_vocabulary"] != now["given_vocabulary"]:
         changes.append("  --vocab: another vocabulary")
-    if changes:
-        raise UserError(
-            f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
-            "give the same settings to continue, another --out, or remove the folder"
-        )
+    return changes
+
+
+def changed_sources(before: Record, now: Record) -> list[str]:
+    """Names the files that were added, are gone or have another content since a folder was begun."""
+    keys = ("source", "name", "size", "format")
+    old, new = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
+    return sorted({file[1] for file in old ^ new})
 
 
 def _spelled(value: Any) -> str:

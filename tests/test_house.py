@@ -20,6 +20,7 @@ WINGS = {
         ["pipeline"],
         ["readers", "examples", "fetching", "inspection"],
         ["vocabulary"],
+        ["running"],
         ["work"],
         ["settings", "shards"],
         ["common"],

@@ -47,7 +47,10 @@ def keyed_schema(schema: pa.Schema) -> pa.Schema:
 def finish(
     draft: Draft, corpus: Corpus, special: Special, masking: Masking, schema: pa.Schema, pairs: bool
 ) -> Finished:
-    """Puts the segments of the examples together, masks them, and sorts the examples by their keys."""
+    """Puts the segments of the examples together, masks them, and sorts the examples by their keys.
+
+    `schema` has the columns of the examples, with the keys.
+    """
     plan = draft.plan
     num_specials = 3 if pairs else 2
     sizes = (plan.a_end - plan.a_start) + (plan.b_end - plan.b_start) + num_specials
@@ -73,7 +76,7 @@ def finish(
         "random_next": int(random_next.sum()),
         "histogram": np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
     }
-    return Finished(example_batch(keyed_schema(schema), *lists, *columns), counts)
+    return Finished(example_batch(schema, *lists, *columns), counts)
 
 
 @compiled

@@ -19,6 +19,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
+from data_prep.examples.parts import Pool
 from data_prep.examples.streams import below, draw, heads, stream, uniform
 from data_prep.vocabulary.tokens import Corpus
 
@@ -44,12 +45,10 @@ class Plan(NamedTuple):
         return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
 
 
-def plan_pairs(
-    corpus: Corpus, rows: Array, members: Array, length: int, duplicate: int, seed: int, short: float
-) -> Plan:
-    """Plans the examples of the documents `rows`; partners are drawn from `members`, the numbers of those allowed."""
+def plan_pairs(corpus: Corpus, rows: Array, pool: Pool, length: int, duplicate: int, seed: int, short: float) -> Plan:
+    """Plans the examples of the documents `rows`, whose partners are drawn from a pool."""
     limits = (length - 3, seed, length, duplicate, short)
-    return Plan.of(_plan_pairs(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, members, limits))
+    return Plan.of(_plan_pairs(corpus, rows, pool, limits))
 
 
 def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Plan:
@@ -78,9 +77,10 @@ def _with_room(columns, count):
 
 
 @compiled
-def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
+def _plan_pairs(corpus, rows, pool, limits):
     """Fills the columns of a plan of pairs, all but where the partners' segments lie."""
     room, seed, length, duplicate, short = limits
+    sentence_ends, document_ends, first = corpus.sentence_ends, corpus.document_ends, corpus.first
     columns = np.empty((COLUMNS, 1024), np.int64)
     count = 0
     for row in rows:
@@ -103,7 +103,7 @@ def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
             columns[0, count], columns[1, count], columns[2, count] = row, start, a_end
             if random_next:
                 columns[3, count], columns[4, count] = 0, 0
-                columns[5, count] = _draw_partner(state, members, first + row)
+                columns[5, count] = _draw_partner(state, pool, corpus.books, first, row)
                 columns[6, count] = target - (a_end - start)
                 sentence = begin + kept  # the sentences that were not used are put back
             else:
@@ -118,14 +118,31 @@ def _plan_pairs(sentence_ends, document_ends, first, rows, members, limits):
 
 
 @compiled
-def _draw_partner(state, members, own):
-    """Draws another document; after some attempts it takes the document itself, which may be the only one."""
-    partner = own
+def _draw_partner(state, pool, books, first, row):
+    """Draws another document, of another book; after some attempts it takes what it drew, as there may be no other."""
+    partner = first + row
     for _ in range(PARTNER_DRAWS):
-        partner = np.int64(members[below(state, members.size)])
-        if partner != own:
+        group = below(state, pool.firsts.size) if pool.firsts.size > 1 else 0
+        partner = document_at(pool, pool.firsts[group] + below(state, pool.sizes[group]))
+        here = partner - first
+        if here < 0 or here >= books.size or books[here] != books[row]:
             break
     return partner
+
+
+@compiled
+def document_at(pool, rank):
+    """Finds the number of the document that has a rank in the pool."""
+    if not pool.training:
+        return np.int64(pool.held_out[rank])
+    low, high = 0, pool.held_out.size  # of the documents held out, `low` are before the one looked for
+    while low < high:
+        middle = (low + high) // 2
+        if pool.held_out[middle] - middle <= rank:
+            low = middle + 1
+        else:
+            high = middle
+    return np.int64(rank + low)
 
 
 @compiled

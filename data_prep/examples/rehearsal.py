@@ -15,11 +15,12 @@ import pyarrow as pa
 from rich.console import Console
 
 from data_prep.common.compiled import compiled_before, remember_compiled
-from data_prep.common.files import FileRecord
 from data_prep.common.progress import StepProgress
-from data_prep.examples.making import ExamplesTask, Parts, all_sets, make_examples
+from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
+from data_prep.examples.merging import MergeTask, SortedFiles, merge
+from data_prep.examples.parts import HELD_OUT, read_parts, write_parts
 from data_prep.examples.shuffle import ShardTask, write_shard
-from data_prep.examples.validation import HELD_OUT, choose_held_out
+from data_prep.examples.validation import choose_held_out
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema, map_batches, write_batches
 from data_prep.vocabulary.tokens import PartTask, count_part, encode_part
@@ -60,19 +61,22 @@ def _steps(folder: Path, settings: Settings, size: int) -> Iterator[None]:
     texts = [*DOCUMENTS, [MANY_WORDS]]
     batch = pa.record_batch({"id": [""] * len(texts), "title": [""] * len(texts), "sentences": texts})
     record = write_batches(folder, f"{WORK}/documents/0.arrow", batch.schema, [batch])
-    task = PartTask(folder, "0", record.path, 0, settings.cased, vocabulary.sha256)
+    task = PartTask(folder, record.path, 0, settings.cased, vocabulary.sha256)
     count_part(task)
     yield
     tokens = encode_part(task)["files"][0]["path"]
     yield
-    digests = np.array(map_batches(folder / tokens).get_batch(0)["digest"])
-    held_out = choose_held_out(digests, 0.01, settings.seed)
-    np.save(folder / HELD_OUT, held_out)
-    parts = Parts((tokens,), (0,), len(digests), FileRecord.of(folder, HELD_OUT).sha256, vocabulary.sha256)
-    once = dataclasses.replace(settings, duplicates=1)
-    examples = make_examples(ExamplesTask(folder, 0, parts, once, 0))
+    digests = np.asarray(map_batches(folder / tokens).get_batch(0)["digest"])
+    np.save(folder / HELD_OUT, choose_held_out(lambda: [digests], len(digests), 0.01, settings.seed))
+    write_parts(folder, [(tokens, len(digests), 0)])
+    once = dataclasses.replace(settings, duplicates=1, docs=())
+    for length in settings.lengths:
+        make_examples(ExamplesTask(folder, 0, length, "rehearsal", once, 0))
     yield
-    for number, length in enumerate(settings.lengths):
-        shards = next(shards for shards in all_sets(once, validation=True) if shards.length == length)
-        write_shard(ShardTask(folder, shards, 0, 1, 0, (examples["files"][number]["path"],), 0))
+    for length in settings.lengths:
+        files, sets = SortedFiles(length, 1), shard_sets(length, 1, validation=True)
+        merged = SortedFiles(length, 1, 2, 1)
+        merge(MergeTask(folder, files, merged, 0, 1, len(sets), 0))
+        write_shard(ShardTask(folder, sets[0], 0, 1, 0, merged, 0))
+    read_parts.cache_clear()
     yield

@@ -14,6 +14,7 @@ from data_prep.common.compiled import compiled
 
 GOLDEN = np.uint64(hashing.GOLDEN)
 BITS_32, BITS_11 = np.uint64(32), np.uint64(11)
+LOW_32 = np.uint64(2**32 - 1)
 
 mix = compiled(hashing.scramble_bits)
 
@@ -37,8 +38,17 @@ def draw(state):
 
 @compiled
 def below(state, limit):
-    """Draws an integer, uniform in 0 … limit-1, for a limit below 2³²."""
-    return np.int64(((draw(state) >> BITS_32) * np.uint64(limit)) >> BITS_32)
+    """Draws an integer, uniform in 0 … limit-1: 64 random bits times the limit, of which the part above them is taken.
+
+    For a limit below 2³² the upper half of the bits is enough.
+    """
+    bits, limit = draw(state), np.uint64(limit)
+    if limit <= LOW_32:
+        return np.int64(((bits >> BITS_32) * limit) >> BITS_32)
+    lower = (bits & LOW_32) * (limit & LOW_32)
+    middle = (bits >> BITS_32) * (limit & LOW_32) + (lower >> BITS_32)
+    other = (bits & LOW_32) * (limit >> BITS_32) + (middle & LOW_32)
+    return np.int64((bits >> BITS_32) * (limit >> BITS_32) + (middle >> BITS_32) + (other >> BITS_32))
 
 
 @compiled

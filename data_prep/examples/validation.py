@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.examples.streams import mix
-from data_prep.shards import WORK
 
-HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out
-
-
-class Members(NamedTuple):
-    """The numbers of the documents for training, and of those held out for validation."""
-
-    training: Array
-    validation: Array
+Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
+FEWEST = 10  # documents held out, where they are a small share of all
+LARGEST_SHARE = 0.05  # of all documents that these few may be
+COPIES = 4  # of a text that are held out together, however few are wanted
+MARGIN = 1000  # digests that are looked at beyond those that are likely needed
+RANKS = 2.0**64
 
 
-def choose_held_out(digests: Array, share: float, seed: int) -> Array:
+def num_wanted(num_documents: int, share: float) -> int:
+    """Says how many documents are to be held out: a share of them, but not so few that they say little."""
+    if not share:
+        return 0
+    fewest = FEWEST if LARGEST_SHARE * num_documents >= FEWEST else 1
+    return min(max(fewest, round(num_documents * share)), num_documents - 1)
+
+
+def choose_held_out(digests: Digests, num_documents: int, share: float, seed: int) -> Array:
     """Chooses the documents for validation by the digests of all documents; returns their numbers.
 
     They are those whose salted digests are smallest: copies of a text have one digest, so they are held out together
-    and a text in validation is in no training example. There is at least one, unless the share is 0 or there is no
-    other document.
+    and a text in validation is in no training example. A text with very many copies stays in training, unless all are
+    such. What is in memory are the digests near the smallest, never those of all documents.
     """
-    count = min(max(1, round(len(digests) * share)) if share else 0, len(digests) - 1)
-    if count < 1:
+    wanted = num_wanted(num_documents, share)
+    if wanted < 1:
         return np.empty(0, np.int64)
-    ranks = _ranks(digests, np.uint64(seed))
-    chosen = ranks <= np.partition(ranks, count - 1)[count - 1]
-    return np.flatnonzero(chosen) if not chosen.all() else np.empty(0, np.int64)
+    salt = np.uint64(seed)
+    looked_at = 1.1 * wanted + MARGIN
+    while True:
+        everything = looked_at >= num_documents
+        limit = np.uint64(2**64 - 1) if everything else np.uint64(int(looked_at / num_documents * RANKS))
+        ranks, copies = _smallest(digests, limit, salt)
+        chosen = _first_texts(ranks, copies, wanted, everything)
+        if chosen is not None:
+            break
+        looked_at *= 4
+    if len(chosen) == len(ranks) and everything:
+        return np.empty(0, np.int64)  # nothing would be left to train on
+    return _numbers(digests, chosen, salt)
+
+
+def _smallest(digests: Digests, limit: np.uint64, salt: np.uint64) -> tuple[Array, Array]:
+    """Finds the different ranks up to a limit, and how many documents have each."""
+    ranks, copies = np.empty(0, np.uint64), np.empty(0, np.int64)
+    waiting: list[Array] = []
+    for part in (*digests(), None):
+        if part is not None:
+            here = _ranks(part, salt)
+            waiting.append(here[here <= limit])
+        if part is None or sum(map(len, waiting)) > max(len(ranks), 1 << 20):
+            fresh, counts = np.unique(np.concatenate([*waiting, ranks[:0]]), return_counts=True)
+            ranks, home = np.unique(np.concatenate([ranks, fresh]), return_inverse=True)
+            copies = np.bincount(home, np.concatenate([copies, counts]), len(ranks)).astype(np.int64)
+            waiting = []
+    return ranks, copies
+
+
+def _first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> Array | None:
+    """Takes the texts of the smallest ranks until there are as many documents as wanted; None where more are needed."""
+    few = copies <= max(wanted // 4, COPIES)
+    if everything and not few.any():
+        few = copies == copies.min()
+    taken = np.cumsum(copies[few])
+    if everything or (len(taken) and taken[-1] >= wanted):
+        chosen: Array = ranks[few][: int(np.searchsorted(taken, wanted)) + 1]
+        return chosen
+    return None
+
+
+def _numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
+    """Lists the numbers of the documents that have the chosen ranks."""
+    found, first = [np.empty(0, np.int64)], 0
+    for part in digests():
+        ranks = _ranks(part, salt)
+        place = np.minimum(np.searchsorted(chosen, ranks), len(chosen) - 1)
+        found.append(first + np.flatnonzero(chosen[place] == ranks))
+        first += len(part)
+    return np.concatenate(found)
 
 
 @compiled
@@ -46,10 +99,3 @@ def _ranks(digests, seed):
     for document in range(digests.size):
         ranks[document] = mix(digests[document] ^ salt)
     return ranks
-
-
-@functools.lru_cache(maxsize=1)
-def read_members(folder: Path, num_documents: int, sha256: str) -> Members:  # noqa: ARG001 - the cache's key
-    """Reads which documents are held out, once for all tasks of a worker; another checksum means another file."""
-    held_out = np.load(folder / HELD_OUT)
-    return Members(np.delete(np.arange(num_documents, dtype=np.uint32), held_out), held_out.astype(np.uint32))

@@ -30,9 +30,11 @@ from data_prep.shards import (
     read_shard,
 )
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
-from data_prep.work import STEPS, WorkFolder, file_records
+from data_prep.work import WorkFolder, file_records
 
 Faults = Iterator[str]
+MERGED = ("examples-", "merged-")
+"""What the steps are called whose files are deleted one by one as they are merged."""
 
 
 def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
@@ -59,8 +61,7 @@ def unfinished_faults(folder: Path, console: Console) -> Faults:
     """Finds all that is wrong with what a run that did not finish has left."""
     console.print(f"{folder} is not finished")
     work = WorkFolder(folder)
-    spent = {"documents", "words"} if work.is_finished("tokens") else set()
-    for step in STEPS:
+    for step in work.steps():
         try:
             records = work.read_records(step)
         except DamageError as error:
@@ -69,8 +70,9 @@ def unfinished_faults(folder: Path, console: Console) -> Faults:
         finished = work.is_finished(step)
         if records or finished:
             console.print(f"{step}: {'finished' if finished else 'begun'}, {len(records)} tasks done")
-        if step not in spent:
-            for file in (file for record in records for file in file_records(record)):
+        deleted = finished and (step.startswith(MERGED) or not (work.path / step).exists())
+        for file in (file for record in records for file in file_records(record)):
+            if not deleted or (folder / file.path).exists():
                 yield from _faults(file.check, folder)
 
 

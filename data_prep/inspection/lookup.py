@@ -11,7 +11,7 @@ import pyarrow as pa
 from data_prep.common.errors import UserError
 from data_prep.shards import DOCUMENTS, Manifest, ShardSet, is_unfinished, map_batches, read_shard
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
-from data_prep.work import WorkFolder, examples_path
+from data_prep.work import WorkFolder
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ def _in_shards(place: Place) -> tuple[dict[str, Any], bool]:
 
 def _in_work_folder(place: Place) -> tuple[dict[str, Any], bool]:
     """Reads an example of an unfinished folder, before the global shuffle, and whether its text keeps case."""
-    settings = WorkFolder(place.folder).read_plan()["settings"]
+    work = WorkFolder(place.folder)
+    settings = work.read_plan()["settings"]
     length = min(settings["lengths"]) if place.length is None else place.length
     number = settings["duplicates"] if place.validation else place.duplicate
     row = place.index
-    files = sorted(place.folder.glob(examples_path("*", length)))
+    written = (place.folder / record["files"][0]["path"] for record in work.read_records(f"examples-{length}"))
+    files = [path for path in sorted(written) if path.exists()]  # those of a length that is finished are gone
     for path in files:
         reader = map_batches(path)
         if not 0 <= number < reader.num_record_batches:

@@ -83,7 +83,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
 
     parts = []
     for number, batch in enumerate(_parts(documents(), task.bundle.part_bytes)):
-        name = f"{WORK}/documents/{task.name}-{number:04}.arrow"
+        name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, iter([batch]))
         parts.append({**record.as_json(), "text_bytes": batch["sentences"].values.nbytes})
     return {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import shlex
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from data_prep.readers.reader import COMPRESSED, Problems, Span
 
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
 MOST_NAMED = 5  # kinds of files that a message names
+LANDMARKS = 8  # one in so many files ends a task that is half full, wherever the tasks before it end
 FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20  # how many, and their sizes in bytes
 
 
@@ -38,6 +41,7 @@ class SourceFile:
     """The name of the reader that reads the file."""
     how: str = BY_CONTENT
     """How the format was found."""
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Bundle:
     """What one task reads: spans of files of one source and format, some megabytes together."""
 
     name: str
+    """Stands for what is read, with the contents of the files: the same text has it in another run too."""
     source: str
     format: str
     spans: tuple[Span, ...]
@@ -274,31 +279,39 @@ def _refuse(error: OSError) -> NoReturn:
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:
     """Divides the files into tasks: small files together, large ones in parts where their format allows it.
 
-    The division depends on the files alone, never on the number of workers, and so do all bytes that come of it.
+    The division depends on the files alone, never on the number of workers, and so do all bytes that come of it. A file
+    that changes or is added changes few tasks: after some files more, the division is as it was without it.
     """
     total = sum(file.size for file in files)
-    bundle_bytes = min(max(total // FEWEST_BUNDLES, SMALLEST_BUNDLE), LARGEST_BUNDLE)
+    bundle_bytes = 1 << (min(max(total // FEWEST_BUNDLES, SMALLEST_BUNDLE), LARGEST_BUNDLE).bit_length() - 1)
     bundles: list[Bundle] = []
-    spans: list[Span] = []
+    spans: list[tuple[SourceFile, Span]] = []
     weight = 0
 
-    def close(file: SourceFile) -> None:
+    def close() -> None:
         nonlocal spans, weight
         if spans:
-            bundles.append(Bundle(f"{len(bundles):06}", file.source, file.format, tuple(spans), weight, bundle_bytes))
+            bundles.append(_bundle(spans, weight, bundle_bytes))
         spans, weight = [], 0
 
-    last: SourceFile | None = None
     for file in files:
-        if last and (last.source, last.format) != (file.source, file.format):
-            close(last)
+        if spans and (spans[0][0].source, spans[0][0].format) != (file.source, file.format):
+            close()
         parts = READERS[file.format].spans(Path(file.path), bundle_bytes)
         for span in parts:
-            spans.append(span)
+            spans.append((file, span))
             weight += file.size * (span.end - span.start) // parts[-1].end  # a span may count something else than bytes
             if weight >= bundle_bytes:
-                close(file)
-        last = file
-    if last:
-        close(last)
+                close()
+        if 2 * weight >= bundle_bytes and zlib.crc32(file.name.encode()) % LANDMARKS == 0:
+            close()
+    close()
     return bundles
+
+
+def _bundle(spans: list[tuple[SourceFile, Span]], weight: int, part_bytes: int) -> Bundle:
+    """Makes a task of spans of files."""
+    first = spans[0][0]
+    contents = [(file.name, file.content, span.start, span.end) for file, span in spans]
+    name = hashlib.sha256(repr((first.source, first.format, part_bytes, contents)).encode()).hexdigest()[:16]
+    return Bundle(name, first.source, first.format, tuple(span for _, span in spans), weight, part_bytes)

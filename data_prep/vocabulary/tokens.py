@@ -35,7 +35,6 @@ class PartTask:
 
     folder: Path
     """The output folder."""
-    name: str
     path: str
     """Where the file of documents is, relative to the output folder."""
     weight: int
@@ -43,6 +42,16 @@ class PartTask:
     cased: bool
     vocabulary_sha256: str = ""
     """The checksum of the vocabulary that cuts the text into pieces; empty where words are counted."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step, and from the same one with another vocabulary."""
+        vocabulary = f"-{self.vocabulary_sha256[:8]}" if self.vocabulary_sha256 else ""
+        return f"{Path(self.path).stem}{vocabulary}"
+
+    def target(self, step: str) -> str:
+        """Names the file that the task writes, which lies in a folder of the step as its source does in one."""
+        return f"{WORK}/{step}/{Path(self.path).parent.name}/{self.name}.arrow"
 
 
 class Corpus(NamedTuple):
@@ -52,6 +61,7 @@ class Corpus(NamedTuple):
     sentence_ends: Array  # (sentences,) where every sentence ends in pieces
     document_ends: Array  # (documents,) where every document ends in sentence_ends
     first: int  # the number of the first document
+    books: Array  # (documents,) the number of the book of which every document is a passage, or the document itself
 
 
 def count_part(task: PartTask) -> dict[str, Any]:
@@ -61,7 +71,7 @@ def count_part(task: PartTask) -> dict[str, Any]:
     numbers, _ = table.number(text, ends)
     counts = count_words(numbers, table.words(), task.cased)
     batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
-    return {"files": [write_batches(task.folder, f"{WORK}/words/{task.name}.arrow", COUNTS_SCHEMA, [batch]).as_json()]}
+    return {"files": [write_batches(task.folder, task.target("words"), COUNTS_SCHEMA, [batch]).as_json()]}
 
 
 def add_up(paths: Iterable[Path]) -> dict[str, int]:
@@ -114,7 +124,7 @@ def encode_part(task: PartTask) -> dict[str, Any]:
     out = pa.record_batch(
         [kept["id"], kept["title"], sentences.cast(schema.field("sentences").type), pa.array(digests)], schema=schema
     )
-    record = write_batches(task.folder, f"{WORK}/tokens/{task.name}.arrow", schema, iter([out]))
+    record = write_batches(task.folder, task.target("tokens"), schema, iter([out]))
     return {
         "files": [record.as_json()],
         "documents": len(document_ends),
@@ -128,11 +138,12 @@ def encode_part(task: PartTask) -> dict[str, Any]:
 
 def read_corpus(path: Path, first: int) -> Corpus:
     """Maps a file of token documents into memory as flat arrays; `first` is the number of its first document."""
-    column = map_batches(path).get_batch(0)["sentences"]
+    batch = map_batches(path).get_batch(0)
+    column = batch["sentences"]
     sentences = column.values
-    return Corpus(
-        np.asarray(sentences.values), np.asarray(sentences.offsets)[1:], np.asarray(column.offsets)[1:], np.int64(first)
-    )
+    books = np.asarray(batch["book"]) if "book" in batch.schema.names else np.arange(len(column), dtype=np.uint32)
+    ends = np.asarray(sentences.offsets)[1:], np.asarray(column.offsets)[1:]
+    return Corpus(np.asarray(sentences.values), *ends, np.int64(first), books)
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array
 from data_prep.examples.pairs import Plan, place_partners, plan_pairs, truncate
+from data_prep.examples.parts import Pool
 from data_prep.vocabulary.tokens import Corpus
 
 Sizes = Sequence[Sequence[int]]  # documents, as the numbers of pieces of their sentences
@@ -24,15 +25,17 @@ def corpus_of(documents: Sizes, first: int = 0) -> Corpus:
     pieces = (np.arange(sentence_ends[-1]) % (1 << 16)).astype(np.uint16)
     for array in (pieces, sentence_ends, document_ends):
         array.flags.writeable = False
-    return Corpus(pieces, sentence_ends, document_ends, np.int64(first))
+    books = np.arange(len(documents))
+    return Corpus(pieces, sentence_ends, document_ends, np.int64(first), books)
 
 
 def all_rows(corpus: Corpus) -> Array:
     return np.arange(corpus.document_ends.size)
 
 
-def all_numbers(corpus: Corpus) -> Array:
-    return (corpus.first + all_rows(corpus)).astype(np.uint32)
+def pool_of(corpus: Corpus) -> Pool:
+    """Makes a pool of all documents of a corpus that has no other parts."""
+    return Pool(np.zeros(1, np.int64), np.array([corpus.document_ends.size]), np.empty(0, np.int64), True)
 
 
 def copied(plan: Plan) -> Plan:
@@ -50,7 +53,7 @@ class Made(NamedTuple):
 
 def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
     """Makes all examples of all documents, which are in one file."""
-    whole = plan_pairs(corpus, all_rows(corpus), all_numbers(corpus), length, duplicate, seed, short)
+    whole = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), length, duplicate, seed, short)
     place_partners(np.flatnonzero(whole.partner >= 0), whole, corpus)
     plan = copied(whole)
     truncate(np.arange(plan.row.size), plan, length - 3)

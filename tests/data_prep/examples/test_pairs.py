@@ -17,19 +17,20 @@ from support.segments import (
     SEED,
     SHORT,
     Sizes,
-    all_numbers,
     all_rows,
     copied,
     corpus_of,
     document_sizes,
     make,
     plan_of,
+    pool_of,
     starts_of,
     truncated,
     varied,
 )
 
 from data_prep.examples.pairs import Plan, copy_second, place_partners, plan_pairs, truncate
+from data_prep.examples.parts import Pool
 
 
 @settings(deadline=None, max_examples=300)
@@ -147,7 +148,7 @@ def test_the_plan_of_a_document_depends_on_no_other_document(
 ) -> None:
     """A document is planned alike whichever documents are planned with it, and whichever are with it in the file."""
     corpus = corpus_of(documents)
-    members = all_numbers(corpus)
+    members = pool_of(corpus)
     key = (members, length, duplicate, SEED, short)
     together = plan_pairs(corpus, all_rows(corpus), *key)
     row = data.draw(st.integers(0, len(documents) - 1))
@@ -174,7 +175,7 @@ def test_the_plan_depends_on_the_seed_the_length_and_the_duplicate(part: str) ->
     corpus = corpus_of([[3] * 50] * 3)
     key = {"length": 20, "duplicate": 1, "seed": 7}
     plans = [
-        plan_pairs(corpus, all_rows(corpus), all_numbers(corpus), short=0.0, **{**key, part: key[part] + more})
+        plan_pairs(corpus, all_rows(corpus), pool_of(corpus), short=0.0, **{**key, part: key[part] + more})
         for more in (0, 0, 1)
     ]
     assert all(np.array_equal(one, same) for one, same in zip(plans[0], plans[1], strict=True))
@@ -198,15 +199,19 @@ def test_the_partner_is_another_document_where_there_are_others() -> None:
 
 def test_partners_are_members() -> None:
     corpus = corpus_of([[5, 5, 5]] * 50, first=70)
-    members = np.array([71, 90, 113], np.uint32)
-    plan = plan_pairs(corpus, all_rows(corpus), members, 13, 0, SEED, 0.0)
-    assert set(plan.partner.tolist()) == {-1, *members.tolist()}
+    held_out = np.array([71, 90, 113])
+    validation = Pool(np.zeros(1, np.int64), np.array([3]), held_out, training=False)
+    plan = plan_pairs(corpus, all_rows(corpus), validation, 13, 0, SEED, 0.0)
+    assert set(plan.partner.tolist()) == {-1, *held_out.tolist()}
+    training = Pool(np.zeros(1, np.int64), np.array([47]), held_out - 70, training=True)
+    plan = plan_pairs(corpus_of([[5, 5, 5]] * 50), np.arange(50), training, 13, 0, SEED, 0.0)
+    assert set(plan.partner.tolist()) == {-1, *range(50)} - {1, 20, 43}
 
 
 def test_a_random_next_is_the_same_whichever_file_its_document_is_in() -> None:
     documents = varied(60)
     corpus, (_, _, whole, _) = corpus_of(documents), make(corpus_of(documents), 48)
-    plan = plan_pairs(corpus, all_rows(corpus), all_numbers(corpus), 48, 0, SEED, 0.0)
+    plan = plan_pairs(corpus, all_rows(corpus), pool_of(corpus), 48, 0, SEED, 0.0)
     place_partners(np.flatnonzero((plan.partner >= 0) & (plan.partner < 25)), plan, corpus_of(documents[:25]))
     later = np.flatnonzero(plan.partner >= 25)
     place_partners(later, plan, corpus_of(documents[25:], 25))

@@ -13,12 +13,12 @@ from support.segments import (
     ONE_PIECE_SENTENCES,
     SEED,
     Made,
-    all_numbers,
     all_rows,
     corpus_of,
     first_of_each,
     make,
     plan_of,
+    pool_of,
     starts_of,
     truncated,
 )
@@ -31,7 +31,7 @@ def test_ten_draws_are_made_for_another_document() -> None:
     """Where there are two documents, a document is its own partner once in 2¹⁰."""
     corpus = corpus_of([[5]] * 2)
     times = 80_000
-    members = all_numbers(corpus)
+    members = pool_of(corpus)
     plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
     own = sum(int((plan.partner == plan.row).sum()) for plan in plans)
     assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
@@ -90,7 +90,7 @@ def test_half_of_the_examples_have_a_random_next() -> None:
 
 def test_partners_are_uniform_over_the_other_documents() -> None:
     corpus = corpus_of([[3]] * 12)
-    members, times = all_numbers(corpus), 500
+    members, times = pool_of(corpus), 500
     plans = [plan_pairs(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times)]
     apart = np.concatenate([(plan.partner - plan.row) % 12 for plan in plans])
     counts = np.bincount(apart, minlength=12)

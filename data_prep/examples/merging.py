@@ -1,0 +1,184 @@
+"""Merges sorted files of examples, so that a shard is made of a bounded number of them however many parts there are.
+
+A shard takes some examples of every part, so the slices of all shards are as many as shards times parts. Merging up to
+FAN_IN files into one, in as many rounds as it takes until MOST_FILES are left, reads and writes every example once a
+round: the rounds grow with the logarithm of the parts, and everything else with the text.
+
+A sorted file has record batches for one set of shards after another. Those of a set have its examples in ranges of keys
+that are as wide as each other: one range in what a part becomes, more in what files are merged to, for which a range is
+as much as is sorted in memory at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled, copy_items
+from data_prep.examples.assembly import KEY
+from data_prep.shards import WORK, Lists, example_batch, map_batches, write_batches
+from data_prep.work import examples_path
+
+KEYS = 1 << 64  # how many keys there can be
+MOST_FILES = 256  # that shards are made of
+FAN_IN = 256  # files merged into one at most
+FILES_LEFT = 64  # that there are after merging, where one round is enough: enough work for as many workers
+RANGE_BYTES = 32 << 20  # of examples that are sorted in memory at once, about
+
+
+@dataclass(frozen=True)
+class SortedFiles:
+    """Sorted files of the examples of one length: those of the parts, or what they were merged to."""
+
+    length: int
+    num_files: int
+    num_ranges: int = 1
+    """How many ranges of keys every set has in a file."""
+    round: int = 0
+    """In which round they were merged; 0 for those of the parts."""
+
+    @property
+    def step(self) -> str:
+        """Names the step that makes the files, and their folder."""
+        return f"merged-{self.length}-{self.round}" if self.round else f"examples-{self.length}"
+
+    def path(self, number: int) -> str:
+        """Names a file, relative to the output folder."""
+        return f"{WORK}/{self.step}/{number:04}.arrow" if self.round else examples_path(self.length, number)
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """Asks a worker to merge some files that follow each other into one."""
+
+    folder: Path
+    """The output folder."""
+    source: SortedFiles
+    target: SortedFiles
+    number: int
+    """The number of the file to be written."""
+    fan_in: int
+    num_sets: int
+    weight: int
+    """How many bytes the files have, about."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step."""
+        return f"{self.number:06}"
+
+    @property
+    def consumed(self) -> list[str]:
+        """Names the files that are merged."""
+        first = self.number * self.fan_in
+        return [self.source.path(number) for number in range(first, min(first + self.fan_in, self.source.num_files))]
+
+
+def merging_rounds(
+    parts: SortedFiles, total_bytes: int, num_sets: int
+) -> Iterator[tuple[SortedFiles, int, SortedFiles]]:
+    """Yields the rounds of merging that it takes: what is merged, how many files into one, and what comes of it."""
+    source = parts
+    while source.num_files > MOST_FILES:
+        fan_in = min(FAN_IN, -(-source.num_files // FILES_LEFT))
+        num_files = -(-source.num_files // fan_in)
+        largest = total_bytes / source.num_files * fan_in / num_sets  # bytes of a set in a merged file
+        ranges = source.num_ranges * max(1, round(largest / source.num_ranges / RANGE_BYTES))
+        target = SortedFiles(source.length, num_files, ranges, source.round + 1)
+        yield source, fan_in, target
+        source = target
+
+
+def merge(task: MergeTask) -> dict[str, Any]:
+    """Writes the examples of several sorted files into one, a range of keys at a time."""
+    readers = [map_batches(task.folder / path) for path in task.consumed]
+    schema = readers[0].schema
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        finer = task.target.num_ranges // task.source.num_ranges
+        for number in range(task.num_sets * task.source.num_ranges):
+            wider = [reader.get_batch(number) for reader in readers]
+            first = number % task.source.num_ranges * finer
+            bounds = [_bounds(batch, first, finer, task.target.num_ranges) for batch in wider]
+            for at in range(finer):
+                slices = [
+                    batch.slice(ends[at], ends[at + 1] - ends[at]) for batch, ends in zip(wider, bounds, strict=True)
+                ]
+                yield gather(slices, schema)
+
+    return {"files": [write_batches(task.folder, task.target.path(task.number), schema, batches()).as_json()]}
+
+
+def _bounds(batch: pa.RecordBatch, first: int, count: int, total: int) -> list[int]:
+    """Finds where ranges of keys begin and end in a sorted batch: `count` ranges from `first` on, of `total` of all."""
+    inner = np.array([KEYS * number // total for number in range(first + 1, first + count)], np.uint64)
+    return [0, *np.searchsorted(np.asarray(batch[KEY]), inner).tolist(), batch.num_rows]
+
+
+def slices_between(
+    reader: pa.RecordBatchFileReader, files: SortedFiles, set_index: int, low: int, high: int
+) -> Iterator[pa.RecordBatch]:
+    """Finds the examples of a set in one sorted file whose keys are from `low` to below `high`."""
+    total = files.num_ranges
+    for number in range(low * total // KEYS, -(-high * total // KEYS)):
+        batch = reader.get_batch(set_index * total + number)
+        keys = np.asarray(batch[KEY])
+        start = np.searchsorted(keys, np.uint64(low))
+        stop = len(keys) if high == KEYS else np.searchsorted(keys, np.uint64(high))
+        yield batch.slice(start, stop - start)
+
+
+def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Puts the examples of sorted slices into one batch, sorted by their keys.
+
+    That takes two sweeps over the slices: the first finds out where an example goes, the second copies it there. So
+    the result is in memory once, and the slices, which are mapped from files, need not be.
+    """
+    sizes = np.concatenate([np.diff(examples["pieces"].offsets) for examples in slices])
+    num_masked = np.concatenate([np.diff(examples["masked"].offsets) for examples in slices])
+    others = [
+        np.concatenate([np.asarray(examples[name].to_numpy(zero_copy_only=False)) for examples in slices])
+        for name in schema.names[2:]
+    ]
+    order = np.argsort(others[-1], kind="stable")  # the keys are the last column
+    piece_starts, piece_ends = _places(sizes, order)
+    masked_starts, masked_ends = _places(num_masked, order)
+    item = schema.field("masked").type.value_type
+    pieces = np.empty(piece_ends[-1] if len(order) else 0, schema.field("pieces").type.value_type.to_pandas_dtype())
+    labels = np.empty(masked_ends[-1] if len(order) else 0, pieces.dtype)
+    positions = np.empty(len(labels), item.field("position").type.to_pandas_dtype())
+    row = 0
+    for examples in slices:
+        end = row + examples.num_rows
+        _scatter(*_flat(examples["pieces"], lambda values: values), piece_starts[row:end], pieces)
+        _scatter(*_flat(examples["masked"], lambda values: values.field("piece")), masked_starts[row:end], labels)
+        _scatter(*_flat(examples["masked"], lambda values: values.field("position")), masked_starts[row:end], positions)
+        row = end
+    lists = Lists(pieces, piece_ends), positions, Lists(labels, masked_ends)
+    return example_batch(schema, *lists, *(column[order] for column in others))
+
+
+def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
+    """Finds where every example begins, in the order of the slices, and where it ends, in the order of the keys."""
+    ends = np.cumsum(sizes[order])
+    starts = np.empty_like(ends)
+    starts[order] = ends - sizes[order]
+    return starts, ends
+
+
+def _flat(column: pa.ListArray, part: Callable[[pa.Array], pa.Array]) -> tuple[Array, Array]:
+    """Gives the values of lists, and the offsets at which the lists begin and end in them."""
+    return np.asarray(part(column.values)), np.asarray(column.offsets)
+
+
+@compiled
+def _scatter(values, offsets, starts, target):
+    """Copies every list to its place in the target."""
+    for row in range(starts.size):
+        copy_items(target, starts[row], values, offsets[row], offsets[row + 1])

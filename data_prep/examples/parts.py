@@ -1,0 +1,109 @@
+"""The parts of a corpus: its files of token documents, and among which of them a document finds its partners.
+
+The documents are numbered through all parts. A partner may be any document where there are at most PARTNER_PARTS parts.
+Where there are more, NEIGHBOURS parts that follow each other share PARTNER_PARTS drawn for them, each as likely as it
+has many documents, and a partner is any document of one of these. So every document is as likely a partner as before,
+and what a worker opens and reads for its partners does not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.common.arrays import Array
+from data_prep.common.files import FileRecord
+from data_prep.examples.streams import below, stream
+from data_prep.shards import WORK, map_batches, write_batches
+
+PARTS = f"{WORK}/parts.arrow"
+HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, ascending
+PARTNER_PARTS = 256  # from which partners are drawn, and what a worker opens for a part at most
+NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
+SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("documents", pa.int64(), nullable=False),
+        pa.field("pieces", pa.int64(), nullable=False),
+    ]
+)
+TRAINING, VALIDATION = 0, 1
+
+
+class Pool(NamedTuple):
+    """The documents among which partners are drawn: those for training, or those held out for validation.
+
+    They are ranked by their numbers, and drawn by their ranks: a range of ranks is drawn first where there are several.
+    """
+
+    firsts: Array
+    """The first rank of every range."""
+    sizes: Array
+    """How many ranks every range has."""
+    held_out: Array
+    """The numbers of the documents held out, ascending."""
+    training: bool
+
+
+class Parts(NamedTuple):
+    """All files of token documents, in the order of the corpus."""
+
+    paths: pa.StringArray
+    pieces: Array
+    """How many pieces every part has."""
+    firsts: Array
+    """The numbers of the documents with which the parts begin; at the end, how many documents there are."""
+    held_out: Array
+
+    @property
+    def num_documents(self) -> int:
+        """Counts all documents."""
+        return int(self.firsts[-1])
+
+    def path(self, part: int) -> str:
+        """Names the file of a part, relative to the output folder."""
+        return str(self.paths[part].as_py())
+
+    def find(self, documents: Array) -> Array:
+        """Finds the parts that documents are in."""
+        return np.searchsorted(self.firsts, documents, side="right") - 1
+
+    def validation_rows(self, part: int) -> Array:
+        """Finds the rows of a part that are held out."""
+        first, end = self.firsts[part], self.firsts[part + 1]
+        low, high = np.searchsorted(self.held_out, [first, end])
+        return np.asarray(self.held_out[low:high] - first, np.int64)
+
+    def pool(self, part: int, seed: int, validation: bool) -> Pool:
+        """Finds the documents among which the partners of a part are drawn."""
+        before = np.searchsorted(self.held_out, self.firsts)  # how many documents held out are before every part
+        ranks = np.asarray(before if validation else self.firsts - before, np.int64)
+        if len(self.paths) <= PARTNER_PARTS:
+            firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
+        else:
+            state = stream(seed, 0, VALIDATION if validation else TRAINING, part // NEIGHBOURS)
+            drawn = np.array([below(state, ranks[-1]) for _ in range(PARTNER_PARTS if ranks[-1] else 0)], np.int64)
+            chosen = np.searchsorted(ranks, drawn, side="right") - 1
+            firsts, sizes = ranks[chosen], np.diff(ranks)[chosen]
+        return Pool(firsts, sizes, self.held_out, not validation)
+
+
+def write_parts(folder: Path, parts: Iterable[tuple[str, int, int]]) -> FileRecord:
+    """Keeps the paths of the parts, and how many documents and pieces each has."""
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*parts, strict=True), SCHEMA, strict=True)]
+    return write_batches(folder, PARTS, SCHEMA, [pa.record_batch(columns, schema=SCHEMA)])
+
+
+@functools.lru_cache(maxsize=1)
+def read_parts(folder: Path, key: str) -> Parts:  # noqa: ARG001 - the key tells one corpus from another
+    """Maps the parts into memory, once for all tasks of a worker."""
+    batch = map_batches(folder / PARTS).get_batch(0)
+    firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)
+    return Parts(
+        batch["path"], np.asarray(batch["pieces"]), firsts, np.asarray(np.load(folder / HELD_OUT, mmap_mode="r"))
+    )
