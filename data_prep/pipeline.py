@@ -227,10 +227,10 @@ class Pipeline:
                 warning = f"warning: {fault}: all of that is left out; where it has text, {cure}"
                 self.console.print(warning, markup=False, soft_wrap=True, style="yellow")
                 continue
-            self.work.remove()
             pairs = zip(bundles, records, strict=True)
             own = (record for bundle, record in pairs if (bundle.source, bundle.format) == (source, format))
             faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
+            self.work.remove()
             raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
 
     def _vocabulary(self, documents: Records, given: Vocabulary | None) -> Vocabulary:

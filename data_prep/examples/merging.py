@@ -86,7 +86,7 @@ def merging_rounds(
     """Yields the rounds of merging that it takes: what is merged, how many files into one, and what comes of it."""
     source = parts
     while source.num_files > MOST_FILES:
-        fan_in = min(FAN_IN, -(-source.num_files // FILES_LEFT))
+        fan_in = min(FAN_IN, max(2, -(-source.num_files // FILES_LEFT)))
         num_files = -(-source.num_files // fan_in)
         largest = total_bytes / source.num_files * fan_in / num_sets  # bytes of a set in a merged file
         ranges = source.num_ranges * max(1, round(largest / source.num_ranges / RANGE_BYTES))

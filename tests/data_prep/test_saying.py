@@ -268,13 +268,13 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert 0.02 < share < 0.08
     examples = ", ".join(f"{sets[length, True]['examples']} of length {length}" for length in (32, 64))
     assert table_row(output, "held out") == (
-        f"held out 8 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
+        f"held out 10 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
     )
     assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
 
 
 def test_enough_is_held_out_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = "".join(json.dumps({"text": text(number, 40)}) + "\n" for number in range(400))
+    lines = "".join(json.dumps({"text": text(number, 300)}) + "\n" for number in range(190))
     (tmp_path / "x.jsonl").write_text(lines)
     few = said(capfd, tmp_path / "x.jsonl", tmp_path / "few", "--validation", "0.0025")
     enough = few.partition("; --validation ")[2].partition(" holds out enough")[0]

@@ -148,7 +148,7 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("data_prep.pipeline.write_shard", stop)
+        patched.setattr("data_prep.examples.lengths.write_shard", stop)
         assert shard.main(arguments) == 130
     return tmp_path / "half"
 
@@ -157,12 +157,12 @@ def test_a_half_finished_folder_is_checked_and_told_apart(half: Path, capfd: pyt
     assert verify.main([str(half)]) == 3
     out = capfd.readouterr().out
     assert "is not finished" in out
-    assert "examples: finished" in out
+    assert "examples-32: finished" in out
     assert "run shard.py again" in out
 
 
 def test_damage_in_a_half_finished_folder_is_found(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    [file] = (half / WORK / "tokens").glob("*.arrow")
+    [file] = (half / WORK / "tokens").rglob("*.arrow")
     flip(file)
     assert verify.main([str(half)]) == 1
     assert str(file) in capfd.readouterr().err
@@ -196,7 +196,7 @@ def test_an_example_held_out_is_shown(sound: Path, capfd: pytest.CaptureFixture[
 
 
 def test_an_example_of_a_half_finished_folder_is_shown(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "A  [CLS]" in shown(capfd, half, "--length", 64)
+    assert "A  [CLS]" in shown(capfd, half, "--length", 32)
 
 
 @pytest.mark.parametrize(

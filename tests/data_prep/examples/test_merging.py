@@ -1,0 +1,47 @@
+"""Merged files of examples: the same shards come of them as of the files of the parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import write_wiki
+from support.sharding import run, tree
+
+from data_prep.examples import merging
+from data_prep.examples.merging import SortedFiles, merging_rounds
+from data_prep.readers import sources
+
+
+@pytest.fixture
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes many small parts of a small text."""
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
+
+
+def test_merging_changes_no_byte(many_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiki = write_wiki(tmp_path / "wiki", documents=600, files=30)
+    assert run(wiki, tmp_path / "direct", "--shard-size", "64KB") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(merging, "MOST_FILES", 3)
+        patched.setattr(merging, "FAN_IN", 4)
+        patched.setattr(merging, "FILES_LEFT", 1)
+        patched.setattr(merging, "RANGE_BYTES", 5000)
+        assert run(wiki, tmp_path / "merged", "--shard-size", "64KB") == 0
+    assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "rounds"),
+    [(1, []), (256, []), (257, [52]), (4000, [64]), (65_536, [256]), (65_537, [257, 52]), (625_000, [2442, 63])],
+)
+def test_rounds_grow_with_the_logarithm_of_the_parts(num_parts: int, rounds: list[int]) -> None:
+    found = list(merging_rounds(SortedFiles(128, num_parts), num_parts * 60_000_000, 6))
+    assert [target.num_files for _, _, target in found] == rounds
+    for source, fan_in, target in found:
+        assert fan_in <= 256
+        assert fan_in * target.num_files >= source.num_files > fan_in * (target.num_files - 1)
+        assert target.num_ranges % source.num_ranges == 0
+        in_memory = num_parts * 10_000_000 / target.num_files / target.num_ranges
+        assert in_memory < 1.5 * merging.RANGE_BYTES
+        assert in_memory > merging.RANGE_BYTES / 2 or target.num_ranges == source.num_ranges
