@@ -1,6 +1,6 @@
 """The parts of a corpus: its files of token documents, and among which of them a document finds its partners.
 
-The documents are numbered through all parts. A partner may be any document where there are at most PARTNER_PARTS parts.
+The documents are numbered through all parts. A partner may be any document where there are at most FEW_PARTS parts.
 Where there are more, NEIGHBOURS parts that follow each other share PARTNER_PARTS drawn for them, each as likely as it
 has many documents, and a partner is any document of one of these. So every document is as likely a partner as before,
 and what a worker opens and reads for its partners does not grow with the corpus.
@@ -23,7 +23,8 @@ from data_prep.shards import WORK, map_batches, write_batches
 
 PARTS = f"{WORK}/parts.arrow"
 HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, ascending
-PARTNER_PARTS = 256  # from which partners are drawn, and what a worker opens for a part at most
+FEW_PARTS = 256  # all of which may have the partners of each
+PARTNER_PARTS = 64  # that have them where there are more: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
 SCHEMA = pa.schema(
     [
@@ -83,7 +84,7 @@ class Parts(NamedTuple):
         """Finds the documents among which the partners of a part are drawn."""
         before = np.searchsorted(self.held_out, self.firsts)  # how many documents held out are before every part
         ranks = np.asarray(before if validation else self.firsts - before, np.int64)
-        if len(self.paths) <= PARTNER_PARTS:
+        if len(self.paths) <= FEW_PARTS:
             firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
         else:
             state = stream(seed, 0, VALIDATION if validation else TRAINING, part // NEIGHBOURS)

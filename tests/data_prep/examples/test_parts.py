@@ -46,6 +46,7 @@ def members(pool: Pool) -> Array:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets partners come of three parts, shared by four that follow each other."""
+    monkeypatch.setattr(module, "FEW_PARTS", 4)
     monkeypatch.setattr(module, "PARTNER_PARTS", 3)
     monkeypatch.setattr(module, "NEIGHBOURS", 4)
 
