@@ -76,12 +76,14 @@ def find_candidates(pieces, boundary, masking, candidates, words):
     """Fills in the positions that may be chosen, and where every word begins among them; counts the words.
 
     `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
+    A piece that continues a word belongs to the one before it, even if B begins with it and the word is the last of A,
+    as in the original, which looks at nothing but the pieces.
     """
     count, num_words = 0, 0
     for position in range(1, pieces.size - 1):
         if position == boundary - 1:
             continue
-        begins = position == 1 or position == boundary or not masking.continues[pieces[position]]
+        begins = count == 0 or not masking.continues[pieces[position]]
         if begins or not masking.whole_word:
             words[num_words] = count
             num_words += 1

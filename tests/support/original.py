@@ -86,15 +86,13 @@ def truncate(a: list[int], b: list[int], room: int, draw: Random) -> tuple[list[
     return a, b
 
 
-def words_of(
-    pieces: Sequence[int], specials: set[int], continues: Sequence[bool] | Array, boundary: int
-) -> list[list[int]]:
-    """Groups positions into words; no word reaches from A over to B, which begins at `boundary`."""
+def words_of(pieces: Sequence[int], specials: set[int], continues: Sequence[bool] | Array) -> list[list[int]]:
+    """Groups positions into words; one may reach from A over to B."""
     words: list[list[int]] = []
     for position, piece in enumerate(pieces):
         if piece in specials:
             continue
-        if continues[piece] and position not in (1, boundary):
+        if words and continues[piece]:
             words[-1].append(position)
         else:
             words.append([position])

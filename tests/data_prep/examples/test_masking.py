@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -27,6 +32,7 @@ VOCABULARY = Vocabulary((*SPECIAL, *WORDS, *RESTS), cased=False)
 CLS, SEP, MASK = VOCABULARY.special.cls, VOCABULARY.special.sep, VOCABULARY.special.mask
 FIRST_WORD, FIRST_REST = VOCABULARY.pieces.index(WORDS[0]), VOCABULARY.pieces.index(RESTS[0])
 LONGEST = 512
+TIMES = 20_000
 
 
 class Masked(NamedTuple):
@@ -63,8 +69,7 @@ def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Mas
 
 
 def words_of(example: tuple[Array, int]) -> list[list[int]]:
-    pieces, boundary = example
-    return original.words_of(pieces.tolist(), {CLS, SEP}, VOCABULARY.continues, boundary)
+    return original.words_of(example[0].tolist(), {CLS, SEP}, VOCABULARY.continues)
 
 
 def plain(size_a: int, size_b: int) -> tuple[Array, int]:
@@ -206,12 +211,50 @@ def test_every_set_of_pieces_is_as_likely_as_any_other() -> None:
 # Whole words
 
 
-def test_a_piece_that_continues_a_word_is_a_word_of_its_own_where_a_segment_begins() -> None:
-    """Truncation can cut a word in two, and A may end with the word that B seems to go on with."""
-    example = pair([FIRST_REST, FIRST_REST + 1, 7, FIRST_REST], [FIRST_REST + 2, FIRST_REST + 3, 9])
-    assert words_of(example) == [[1, 2], [3, 4], [6, 7], [8]]
-    seen = {tuple(masked(example, rules_of_most(2, "whole-word"), number).positions.tolist()) for number in range(300)}
-    assert seen == {(1, 2), (3, 4), (6, 7), (8,)}
+CUT_WORDS = pair([FIRST_REST, FIRST_REST + 1, 7, FIRST_REST], [FIRST_REST + 2, 9])
+"""Truncation has cut a word in two at the front of A and of B."""
+
+
+def test_a_piece_that_continues_a_word_goes_with_the_last_of_a_where_b_begins() -> None:
+    assert words_of(CUT_WORDS) == [[1, 2], [3, 4, 6], [7]]
+    seen = {
+        tuple(masked(CUT_WORDS, rules_of_most(3, "whole-word"), number).positions.tolist()) for number in range(300)
+    }
+    assert seen == {(1, 2, 7), (3, 4, 6)}
+
+
+@pytest.mark.slow
+def test_whole_words_are_those_of_transformers(tmp_path: Path) -> None:
+    """Its collator of version 4 follows the original's rule, and was written by others; later versions have none."""
+    examples = [MIXED, CUT_WORDS, pair([7], [FIRST_REST] * 3), pair([FIRST_REST, 7, FIRST_REST], [8, FIRST_REST, 9])]
+    words = [[VOCABULARY.pieces[piece] for piece in example[0].tolist()] for example in examples]
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    installed = subprocess.run([python, "-m", "pip", "install", "-q", "transformers==4.46.3", "numpy"], check=False)
+    if installed.returncode:
+        pytest.skip("there is no registry to get transformers 4 from")
+    code = f"""if True:
+        import collections, json, random, warnings
+        from transformers.data.data_collator import DataCollatorForWholeWordMask
+        warnings.simplefilter("ignore")
+        random.seed(1)
+        collator = DataCollatorForWholeWordMask.__new__(DataCollatorForWholeWordMask)
+        collator.tokenizer, collator.mlm_probability = None, 0.99
+        found = []
+        for words in {words!r}:
+            masks = (collator._whole_word_mask(words, max_predictions=4) for _ in range({TIMES}))
+            sets = collections.Counter(str([at for at, one in enumerate(mask) if one]) for mask in masks)
+            found.append(sets)
+        print(json.dumps(found))
+    """
+    answer = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    for example, theirs in zip(examples, json.loads(answer.stdout.splitlines()[-1]), strict=True):
+        rules_of_four = rules_of_most(4, "whole-word")
+        ours = Counter(str(masked(example, rules_of_four, number).positions.tolist()) for number in range(TIMES))
+        assert ours.keys() == theirs.keys() or min(len(ours), len(theirs)) > 50
+        common = [name for name in theirs if theirs[name] + ours[name] > 20]
+        table = [[counts.get(name, 0) for name in common] for counts in (ours, theirs)]
+        assert len(common) == 1 or stats.chi2_contingency(table).pvalue > CHANCE
 
 
 def test_a_word_that_would_exceed_the_number_is_passed_over() -> None:
