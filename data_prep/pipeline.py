@@ -12,10 +12,10 @@ Nothing here depends on who ran which task, or when: results are taken in the or
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,21 +24,18 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.common.files import FileRecord, replacing, write_json
+from data_prep.common.files import FileRecord, write_json
 from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.lengths import Length
-from data_prep.examples.parts import HELD_OUT, PARTS, write_parts
 from data_prep.examples.rehearsal import rehearse
-from data_prep.examples.validation import choose_held_out
+from data_prep.examples.selection import SPLIT, Selection, hash_of
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
 from data_prep.readers.reader import Problems, without_place
@@ -53,6 +50,7 @@ from data_prep.shards import (
     MANIFEST,
     Manifest,
     fingerprint,
+    length_folder,
     map_batches,
     write_batches,
 )
@@ -116,7 +114,8 @@ class Pipeline:
         """Finds what is to be read, and what is left out of it; says so."""
         s, problems = self.settings, Problems(self.settings.errors)
         files = find_files(s.sources, s.formats, self.folder, problems)
-        check_names("--text-field", s.text_fields, [file.source for file in files])
+        for flag, named in (("--text-field", s.text_fields), ("--max-share", s.max_shares)):
+            check_names(flag, named, [file.source for file in files])
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self.console.print(line, markup=False, soft_wrap=True)
         if not (self.folder / MANIFEST).exists():
@@ -155,7 +154,9 @@ class Pipeline:
         self.console.print(f"{change}; what comes of the other files is kept as far as it can be", markup=False)
         kept = ("documents", "words", "tokens")
         self.work.reopen(*kept)
-        self.work.undo(*(step for step in self.work.steps() if step not in kept))
+        self.work.undo(SPLIT, *(step for step in self.work.steps() if step not in kept))
+        for length in self.settings.lengths:
+            shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
 
     def _run_steps(self, plan: Record, files: list[SourceFile], given: Vocabulary | None, left_out: Problems) -> Record:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
@@ -168,19 +169,17 @@ class Pipeline:
         vocabulary_files = vocabulary.write(self.folder)
         tokens = self._tokens(documents, vocabulary)
         self.work.forget("documents", "words")
-        key, num_held_out = self._split(tokens, vocabulary)
-        tables = [*vocabulary_files, self._write_documents(documents, tokens)]
-        sets = [
-            figures
-            for length in self.settings.lengths
-            for figures in Length(length, self.folder, key, replace(self.settings, docs=()), len(vocabulary)).make(
-                self.runner
-            )
-        ]
+        selection = Selection(self.runner, self.folder, self.settings, vocabulary)
+        chosen = selection.sift(tokens, lambda: sources_of_parts(documents))
+        key, num_held_out = selection.split(chosen)
+        tables = [*vocabulary_files, self._write_documents(documents, chosen)]
+        settings = replace(self.settings, docs=())  # whose names may be many, and every task has the settings
+        lengths = [Length(length, self.folder, key, settings, len(vocabulary)) for length in settings.lengths]
+        sets = [figures for length in lengths for figures in length.make(self.runner)]
         manifest = {
             **plan,
             "format": FORMAT,
-            "corpus": corpus_figures(documents, tokens, num_held_out, left_out),
+            "corpus": corpus_figures(documents, chosen, num_held_out, left_out),
             "vocabulary": describe_vocabulary(vocabulary, given),
             "vocabulary_source": short_name(self.settings.vocab) if self.settings.vocab else None,
             "files": [record.as_json() for record in tables],
@@ -278,28 +277,6 @@ class Pipeline:
             for file in record["files"]:
                 yield PartTask(self.folder, file["path"], file["text_bytes"], self.settings.cased, vocabulary)
 
-    def _split(self, tokens: Records, vocabulary: Vocabulary) -> tuple[str, int]:
-        """Numbers the documents and chooses those held out for validation.
-
-        Returns what stands for the corpus as it is then, and how many documents are held out.
-        """
-        num_documents = sum(record["documents"] for record in tokens)
-        if not num_documents:
-            raise UserError("no document has any text in it once it is cut into pieces")
-        if not self.work.is_finished("split"):
-            write_parts(self.folder, ((path, record["documents"], record["pieces"]) for path, record in filled(tokens)))
-
-            def digests() -> Iterator[Array]:
-                for path, _ in filled(tokens):
-                    yield np.asarray(map_batches(self.folder / path).get_batch(0)["digest"])
-
-            with replacing(self.folder / HELD_OUT) as file:
-                s = self.settings
-                np.save(file, choose_held_out(digests, num_documents, s.validation, s.seed))
-            self.work.finish("split")
-        checksums = [FileRecord.of(self.folder, name).sha256 for name in (PARTS, HELD_OUT)]
-        return hash_of(*checksums, vocabulary.sha256), len(np.load(self.folder / HELD_OUT, mmap_mode="r"))
-
     def _write_documents(self, documents: Records, tokens: Records) -> FileRecord:
         """Writes the table of all documents, in which the number of a document is its row."""
 
@@ -310,18 +287,6 @@ class Pipeline:
                 yield pa.record_batch([batch["id"], batch["title"], names], schema=DOCUMENTS_SCHEMA)
 
         return write_batches(self.folder, DOCUMENTS, DOCUMENTS_SCHEMA, batches(), compression="zstd")
-
-
-def filled(tokens: Records) -> Iterator[tuple[str, Record]]:
-    """Finds the files of token documents that have any, with their records."""
-    for record in tokens:
-        if record["documents"]:
-            yield record["files"][0]["path"], record
-
-
-def hash_of(*parts: str) -> str:
-    """Makes a short name that stands for all the parts together."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Record:
@@ -355,15 +320,21 @@ def corpus_figures(documents: Records, tokens: Records, validation: int, left_ou
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
     totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown", "text_bytes"), 0))
+    more: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
-        by_source[source] += record["documents"]
-        totals.update({name: record[name] for name in totals})
+        books: int = record["books"] if "books" in record else record["documents"]
+        by_source[source] += books
+        totals.update({**{name: record[name] for name in totals}, "documents": books})
+        more.update({name: record[name] for name in ("copies", "over_share") if name in record})
+        if "books" in record:  # passages for validation are cut out of the documents
+            more["passages"] += record["documents"]
     faults, replaced = list(left_out.skipped), 0
     for record in documents:
         faults += record["skipped"]
         replaced += record["replaced"]
     return {
         **totals,
+        **more,
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
         "skipped": [without_place(fault, left_out.names) for fault in faults],

@@ -24,8 +24,16 @@ from data_prep.common.languages import language_fault
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
-REPEATED = ("docs", "format", "text_field")  # flags that may be given several times, all in place of those of a file
+REPEATED = (
+    "docs",
+    "format",
+    "text_field",
+    "max_share",
+)  # flags that may be given several times, all in place of those of a file
 NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")  # change nothing, or are in the plan in a better form
+
+FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
+LARGEST_SHARE = 0.05  # of the text that validation should have at most, since training lacks it
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
@@ -54,6 +62,11 @@ class Settings:
     """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
     errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
+    drop_copies: bool = False
+    """Leave out documents whose text an earlier document has, and count them."""
+    max_share: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
+    random, and counted."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
@@ -108,6 +121,11 @@ class Settings:
         """Maps the names of sources to the fields that have their texts; "" stands for all others."""
         return {"": TEXT_FIELD, **by_source(flat(self.text_field))}
 
+    @property
+    def max_shares(self) -> dict[str, float]:
+        """Maps the names of sources to the largest shares of the text that they may have."""
+        return {name: float(share) for name, share in by_source(flat(self.max_share)).items()}
+
     def text_field_of(self, source: str) -> str:
         """Names the field or column that has the texts of a source."""
         return self.text_fields.get(source, self.text_fields[""])
@@ -124,9 +142,21 @@ class Settings:
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
+        values["max_share"] = self.max_shares
         for name, named in (("format", self.formats), ("text_field", self.text_fields)):
             values[name] = named if named.keys() - {""} else named.get("")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def num_held_out(num_documents: int, share: float) -> int:
+    """Says how many documents are to be held out: a share of all, but not so few that they say little.
+
+    Where those few are a large part of all documents, it is one at least.
+    """
+    if not share:
+        return 0
+    fewest = FEWEST_HELD_OUT if LARGEST_SHARE * num_documents >= FEWEST_HELD_OUT else 1
+    return min(max(fewest, round(num_documents * share)), num_documents - 1)
 
 
 def flat(groups: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -242,8 +272,21 @@ def _check_text(s: Settings) -> Checks:
     for flag, values in (("--format", flat(s.format)), ("--text-field", flat(s.text_field))):
         once = len(by_source(values)) == len(values)
         yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
+    for said in flat(s.max_share):
+        name, _, share = said.rpartition("=")
+        yield name and _is_share(share), f"--max-share {said}: NAME=SHARE, such as wiki=0.5"
+    once = len(by_source(flat(s.max_share))) == len(flat(s.max_share))
+    yield once, f"--max-share {' '.join(flat(s.max_share))}: once for each source"
     fault = "" if s.language is None else language_fault(s.language)
     yield not fault, f"--language {s.language}: {fault}"
+
+
+def _is_share(text: str) -> bool:
+    """Tells a share above 0 and below 1 from anything else."""
+    try:
+        return 0 < float(text) < 1
+    except ValueError:
+        return False
 
 
 def _check_lengths(s: Settings) -> Checks:

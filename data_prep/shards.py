@@ -33,6 +33,8 @@ from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
 from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
+LATER: dict[str, Any] = {"extend": 0, "drop_copies": False, "max_share": {}}
+"""Settings that earlier versions had not, with what they did in all folders then."""
 MANIFEST = "manifest.json"
 KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "files", "sets", "bytes", "fingerprint"}
 DOCUMENTS = "documents.arrow"
@@ -64,11 +66,16 @@ class ShardSet:
     @property
     def folder(self) -> str:
         """Names the folder of the set, relative to the output folder."""
-        return f"length-{self.length}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
+        return f"{length_folder(self.length)}/" + ("validation" if self.validation else f"duplicate-{self.duplicate}")
 
     def shard(self, index: int) -> str:
         """Names a shard by its path, relative to the output folder."""
         return f"{self.folder}/shard-{index:05}.arrow"
+
+
+def length_folder(length: int) -> str:
+    """Names the folder of all shards of one length, relative to the output folder."""
+    return f"length-{length}"
 
 
 def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.Schema:
@@ -180,6 +187,12 @@ class Manifest:
         """Counts the pieces of the vocabulary."""
         return int(self.content["vocabulary"]["size"])
 
+    @property
+    def num_documents(self) -> int:
+        """Counts the rows of the table of documents, where a passage that was cut out for validation has its own."""
+        corpus = self.content["corpus"]
+        return int(corpus.get("passages", corpus["documents"]))
+
     def lengths(self) -> list[int]:
         """Lists the lengths of the training examples, the shortest first."""
         return sorted({shards.length for shards in self.sets() if not shards.validation})
@@ -217,9 +230,9 @@ def fingerprint(content: dict[str, Any]) -> str:
 def meant(settings: dict[str, Any]) -> dict[str, Any]:
     """Spells recorded settings so that those of equal shards are equal, also those of earlier versions.
 
-    A language that is not given is the one whose rules are taken for it; earlier versions had no `extend`.
+    A language that is not given is the one whose rules are taken for it; earlier versions had not all of the settings.
     """
-    known = {name: value for name, value in settings.items() if (name, value) != ("extend", 0)}
+    known = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
     return {**known, "language": settings.get("language") or DEFAULT}
 
 

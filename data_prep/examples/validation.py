@@ -10,21 +10,12 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.examples.streams import mix
+from data_prep.settings import num_held_out
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
-FEWEST = 10  # documents held out, where they are a small share of all
-LARGEST_SHARE = 0.05  # of all documents that these few may be
 COPIES = 4  # of a text that are held out together, however few are wanted
 MARGIN = 1000  # digests that are looked at beyond those that are likely needed
 RANKS = 2.0**64
-
-
-def num_wanted(num_documents: int, share: float) -> int:
-    """Says how many documents are to be held out: a share of them, but not so few that they say little."""
-    if not share:
-        return 0
-    fewest = FEWEST if LARGEST_SHARE * num_documents >= FEWEST else 1
-    return min(max(fewest, round(num_documents * share)), num_documents - 1)
 
 
 def choose_held_out(digests: Digests, num_documents: int, share: float, seed: int) -> Array:
@@ -34,7 +25,7 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
     and a text in validation is in no training example. A text with very many copies stays in training, unless all are
     such. What is in memory are the digests near the smallest, never those of all documents.
     """
-    wanted = num_wanted(num_documents, share)
+    wanted = num_held_out(num_documents, share)
     if wanted < 1:
         return np.empty(0, np.int64)
     salt = np.uint64(seed)

@@ -7,21 +7,26 @@ from typing import Any
 
 from rich.table import Table
 
+from data_prep.settings import LARGEST_SHARE, num_held_out
+
 FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
-LARGEST_SHARE = 0.05
-"""Which share of the text validation should have at most, since training lacks it."""
 
 
 def figures_table(manifest: dict[str, Any]) -> Table:
     """Lays out the figures of a manifest: the corpus, a line for every set of shards, and the bytes they take."""
-    corpus, sets = manifest["corpus"], manifest["sets"]
+    corpus, sets, settings = manifest["corpus"], manifest["sets"], manifest["settings"]
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     table.add_row("documents", f"{corpus['documents']:,}")
     table.add_row("  held out", f"{corpus['validation_documents']:,}", held_out(manifest))
+    if "copies" in corpus:
+        table.add_row("  copies", f"{corpus['copies']:,}", "left out, as an earlier document has their text")
+    if "over_share" in corpus:
+        shares = ", ".join(f"{name} at most {percent(share)}" for name, share in settings["max_share"].items())
+        table.add_row("  over share", f"{corpus['over_share']:,}", f"left out: {shares}")
     if corpus["skipped"] or corpus["empty"] or corpus["replaced"]:
         faults = (
             f"{len(corpus['skipped']):,} unreadable, {corpus['empty']:,} without text; "
@@ -60,7 +65,8 @@ def held_out(manifest: dict[str, Any]) -> str:
         return "nothing for validation" + (" (--validation 0)" if not asked else "")
     examples = ", ".join(f"{count:,} of length {length}" for length, count in _validation_examples(manifest).items())
     share = f"{percent(_validation_share(manifest))} of the text ({percent(asked)} asked for)"
-    return f"for validation, {share}; examples: {examples}"
+    what = "passages for validation, out of all documents" if "passages" in corpus else "for validation"
+    return f"{what}, {share}; examples: {examples}"
 
 
 def percent(share: float) -> str:
@@ -74,8 +80,8 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
     number, total = corpus["validation_documents"], corpus["documents"]
     if not number:
         if asked:
-            cause = "there is one document" if total == 1 else "all documents are copies of one"
-            cure = "cut the text into several files to hold some out, or give --validation 0 if that is meant"
+            cause = "there is one document, and a short one" if total == 1 else "all documents are copies of one"
+            cure = "take more text, or give --validation 0 if that is meant"
             yield f"nothing is held out for validation: {cause}; {cure}"
         return
     share = _validation_share(manifest)
@@ -86,8 +92,10 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {counts}; {cure}"
     if share > LARGEST_SHARE:
-        wanted = max(1, round(total * asked))
-        if number > wanted:
+        wanted = num_held_out(total, asked)
+        if "passages" in corpus and asked <= LARGEST_SHARE:
+            cause, cure = f"{number:,} passages of a short text are as much as that", "take more text"
+        elif number > wanted and "passages" not in corpus:
             cause = f"{number:,} documents are held out where {wanted:,} would do, since copies of a text go together"
             cure = "leave the copies out of the text"
         elif asked > LARGEST_SHARE:

@@ -100,7 +100,7 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
         rows = sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(f"{path}: cannot be read: {error}") from error
-    promised = manifest.content["corpus"]["documents"]
+    promised = manifest.num_documents
     if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
         raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
 
@@ -117,7 +117,7 @@ class SetCheck:
         record.check(self._folder)
         path, length, manifest = self._folder / record.path, self._shards.length, self._manifest
         batch = read_shard(path)
-        schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
+        schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
         if batch.schema != schema:
             raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
         if batch.num_rows != record.rows:

@@ -89,7 +89,7 @@ def find_files(
     return files
 
 
-def check_names(flag: str, values: Mapping[str, str], sources: list[str]) -> None:
+def check_names(flag: str, values: Mapping[str, object], sources: list[str]) -> None:
     """Raises UserError where a flag such as --text-field NAME=FIELD names a source that is not there."""
     for name, value in values.items():
         if name and name not in sources:

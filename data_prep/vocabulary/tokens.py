@@ -119,7 +119,7 @@ def encode_part(task: PartTask) -> dict[str, Any]:
     sentences = pa.ListArray.from_arrays(
         list_offsets(document_ends), pa.ListArray.from_arrays(list_offsets(sentence_ends), ids)
     )
-    digests = _digests(pieces.ids, sentence_ends, document_ends)
+    digests = digests_of(pieces.ids, sentence_ends, document_ends)
     kept = batch.filter(pa.array(filled))
     out = pa.record_batch(
         [kept["id"], kept["title"], sentences.cast(schema.field("sentences").type), pa.array(digests)], schema=schema
@@ -170,7 +170,7 @@ def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Arra
 
 
 @compiled
-def _digests(pieces, sentence_ends, document_ends):
+def digests_of(pieces, sentence_ends, document_ends):
     """Hashes the pieces of every document into 64 bits, so that copies of a text are known by their digests."""
     digests = np.empty(document_ends.size, np.uint64)
     at = 0

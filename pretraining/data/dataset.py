@@ -45,7 +45,7 @@ class Dataset:
         self.records = [record for records in sets for record in records]
         """The shards of all duplicates; a shard's number in the dataset is its place here."""
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
-        self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
+        self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.num_documents)
         self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._checked: set[int] = set()
 

@@ -274,7 +274,7 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 def test_enough_is_held_out_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = "".join(json.dumps({"text": text(number, 300)}) + "\n" for number in range(190))
+    lines = "".join(json.dumps({"text": text(number, 10)}) + "\n" for number in range(2500))
     (tmp_path / "x.jsonl").write_text(lines)
     few = said(capfd, tmp_path / "x.jsonl", tmp_path / "few", "--validation", "0.0025")
     enough = few.partition("; --validation ")[2].partition(" holds out enough")[0]
@@ -304,7 +304,7 @@ def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path, capfd: pyte
     assert "warning" not in none
     one = said(capfd, mine / "book.txt", tmp_path / "one")
     assert table_row(one, "held out") == "held out 0 nothing for validation"
-    assert "warning: nothing is held out for validation: there is one document; cut the text into several" in one
+    assert "warning: nothing is held out for validation: there is one document, and a short one; take more text" in one
 
 
 # What takes time

@@ -1,0 +1,197 @@
+"""Between tokens and examples: leaves documents out, and cuts passages for validation out of long ones.
+
+Copies of a document are left out where the user wants that, and so much of a source as it is to have no larger a share.
+Where a corpus has few documents, holding one of them out would take a whole book from training, and leave a book to be
+its own partner: there, passages from all over the corpus are held out, each of which is a document of its own then.
+All of it rewrites files of token documents, one task a file; a file of which nothing changes stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.hashing import hash_key
+from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
+from data_prep.shards import WORK, list_offsets, map_batches, write_batches
+from data_prep.vocabulary.tokens import digests_of
+
+COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
+BUCKET_BYTES = 128 << 20  # of digests that are compared in memory at once, about
+SHORTEST, USUAL, TOGETHER = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
+RANKS = 2.0**64
+
+
+@dataclass(frozen=True)
+class SiftTask:
+    """Asks a worker for what is left of one file of token documents."""
+
+    folder: Path
+    """The output folder."""
+    step: str
+    number: int
+    """The number of the file."""
+    record: dict[str, Any]
+    """What the task that wrote the file told of it."""
+    unknown: int
+    """The id of the piece for unknown words."""
+    first: int = 0
+    """The number of the first document, where copies are left out."""
+    kept_share: float = 1.0
+    """The share of the documents that stay."""
+    seed: int = 0
+    passages: tuple[tuple[int, int], ...] = ()
+    """Where passages for validation begin among the sentences of the file, and how many sentences they have."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step."""
+        return f"{self.number:07}"
+
+    @property
+    def weight(self) -> int:
+        """Says how many pieces the documents have."""
+        return int(self.record["pieces"])
+
+
+def leave_out_copies(task: SiftTask) -> dict[str, Any]:
+    """Leaves out the documents whose text an earlier document has."""
+    count = task.record["documents"]
+    copies = np.memmap(task.folder / COPIES, np.uint8, "r", task.first, count) if count else np.empty(0, np.uint8)
+    return _keep(task, np.asarray(copies) == 0, "copies")
+
+
+def leave_out_share(task: SiftTask) -> dict[str, Any]:
+    """Leaves out so many documents that their share stays, whichever those are."""
+    kept = np.ones(task.record["documents"], bool)
+    if task.kept_share < 1 and len(kept):
+        kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * RANKS)
+    return _keep(task, kept, "over_share")
+
+
+def cut_passages(task: SiftTask) -> dict[str, Any]:
+    """Cuts passages out of the documents: a passage and what is before and after it are documents of their own then."""
+    if not task.record["documents"]:
+        return {**task.record, "books": 0, "held_out": []}
+    batch = _batch(task)
+    column = batch["sentences"]
+    ends = np.asarray(column.offsets)[1:].astype(np.int64)
+    spans = np.array([_within(ends, *passage) for passage in task.passages], np.int64).reshape(-1, 2)
+    new_ends = np.unique(np.concatenate([ends, spans.ravel()]))
+    new_ends = new_ends[new_ends > 0]
+    books = np.searchsorted(ends, new_ends)
+    kind = column.type
+    sentences = pa.ListArray.from_arrays(list_offsets(new_ends), column.values, type=kind)
+    digests = digests_of(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
+    names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
+    schema = batch.schema.append(pa.field("book", pa.uint32(), nullable=False))
+    cut = pa.record_batch([*names, sentences, pa.array(digests), pa.array(books, pa.uint32())], schema=schema)
+    held_out = np.searchsorted(new_ends, spans[:, 1]).tolist()
+    return {**_write(task, cut), "documents": len(new_ends), "books": len(ends), "held_out": held_out}
+
+
+def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
+    """Moves a passage back where it would go beyond its document, and cuts it to the document where it is longer."""
+    row = int(np.searchsorted(ends, start, side="right"))
+    first, last = int(ends[row - 1]) if row else 0, int(ends[row])
+    begin = max(first, min(start, last - size))
+    return begin, min(begin + size, last)
+
+
+def _batch(task: SiftTask) -> pa.RecordBatch:
+    return map_batches(task.folder / task.record["files"][0]["path"]).get_batch(0)
+
+
+def _keep(task: SiftTask, kept: Array, cause: str) -> dict[str, Any]:
+    """Writes the documents that stay, unless all do; counts them anew, and those left out for this cause."""
+    if kept.all():
+        return {**task.record, cause: 0}
+    batch = _batch(task).filter(pa.array(kept))
+    sentences = batch["sentences"].values
+    pieces = np.asarray(sentences.values)
+    return {
+        **_write(task, batch),
+        "documents": batch.num_rows,
+        "sentences": len(sentences),
+        "pieces": len(pieces),
+        "unknown": int(np.count_nonzero(pieces == task.unknown)),
+        cause: int(np.count_nonzero(~kept)),
+    }
+
+
+def _write(task: SiftTask, batch: pa.RecordBatch) -> dict[str, Any]:
+    """Writes a file of token documents that takes the place of another; returns its record."""
+    name = f"{WORK}/{task.step}/{task.number // 1000:04}/{task.name}.arrow"
+    return {**task.record, "files": [write_batches(task.folder, name, batch.schema, [batch]).as_json()]}
+
+
+def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_documents: int) -> None:
+    """Notes of every document whether an earlier one has its text; keeps few of the digests in memory at a time."""
+    copies = np.memmap(folder / COPIES, np.uint8, "w+", shape=(num_documents,))
+    num_buckets = -(-16 * num_documents // BUCKET_BYTES)
+    for same in _buckets(folder / WORK / "digests", digests, num_buckets):
+        order = np.lexsort((same["number"], same["digest"]))
+        again = np.flatnonzero(same["digest"][order[1:]] == same["digest"][order[:-1]]) + 1
+        copies[same["number"][order[again]]] = 1
+    copies.flush()
+
+
+def _buckets(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> Iterator[Array]:
+    """Divides the digests with the numbers of their documents into groups, none of which parts equal ones."""
+    kind = np.dtype([("digest", np.uint64), ("number", np.int64)])
+    number = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{index:04}" for index in range(count)]
+    for path in paths:
+        path.write_bytes(b"")
+    for part in digests():
+        rows = np.empty(len(part), kind)
+        rows["digest"], rows["number"] = part, np.arange(number, number + len(part))
+        number += len(part)
+        home = ((part >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+        for index in np.unique(home).tolist():
+            with paths[index].open("ab") as file:
+                rows[home == index].tofile(file)
+    for path in paths:
+        yield np.fromfile(path, kind)
+        path.unlink()
+
+
+def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
+    """Works out which share of each source stays, so that none has more of what stays than its limit."""
+    limited: set[str] = set()
+    while True:
+        free = sum(count for name, count in pieces.items() if name not in limited)
+        rest = 1 - sum(limits[name] for name in limited)
+        if not free or rest <= 0:
+            raise UserError("--max-share: the shares of all sources make less than 100%; leave one without a limit")
+        total = free / rest
+        over = {name for name in limits.keys() - limited if pieces.get(name, 0) > limits[name] * total}
+        if not over:
+            return {name: limits[name] * total / pieces[name] if name in limited else 1.0 for name in pieces}
+        limited |= over
+
+
+def choose_passages(num_documents: int, num_sentences: int, share: float, seed: int) -> list[tuple[int, int]]:
+    """Chooses passages for validation where documents are too few: their first sentences, and how many they have.
+
+    They lie apart, as far from one another as they can be all over the corpus. None are chosen where the documents are
+    many enough, or all of the text is too short.
+    """
+    if not share or round(num_documents * share) >= FEWEST_HELD_OUT or LARGEST_SHARE * num_documents >= FEWEST_HELD_OUT:
+        return []
+    wanted = share * num_sentences
+    count = max(FEWEST_HELD_OUT, round(wanted / TOGETHER))
+    size = int(min(max(USUAL, wanted / count), max(share, LARGEST_SHARE) * num_sentences / count))
+    apart = num_sentences // count
+    if size < SHORTEST or apart <= 3 * size:
+        return []
+    jitter = hash_key(seed, 2, np.arange(count)) % np.uint64(apart - 2 * size)
+    return [(index * apart + size + int(jitter[index]), size) for index in range(count)]

@@ -1,0 +1,220 @@
+"""Copies that are left out, sources that are limited, and passages held out where documents are few."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import sentence
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sharding import run, tree
+
+from data_prep import shard, verify
+from data_prep.common.errors import UserError
+from data_prep.examples import sifting
+from data_prep.examples.sifting import choose_passages, kept_shares, mark_copies
+from data_prep.shards import WORK, Manifest, map_batches, read_shard
+
+
+def text(draw: random.Random, sentences: int) -> str:
+    return " ".join(sentence(draw) for _ in range(sentences))
+
+
+def write_lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": str(number), "text": one}) + "\n" for number, one in enumerate(texts)))
+    return path
+
+
+def ids(folder: Path) -> list[str]:
+    return [row["id"] for row in map_batches(folder / "documents.arrow").read_all().to_pylist()]
+
+
+# Copies
+
+
+def test_copies_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(1)
+    different = [text(draw, 8) for _ in range(300)]
+    both = different + [different[number] for number in range(0, 300, 3)]
+    order = list(range(400))
+    draw.shuffle(order)
+    docs = write_lines(tmp_path / "x.jsonl", [both[number] for number in order])
+    assert run(docs, tmp_path / "out", "--drop-copies") == 0
+    assert "copies 100 left out, as an earlier document has" in " ".join(capfd.readouterr().out.split())
+    corpus = Manifest.read(tmp_path / "out").content["corpus"]
+    assert (corpus["documents"], corpus["copies"]) == (300, 100)
+    first = {both[number]: str(place) for place, number in reversed(list(enumerate(order)))}
+    assert ids(tmp_path / "out") == sorted(first.values(), key=int)
+    assert verify.main([str(tmp_path / "out")]) == 0
+    assert run(docs, tmp_path / "other", "--drop-copies", "--workers", "2") == 0
+    assert tree(tmp_path / "other") == tree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("bucket", [16 * 50, 16 * 1000, 1 << 27])
+def test_copies_are_found_however_few_digests_are_in_memory(
+    bucket: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sifting, "BUCKET_BYTES", bucket)
+    digests = np.random.default_rng(1).integers(0, 2**64, 2000, np.uint64)[
+        np.random.default_rng(2).integers(0, 2000, 3000)
+    ]
+    (tmp_path / WORK).mkdir()
+    mark_copies(tmp_path, lambda: (digests[at : at + 70] for at in range(0, 3000, 70)), 3000)
+    _, firsts = np.unique(digests, return_index=True)
+    marked = np.fromfile(tmp_path / sifting.COPIES, np.uint8)
+    np.testing.assert_array_equal(np.flatnonzero(marked == 0), np.sort(firsts))
+
+
+# Shares of sources
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.integers(1, 10**9), min_size=1),
+    st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 0.99)),
+)
+def test_no_source_has_more_than_its_share_of_what_stays(pieces: dict[str, int], limits: dict[str, float]) -> None:
+    limits = {name: limit for name, limit in limits.items() if name in pieces}
+    try:
+        shares = kept_shares(pieces, limits)
+    except UserError:
+        assert sum(limits.values()) <= 1 + 1e-9
+        assert limits.keys() == pieces.keys()
+        return
+    total = sum(pieces[name] * shares[name] for name in pieces)
+    for name, share in shares.items():
+        assert 0 < share <= 1
+        part = pieces[name] * share / total
+        assert part <= limits.get(name, 1) * (1 + 1e-6)
+        assert share == 1 or part >= limits[name] * (1 - 1e-6)
+
+
+def test_a_source_is_limited_to_its_share(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(2)
+    large = write_lines(tmp_path / "large.jsonl", [text(draw, 6) for _ in range(1500)])
+    small = write_lines(tmp_path / "small.jsonl", [text(draw, 6) for _ in range(500)])
+    arguments = ["--docs", f"large={large}", f"small={small}", "--out", str(tmp_path / "out"), "--lengths", "32", "--workers", "1"]
+    arguments += ["--vocab-size", "300", "--duplicates", "1"]
+    assert shard.main([*arguments, "--max-share", "large=0.5"]) == 0
+    corpus = Manifest.read(tmp_path / "out").content["corpus"]
+    assert corpus["documents_by_source"]["small"] == 500
+    assert 420 < corpus["documents_by_source"]["large"] < 580
+    assert corpus["over_share"] == 1500 - corpus["documents_by_source"]["large"]
+    assert "large at most 50%" in capfd.readouterr().out
+    assert shard.main([*arguments, "--max-share", "huge=0.5", "--out", str(tmp_path / "other")]) == 2
+    assert "there is no source huge" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["0.5", "x=2", "x=", "x=0"])
+def test_a_share_that_is_none_is_refused(wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert shard.main(["--docs", str(tmp_path), "--max-share", wrong]) == 2
+    assert f"--max-share {wrong}: NAME=SHARE, such as wiki=0.5" in capfd.readouterr().err
+
+
+# Passages
+
+
+@given(st.integers(1, 3000), st.integers(0, 10**7), st.sampled_from([0.0, 0.001, 0.005, 0.02, 0.2]))
+def test_passages_lie_apart_and_are_a_small_share(documents: int, sentences: int, share: float) -> None:
+    passages = choose_passages(documents, sentences, share, seed=3)
+    if not share or documents >= 200 or documents * share > 10 or sentences * max(share, 0.05) < 200:
+        assert not passages
+        return
+    assert len(passages) >= 10
+    assert sum(size for _, size in passages) <= max(share, 0.05) * sentences
+    assert all(size >= 20 for _, size in passages)
+    assert all(first + 2 * size <= then for (first, size), (then, _) in itertools.pairwise(passages))
+    assert passages[-1][0] + passages[-1][1] <= sentences
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes six books, whose sentences begin with the numbers of the book and the sentence."""
+    folder, draw = tmp_path_factory.mktemp("text") / "books", random.Random(4)
+    folder.mkdir()
+    for book, size in enumerate((300, 5000, 900, 2500, 700, 1600)):
+        lines = (f"b{book} s{number} {sentence(draw)}" for number in range(size))
+        (folder / f"{book}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(books: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    assert run(books, out, "--format", "sentences") == 0
+    return out
+
+
+def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]]:
+    """Lists the words of A and of B of all examples, for training and for validation, as they were before masking."""
+    pieces = (folder / "vocab.txt").read_text().splitlines()
+    found = defaultdict(list)
+    for chosen, records in Manifest.read(folder).sets().items():
+        for row in (row for record in records for row in read_shard(folder / record.path).to_pylist()):
+            restored = list(row["pieces"])
+            for mask in row["masked"]:
+                restored[mask["position"]] = mask["piece"]
+            words = [
+                " ".join(pieces[number] for number in part).replace(" ##", "").split()
+                for part in (restored[1 : row["boundary"] - 1], restored[row["boundary"] : -1])
+            ]
+            found[chosen.validation].append((words[0], words[1], row["random_next"]))
+    return found
+
+
+def test_passages_of_several_books_are_held_out(prepared: Path) -> None:
+    corpus = Manifest.read(prepared).content["corpus"]
+    assert corpus["documents"] == 6
+    assert corpus["validation_documents"] == 10
+    assert len(ids(prepared)) == corpus["passages"] > 16
+    found = words_of(prepared)
+    validation = [[word for word in a if word[0] == "b" and word[1:].isdigit()] for a, _, _ in found[True]]
+    assert len({word for words in validation for word in words}) >= 3
+
+
+def test_the_partner_is_of_another_book(prepared: Path) -> None:
+    """Each book is the partner of every other, and of itself only where ten draws found no other."""
+    found = words_of(prepared)
+    for kind, examples in found.items():
+        own: Counter[bool] = Counter()
+        for a, b, random_next in examples:
+            homes = [{word for word in part if word[0] == "b" and word[1:].isdigit()} for part in (a, b)]
+            if random_next and all(homes):
+                own[bool(homes[0] & homes[1])] += 1
+        assert own[True] <= (0.002 if not kind else 0.05) * own.total()
+
+
+def test_no_sentence_of_a_passage_is_in_training(prepared: Path) -> None:
+    marks = {}
+    for kind, examples in words_of(prepared).items():
+        marks[kind] = {
+            (first, second)
+            for a, b, _ in examples
+            for part in (a, b)
+            for first, second in itertools.pairwise(part[:-1])  # the last may be cut
+            if first[0] == "b" and second[0] == "s" and first[1:].isdigit() and second[1:].isdigit()
+        }
+    assert len(marks[True]) > 100
+    assert not marks[True] & marks[False]
+
+
+def test_passages_do_not_depend_on_workers_and_are_told(
+    books: Path, prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(books, tmp_path / "two", "--format", "sentences", "--workers", "2") == 0
+    assert tree(tmp_path / "two") == tree(prepared)
+    out = capfd.readouterr().out
+    assert "passages for validation, out of all documents" in out
+    assert verify.main([str(prepared)]) == 0
+
+
+def test_one_long_book_has_validation_too(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    (tmp_path / "book.txt").write_text("\n".join(sentence(draw) for _ in range(5000)))
+    assert run(tmp_path / "book.txt", tmp_path / "out", "--format", "sentences") == 0
+    assert Manifest.read(tmp_path / "out").content["corpus"]["validation_documents"] == 10
