@@ -177,7 +177,9 @@ class Pipeline:
         """Reads all files into documents; none in a source likely means that it is read as the wrong format."""
         s = self.settings
         tasks = [
-            ExtractTask(self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors)
+            ExtractTask(
+                self.folder, bundle, s.language or DEFAULT, s.text_field_of(bundle.source), s.errors, s.formulas
+            )
             for bundle in make_bundles(files)
         ]
         records = self._step("documents", extract, tasks, "B", num_documents)

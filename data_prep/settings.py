@@ -29,6 +29,7 @@ NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")  # change nothi
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
+Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
 Pairing = Literal["nsp", "none"]
 
@@ -54,6 +55,8 @@ class Settings:
     """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
     errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
+    formulas: Formulas = "drop"
+    """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
@@ -281,7 +284,7 @@ def _check_numbers(s: Settings) -> Checks:
 
 def _check_choices(s: Settings) -> Checks:
     """Checks what a TOML file may get wrong and a flag may not, and the size of a shard."""
-    for name, kind in (("errors", Errors), ("masking", MaskedUnit), ("pairs", Pairing)):
+    for name, kind in (("errors", Errors), ("formulas", Formulas), ("masking", MaskedUnit), ("pairs", Pairing)):
         value, choices = getattr(s, name), get_args(kind)
         yield value in choices, f"--{name} {value}: one of {', '.join(choices)}"
     try:

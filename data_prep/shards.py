@@ -38,6 +38,7 @@ KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "file
 DOCUMENTS = "documents.arrow"
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
+ADDED_SINCE = {"extend": 0, "formulas": "drop"}.items()  # settings that earlier versions lacked, as they were then
 
 DOCUMENTS_SCHEMA = pa.schema(
     [
@@ -217,9 +218,10 @@ def fingerprint(content: dict[str, Any]) -> str:
 def meant(settings: dict[str, Any]) -> dict[str, Any]:
     """Spells recorded settings so that those of equal shards are equal, also those of earlier versions.
 
-    A language that is not given is the one whose rules are taken for it; earlier versions had no `extend`.
+    A language that is not given is the one whose rules are taken for it; earlier versions had no `extend`
+    and no `formulas`.
     """
-    known = {name: value for name, value in settings.items() if (name, value) != ("extend", 0)}
+    known = {name: value for name, value in settings.items() if (name, value) not in ADDED_SINCE}
     return {**known, "language": settings.get("language") or DEFAULT}
 
 

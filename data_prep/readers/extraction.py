@@ -14,7 +14,7 @@ from data_prep.readers import READERS
 from data_prep.readers.reader import Document, Options, Problems
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
-from data_prep.settings import Errors
+from data_prep.settings import Errors, Formulas
 from data_prep.shards import WORK, write_batches
 
 FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
@@ -37,6 +37,7 @@ class ExtractTask:
     language: str
     text_field: str
     errors: Errors
+    formulas: Formulas = "drop"
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = READERS[task.bundle.format]
-    options = Options(problems, task.text_field, task.bundle.source)
+    options = Options(problems, task.text_field, task.bundle.source, task.formulas)
 
     def documents() -> Iterator[Document]:
         for span in task.bundle.spans:
