@@ -292,9 +292,9 @@ TABLE: dict[str, Writer] = {
     **_named(
         "nowrap|nobr|nobreak|nwr|no wrap|small|smaller|big|bigger|large|larger|huge|midsize|nobold|normal|noitalic|"
         "noitalics|nocaps|roman|em|strong|bold|italic|i|italics|var|mvar|tt|mono|code|kbd|samp|key|unicode|sc|"
-        "smallcaps|small caps|sc2|smcaps|smallcaps all|aut|uppercase|abbr|abbrlink|abbrv|tooltip|ipa|iast|polytonic|hebrew|"
-        "typo|as written|proper name|underline|ul|strike|strikethrough|overline|visible anchor|vanchor|script|tlit|"
-        "flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|nihongo foot|"
+        "smallcaps|small caps|sc2|smcaps|smallcaps all|aut|uppercase|abbr|abbrlink|abbrv|tooltip|ipa|iast|polytonic|"
+        "hebrew|typo|as written|proper name|underline|ul|strike|strikethrough|overline|visible anchor|vanchor|script|"
+        "tlit|flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|nihongo foot|"
         "not a typo|chem2|nombre|highlight|initialism",
         _first,
     ),

@@ -28,7 +28,7 @@ SHIFTS = str.maketrans("", "", RAISED + LOWERED)
 FORMULAS = re.compile(rf"{FORMULA}(?: ?{FORMULA})*")
 GLUED = re.compile(rf"(?<=\w)(?={FORMULA})|(?<={FORMULA})(?=\w)")
 
-RUN = re.compile(f"[{GONE}{HOLE}](?: ?[{GONE}{HOLE}])*")
+RUN = re.compile(f"[{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?")
 PRICE = re.compile(rf"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?{HOLE}")
 EMPTY_QUOTES = re.compile(rf"([\"'])[{GONE}{HOLE}]\1|[“„”«»‘‚‹「『\[] ?[{GONE}{HOLE}] ?[”“»«’‘›」』\]]")
 REMARK_IN_BRACKETS = re.compile(rf" ?\([^()]*{HOLE}[^()]*\)")
@@ -71,11 +71,16 @@ def tidy(text: str, word: str) -> str:
 
 def _without_marks(text: str) -> str:
     """Takes away what was left out, with the quotes, brackets and commas that were there for it."""
-    text = RUN.sub(lambda run: HOLE if HOLE in run[0] else GONE, text)
+    text = RUN.sub(_one_mark, text)
     text = PRICE.sub(HOLE, REMARK_IN_BRACKETS.sub(_remark, EMPTY_QUOTES.sub(HOLE, text)))
-    text = RUN.sub(lambda run: HOLE if HOLE in run[0] else GONE, text)
+    text = RUN.sub(_one_mark, text)
     text = BEFORE_COMMA.sub("", AFTER_OPENING.sub("", text))
     return " ".join(text.replace(GONE, "").replace(HOLE, "").split())
+
+
+def _one_mark(run: re.Match[str]) -> str:
+    """Joins marks beside each other, with the space between them or after them."""
+    return (HOLE if HOLE in run[0] else GONE) + " " * (" " in run[0])
 
 
 def _remark(bracket: re.Match[str]) -> str:

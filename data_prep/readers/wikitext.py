@@ -83,7 +83,7 @@ WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
 FEWEST_WORDS = 6  # of an indented line that is prose
 VARIANT = re.compile(r"-\{(?!\{)(?:([A-Za-z;+-]{0,40})\|)?([^{}\n]*)\}-")
-HIDDEN_VARIANT = re.compile(r"[HTN-]")
+HIDDEN_VARIANT = re.compile(r"(?:\A|;)[HTN-](?:;|\Z)")
 NEXT_VARIANT = re.compile(r";\s*(?=[a-z]{2,3}(?:-[a-z]+)*\s*:|\Z)")
 OF_VARIANT = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:\s*")
 
