@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import sentencex
 
+from data_prep.readers.abbreviations import rejoin
+
 WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 
@@ -25,8 +27,9 @@ def _segment(language: str, passage: str) -> list[str]:
     """
     text = passage if passage.isascii() else WHITE_SPACE.sub(" ", passage)
     try:
-        return list(sentencex.segment(language, text))
+        sentences = list(sentencex.segment(language, text))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # what a fault in its compiled code raises
             raise
         return SENTENCE_END.split(text)
+    return rejoin(language, sentences) if len(sentences) > 1 else sentences

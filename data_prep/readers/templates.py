@@ -294,8 +294,8 @@ TABLE: dict[str, Writer] = {
         "noitalics|nocaps|roman|em|strong|bold|italic|i|italics|var|mvar|tt|mono|code|kbd|samp|key|unicode|sc|"
         "smallcaps|small caps|sc2|smcaps|smallcaps all|aut|uppercase|abbr|abbrlink|abbrv|tooltip|ipa|iast|polytonic|"
         "hebrew|typo|as written|proper name|underline|ul|strike|strikethrough|overline|visible anchor|vanchor|script|"
-        "tlit|flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|nihongo foot|"
-        "not a typo|chem2|nombre|highlight|initialism",
+        "tlit|flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|"
+        "nihongo foot|not a typo|chem2|nombre|highlight|initialism",
         _first,
     ),
     **_named("lang|rtl-lang|ltr-lang|native phrase|native name|langue", _second),
