@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 
 import sentencex
 
@@ -15,8 +16,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
     """Lists the sentences of paragraphs in their order, none of them empty."""
-    sentences = (sentence.strip() for passage in passages for sentence in _segment(language, passage))
-    return [sentence for sentence in sentences if sentence]
+    parted = [_segment(language, passage) for passage in passages]
+    rejoin(language, parted)
+    return list(filter(None, map(str.strip, chain.from_iterable(parted))))
 
 
 def _segment(language: str, passage: str) -> list[str]:
@@ -27,9 +29,8 @@ def _segment(language: str, passage: str) -> list[str]:
     """
     text = passage if passage.isascii() else WHITE_SPACE.sub(" ", passage)
     try:
-        sentences = list(sentencex.segment(language, text))
+        return list(sentencex.segment(language, text))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # what a fault in its compiled code raises
             raise
         return SENTENCE_END.split(text)
-    return rejoin(language, sentences) if len(sentences) > 1 else sentences
