@@ -6,7 +6,7 @@ A rule asks what follows, so that "No. I will not." and "on Main St. He lives th
 
 from __future__ import annotations
 
-from itertools import chain, compress
+from itertools import compress
 from operator import itemgetter
 
 from data_prep.common.languages import DEFAULT, RULES
@@ -53,8 +53,8 @@ def rejoin(language: str, passages: list[list[str]]) -> None:
     """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence."""
     rules = RULES.get(language, DEFAULT)
     tails, no_ends = TAILS.get(rules, NONE), NO_ENDS.get(rules, {})
-    every = list(chain.from_iterable(passages))
-    likely = compress(every, map(tails.__contains__, map(LAST_CHARACTERS, every)))  # in C: it looks at every sentence
+    ends = [part for parts in passages if len(parts) > 1 for part in parts[:-1]]
+    likely = compress(ends, map(tails.__contains__, map(LAST_CHARACTERS, ends)))  # in C: there are many
     if not any(_last_word(part) in no_ends for part in likely):
         return
     for parts in passages:
