@@ -335,7 +335,7 @@ TABLE: dict[str, Writer] = {
     **_named("bibleverse|bible verse|bibleref|bibleref2", lambda given: " ".join(given.places()[:2]) or None),
     "prime": _around("", "′"),
     "music": lambda given: MUSIC.get(given.first("1").lower()),
-    **_named("angbr|angle bracket|angle brackets|grapheme", _around("⟨", "⟩")),
+    **_named("angbr|angle bracket|angle brackets|grapheme|vr", _around("⟨", "⟩")),
     **_named("bracket|brackets|interp|interpolation", _around("[", "]")),
     **_named("gloss|single+double|single quote", _around("'", "'")),
     **_named("lit|literal translation|literally", _around("lit. '", "'")),
