@@ -145,6 +145,14 @@ def extract(python: Path, dump: Path) -> list[str]:
         return read_extracted(sorted(out.rglob("wiki_*")))
 
 
+def extractor_version(python: Path | None) -> str | None:
+    """Which WikiExtractor a Python has."""
+    ask = "import importlib.metadata as m; print(m.version('wikiextractor'))"
+    if python is None:
+        return None
+    return subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def holes(passages: list[str]) -> dict[str, Any]:
     """How many passages of a thousand have a hole, and of which kinds."""
     rules = {kind: re.compile(rule) for kind, rule in HOLES.items()}
@@ -214,7 +222,8 @@ def main(arguments: list[str]) -> int:
         else:
             found = {dump.name: measure(dump, settings, {"now": ROOT}) for dump in dumps}
         console.print(table(found))
-        results = record("cleanliness", ["wikiextractor"], {"before": settings.before, "dumps": found}, with_gpu=False)
+        told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
+        results = record("cleanliness", [], told, with_gpu=False)
         kept = write_results(settings.out or results_file("cleanliness", with_gpu=False), results)
         console.print(f"kept in {kept}", markup=False)
     return 0
