@@ -15,7 +15,6 @@ RAISED, LOWERED = "\x05", "\x06"  # begin what stands above or below the line: 1
 JOINT = "\x07"  # keeps the quotes inside and outside of a template apart
 NOTHING = GONE + HOLE + JOINT  # what a line without text may have
 MARKS_OF_OURS = re.compile(f"[{GONE}-{JOINT}]")
-MARKS_WITHIN = str.maketrans("", "", JOINT)
 
 QUOTES = re.compile("'{2,}")
 MAGIC_WORD = re.compile(r"__[A-Z]+__")
@@ -28,13 +27,14 @@ SHIFTS = str.maketrans("", "", RAISED + LOWERED)
 FORMULAS = re.compile(rf"{FORMULA}(?: ?{FORMULA})*")
 GLUED = re.compile(rf"(?<=\w)(?={FORMULA})|(?<={FORMULA})(?=\w)")
 
-RUN = re.compile(f"[{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?")
-PRICE = re.compile(rf"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?{HOLE}")
-EMPTY_QUOTES = re.compile(rf"([\"'])[{GONE}{HOLE}]\1|[“„”«»‘‚‹「『\[] ?[{GONE}{HOLE}] ?[”“»«’‘›」』\]]")
-REMARK_IN_BRACKETS = re.compile(rf" ?\([^()]*{HOLE}[^()]*\)")
-HOLE_IN_SENTENCE = re.compile(rf"\w:? {HOLE}|[=≈~$£€¥₹] ?{HOLE}")
-AFTER_OPENING = re.compile(rf"(?:(?<=[(（\[“„«])|\A) ?(?:[{GONE}{HOLE}] ?[,;:、，]? ?)+")
-BEFORE_COMMA = re.compile(rf"(?: ?[,;、，])? ?[{GONE}{HOLE}] ?(?=[,;.:)）\]、，](?!\d))|[,;、，] ?[{GONE}{HOLE}]\Z")
+RUN = re.compile(f"([{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?)")
+PRICE = re.compile(r"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?\Z")
+PAIRS = frozenset("() [] （） “” „” „“ «» »« ‘’ ‚‘ ‹› 「」 『』 \"\" ''".split())
+DEEPEST_PAIR = 3  # of brackets and quotes around nothing; each level copies what is before it
+OPENING, CURRENCIES, COMMAS = tuple("(（[“„«"), tuple("$£€¥₹"), ",;、，"
+NEXT_MARK = re.compile(r"[,;.:)）\]、，](?!\d)|\Z")
+BRACKETS = re.compile(r"\(([^()]*)\)")
+HOLE_IN_SENTENCE = re.compile(rf"(?:\w:?|[(=≈~$£€¥₹]) {HOLE}|[=≈~$£€¥₹]{HOLE}")
 EMPTY_BRACKETS = re.compile(r" ?[(（][\s,;:、，–-]*[)）]")
 DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
 SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
@@ -55,7 +55,7 @@ def tidy(text: str, word: str) -> str:
 
     A paragraph of formulas alone is none.
     """
-    text = MAGIC_WORD.sub("", plain_quotes(text).translate(MARKS_WITHIN).replace(BREAK, " "))
+    text = MAGIC_WORD.sub("", plain_quotes(text).replace(JOINT, "").replace(BREAK, " "))
     text = " ".join(unescape(STRAY.sub("", text)).split())
     if FORMULA in text:
         if not word or not WORD.search(text.replace(FORMULA, "")):
@@ -71,16 +71,35 @@ def tidy(text: str, word: str) -> str:
 
 def _without_marks(text: str) -> str:
     """Takes away what was left out, with the quotes, brackets and commas that were there for it."""
-    text = RUN.sub(_one_mark, text)
-    text = PRICE.sub(HOLE, REMARK_IN_BRACKETS.sub(_remark, EMPTY_QUOTES.sub(HOLE, text)))
-    text = RUN.sub(_one_mark, text)
-    text = BEFORE_COMMA.sub("", AFTER_OPENING.sub("", text))
-    return " ".join(text.replace(GONE, "").replace(HOLE, "").split())
+    if HOLE in text:
+        text = BRACKETS.sub(_remark, text)
+    first, *others = RUN.split(text)
+    written = [first]
+    for run, after in zip(others[::2], others[1::2], strict=True):
+        before = written.pop()
+        if written and not before.strip():
+            before = written.pop() + before
+        written += _around(before, HOLE in run, " " in run, after)
+    return " ".join("".join(written).split())
 
 
-def _one_mark(run: re.Match[str]) -> str:
-    """Joins marks beside each other, with the space between them or after them."""
-    return (HOLE if HOLE in run[0] else GONE) + " " * (" " in run[0])
+def _around(before: str, is_hole: bool, spaced: bool, after: str) -> tuple[str, str]:
+    """Writes what stood before and after something that was left out, without what was there for it."""
+    for _ in range(DEEPEST_PAIR):
+        left, right = before.rstrip(" "), after.lstrip(" ")
+        pair = left[-1:] + right[:1]
+        if pair not in PAIRS or (pair[0] in "\"'" and (spaced or left != before)):
+            break
+        before, after = left[:-1], right[1:]
+        spaced = after.startswith(" ")
+    left, right = before.rstrip(" "), after.lstrip(" ")
+    if is_hole and left.endswith(CURRENCIES):
+        left = before = left[:-4] + PRICE.sub("", left[-4:])
+    if not left or left.endswith(OPENING):
+        return left, right.lstrip(COMMAS + ": ")
+    if NEXT_MARK.match(right):
+        return (left[:-1] if left.endswith(tuple(COMMAS)) else left), right
+    return before, " " * spaced + after
 
 
 def _remark(bracket: re.Match[str]) -> str:

@@ -78,7 +78,6 @@ TWO_BREAKS = re.compile(f"{BREAK}(?:[ {NOTHING}]*{BREAK})+")
 ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
 EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
-WITHOUT_NOTHING = str.maketrans("", "", NOTHING)
 WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
 FEWEST_WORDS = 6  # of an indented line that is prose
@@ -268,7 +267,7 @@ def _link_title(link: re.Match[str]) -> str:
 
 def _is_heading(line: str) -> bool:
     """Tells a heading by the = at both ends of a line."""
-    line = line.translate(WITHOUT_NOTHING).rstrip()
+    line = line.strip(NOTHING + " ")
     return line.startswith("=") and line.endswith("=")
 
 

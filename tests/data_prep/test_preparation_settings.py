@@ -107,7 +107,7 @@ def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path, capfd: 
     dump.write_bytes(
         wiki_dump(*(page(f"T{n}", f"It is &lt;math&gt;x^{n}&lt;/math&gt;.\n\n{text} {n}", n) for n in range(9)))
     )
-    options = ["--docs", str(dump), "--lengths", "32", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
+    options = ["--docs", str(dump), "--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--workers", "1"]
     for way, there in (("drop", False), ("word", True)):
         out = tmp_path / way
         assert shard.main([*options, "--out", str(out), "--formulas", way]) == 0
