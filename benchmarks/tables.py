@@ -105,7 +105,7 @@ def ratio(contest: Results, side: str) -> str:
 def blocks_of(results: Results) -> list[Block]:
     """All that a file of results says."""
     found = {name: value for name, value in results.items() if name not in ("format", "benchmark", "environment")}
-    special = {"finetuning": finetuning, "downstream": downstream, "curve": curve, "gradients": gradients}
+    special = {each.__name__: each for each in (finetuning, downstream, curve, gradients, cleanliness)}
     return list(special.get(results["benchmark"], by_shape)(found))
 
 
