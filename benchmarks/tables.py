@@ -105,7 +105,7 @@ def ratio(contest: Results, side: str) -> str:
 def blocks_of(results: Results) -> list[Block]:
     """All that a file of results says."""
     found = {name: value for name, value in results.items() if name not in ("format", "benchmark", "environment")}
-    special = {"finetuning": finetuning, "downstream": downstream, "curve": curve, "gradients": gradients}
+    special = {each.__name__: each for each in (finetuning, downstream, curve, gradients, cleanliness)}
     return list(special.get(results["benchmark"], by_shape)(found))
 
 
@@ -312,9 +312,25 @@ def curve(found: Results) -> Iterator[Block]:
     yield from by_shape({name: value for name, value in found.items() if is_cell(value)})
 
 
+def cleanliness(found: Results) -> Iterator[Block]:
+    """Passages with holes, by whose rules dumps are read."""
+    rows = []
+    for name, dump in found["dumps"].items():
+        for side, each in dump["sides"].items():
+            counts = {
+                "passages": each["passages"],
+                "with a hole": each["with_holes"],
+                "per 1,000": each["per_thousand"],
+            }
+            lost = "{lost} of {templates}".format_map(each["by_source"])
+            rows.append({"dump": name.partition(".")[0], "read by": side, **counts, "templates lost": lost})
+    yield matrix("", rows)
+
+
 SHORT: dict[str, Callable[[Results], Iterable[Block]]] = {
     **{
-        each.__name__: each for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients)
+        each.__name__: each
+        for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients, cleanliness)
     },
     "preparation": blocks_of,
 }

@@ -32,10 +32,11 @@ from data_prep.common.files import FileRecord, write_json
 from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
-from data_prep.common.workers import Workers
+from data_prep.common.workers import Workers, num_cores
 from data_prep.examples.lengths import Length
 from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.selection import SPLIT, Selection, hash_of
+from data_prep.forecast import forecast
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
 from data_prep.readers.reader import Problems, without_place
@@ -109,6 +110,13 @@ class Pipeline:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
             return self._run_steps(plan, files, given, left_out)
+
+    def forecast(self) -> None:
+        """Says what a run will take; makes nothing."""
+        given = find_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
+        settings = replace(self.settings, cased=given.cased) if given else self.settings
+        files, _ = self._find_files()
+        forecast(settings, given, files, self.folder, settings.workers or num_cores(), self.console)
 
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
         """Finds what is to be read, and what is left out of it; says so."""
@@ -202,7 +210,7 @@ class Pipeline:
         def tasks() -> Iterator[ExtractTask]:
             for bundle in bundles:
                 text_field = s.text_field_of(bundle.source)
-                yield ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, s.errors)
+                yield ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, s.errors, s.formulas)
 
         records = self.runner.run("documents", extract, tasks, "B", num_documents)
         self._refuse_barren(bundles, records)

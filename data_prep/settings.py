@@ -24,19 +24,22 @@ from data_prep.common.languages import language_fault
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
-REPEATED = (
+REPEATED = ("docs", "format", "text_field", "max_share")  # flags that may be given several times, in place of a file's
+NOT_IN_THE_BYTES = (
+    "config",
     "docs",
-    "format",
-    "text_field",
-    "max_share",
-)  # flags that may be given several times, all in place of those of a file
-NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers")  # change nothing, or are in the plan in a better form
+    "out",
+    "vocab",
+    "workers",
+    "check",
+)  # change nothing, or are in the plan in a better form
 
 FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
 LARGEST_SHARE = 0.05  # of the text that validation should have at most, since training lacks it
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
+Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
 Pairing = Literal["nsp", "none"]
 
@@ -62,6 +65,8 @@ class Settings:
     """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
     errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
+    formulas: Formulas = "drop"
+    """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
     drop_copies: bool = False
     """Leave out documents whose text an earlier document has, and count them."""
     max_share: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
@@ -98,6 +103,8 @@ class Settings:
     """Size of a shard, about."""
     workers: int | None = None
     """Processes (default: one for each core); under mpirun or srun the ranks count instead."""
+    check: bool = False
+    """Say what a run will take, by a sample of the text: time, disk, tasks and files; make nothing."""
     seed: int = 12345
     """Seed of everything random."""
 
@@ -324,7 +331,7 @@ def _check_numbers(s: Settings) -> Checks:
 
 def _check_choices(s: Settings) -> Checks:
     """Checks what a TOML file may get wrong and a flag may not, and the size of a shard."""
-    for name, kind in (("errors", Errors), ("masking", MaskedUnit), ("pairs", Pairing)):
+    for name, kind in (("errors", Errors), ("formulas", Formulas), ("masking", MaskedUnit), ("pairs", Pairing)):
         value, choices = getattr(s, name), get_args(kind)
         yield value in choices, f"--{name} {value}: one of {', '.join(choices)}"
     try:

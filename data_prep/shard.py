@@ -17,7 +17,7 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
-from data_prep.common.workers import mpi_rank, num_cores, open_workers, silence_other_ranks
+from data_prep.common.workers import Workers, mpi_rank, num_cores, open_workers, silence_other_ranks
 from data_prep.inspection.figures import figures_table, warnings
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
@@ -31,6 +31,10 @@ def main(arguments: list[str]) -> int:
     console, errors = open_console(), open_console(stderr=True)
     try:
         settings = parse_settings(arguments)
+        if settings.check:
+            if mpi_rank() == 0:
+                Pipeline(settings.out or default_folder(settings), settings, Workers(None, 1), console).forecast()
+            return 0
         with open_workers(settings.workers or num_cores(), preload=Pipeline.__module__) as workers:
             if workers is not None:
                 start = time.monotonic()

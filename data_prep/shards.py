@@ -33,7 +33,7 @@ from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
 from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
-LATER: dict[str, Any] = {"extend": 0, "drop_copies": False, "max_share": {}}
+LATER: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
 """Settings that earlier versions had not, with what they did in all folders then."""
 MANIFEST = "manifest.json"
 KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "files", "sets", "bytes", "fingerprint"}

@@ -18,6 +18,7 @@ WINGS = {
     "data_prep": [
         ["shard", "verify", "show", "fetch"],
         ["pipeline"],
+        ["forecast"],
         ["readers", "examples", "fetching", "inspection"],
         ["vocabulary"],
         ["running"],

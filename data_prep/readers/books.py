@@ -12,7 +12,8 @@ from pathlib import Path
 from data_prep.common.errors import UserError
 from data_prep.readers.cutting import LARGEST_DOCUMENT, decompressed, whole
 from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span
-from data_prep.readers.wikitext import unescape, without_tags
+from data_prep.readers.tidying import unescape
+from data_prep.readers.wikitext import without_tags
 
 SUFFIXES = (".txt", ".text", ".md", ".markdown")
 MARKDOWN = (".md", ".markdown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from data_prep.readers import READERS
 from data_prep.readers.reader import Document, Options, Problems
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
-from data_prep.settings import Errors
+from data_prep.settings import Errors, Formulas
 from data_prep.shards import WORK, write_batches
 
 FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
@@ -37,6 +38,9 @@ class ExtractTask:
     language: str
     text_field: str
     errors: Errors
+    formulas: Formulas = "drop"
+    limit: float = math.inf
+    """After how many characters of text it stops, for a sample."""
 
     @property
     def name(self) -> str:
@@ -71,11 +75,15 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = READERS[task.bundle.format]
-    options = Options(problems, task.text_field, task.bundle.source)
+    options = Options(problems, task.text_field, task.bundle.source, task.formulas)
 
     def documents() -> Iterator[Document]:
+        size = 0
         for span in task.bundle.spans:
             for document in reader.read(span, options):
+                if size >= task.limit:
+                    return
+                size += sum(map(len, document.passages))
                 passages = document.passages
                 sentences = passages if reader.has_sentences else split_sentences(task.language, passages)
                 if sentences:

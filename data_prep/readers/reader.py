@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.settings import Errors
+from data_prep.settings import Errors, Formulas
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 COMPRESSED = (".gz", ".bz2", ".zst")
@@ -98,6 +98,7 @@ class Options:
     text_field: str = "text"
     source: str = "NAME"
     """The name of the source, for what is said of the field."""
+    formulas: Formulas = "drop"
 
     def field_cure(self, texts: Mapping[str, int]) -> str:
         """Says how to name another field; `texts` has the sizes of the texts that a record has, by their fields."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 
 import sentencex
+
+from data_prep.readers.abbreviations import rejoin
 
 WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
@@ -13,8 +16,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
     """Lists the sentences of paragraphs in their order, none of them empty."""
-    sentences = (sentence.strip() for passage in passages for sentence in _segment(language, passage))
-    return [sentence for sentence in sentences if sentence]
+    parted = [_segment(language, passage) for passage in passages]
+    rejoin(language, parted)
+    return list(filter(None, map(str.strip, chain.from_iterable(parted))))
 
 
 def _segment(language: str, passage: str) -> list[str]:

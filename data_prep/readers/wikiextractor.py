@@ -11,7 +11,8 @@ from pathlib import Path
 
 from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
-from data_prep.readers.wikitext import unescape, without_tags
+from data_prep.readers.tidying import unescape
+from data_prep.readers.wikitext import without_tags
 
 OPENING = re.compile(rb"\n(?=<doc )")
 ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')

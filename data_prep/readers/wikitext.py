@@ -1,4 +1,4 @@
-"""Turns wikitext into paragraphs: the text alone, without tables, lists, headings, references or templates.
+"""Turns wikitext into paragraphs: the text alone, without tables, lists, headings, references or boxes.
 
 It takes one pass over the marks with a stack, so that the time is linear in the length of a page, whatever is broken
 in it: a parser that tries again where a bracket has no partner needs hours for a page of a few megabytes of them.
@@ -6,15 +6,39 @@ in it: a parser that tries again where a bracket has no partner needs hours for 
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from data_prep.readers.templates import expand
+from data_prep.readers.tidying import (
+    BREAK,
+    FORMULA,
+    GONE,
+    HOLE,
+    JOINT,
+    LOWERED,
+    MARKS_OF_OURS,
+    NOTHING,
+    RAISED,
+    REMARK,
+    plain_quotes,
+    tidy,
+    unescape,
+)
+from data_prep.settings import Formulas
 
 SKIPPED_PREFIXES = frozenset(
     "file image category media bild imagen imagem afbeelding grafika изображение 画像 图像 圖像".split()
 )
-OTHER_WIKI = re.compile(r"(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)\Z")  # [[fr:…]] is a link beside the text, not in it
+OTHER_WIKI = re.compile(r"(?!(?:doi|hdl|mw|pmc|rfc|voy|wmf)\Z)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)\Z")
+"""Links to these are beside the text, not in it: [[fr:…]]."""
+SISTER = re.compile(
+    r"\A:?(?:wikt|wiktionary|s|wikisource|b|wikibooks|n|wikinews|q|wikiquote|v|wikiversity|voy|wikivoyage|c|commons|species|"
+    r"wikispecies|d|wikidata|m|meta|mw|w|wikipedia)\s*:\s*(?:[a-z]{2,3}:)?(?=\S)",
+    re.IGNORECASE,
+)
+"""Opens the target of a link to another project, whose page has the word that is meant in its title."""
 DISAMBIGUATION = re.compile(
     r"__DISAMBIG__|\{\{\s*(?:(?:\w[\w -]{0,40})?disambig(?:uation)?(?:[ -](?:page|cleanup))?|dab|hndis|geodis|surname"
     r"|given name|set index(?: article)?|begriffsklärung|homonymie|desambiguaci[oó]n|disambigua|desambiguação"
@@ -27,6 +51,8 @@ OPAQUE = frozenset(
     "categorytree ce chem gallery graph hiero imagemap includeonly indicator inputbox math nowiki pre ref "
     "references score source syntaxhighlight templatedata timeline".split()
 )
+FORMULAS = frozenset("ce chem math".split())
+LETTER = re.compile(r"\s*([A-Za-z]|\d{1,9})\s*\Z", re.ASCII)  # a formula that is text as well
 DROPPED = frozenset("dl h1 h2 h3 h4 h5 h6 ol rp rt table ul".split())
 BLOCKS = frozenset("blockquote center div hr p poem".split())
 INLINE = frozenset(
@@ -41,27 +67,24 @@ MARK = re.compile(
     rf"\{{\{{|\}}\}}|\[\[|\]\]|^[ \t:]*\{{\||^[ \t]*\|\}}(?!\}})|{TAG.pattern}", re.IGNORECASE | re.MULTILINE
 )
 PARTNER = {"}}": "{{", "]]": "[[", "|}": "{|"}
-DEEPEST_LINK = 30
+DEEPEST_LINK, DEEPEST_TEMPLATE = 30, 20  # each level copies what is in it
 MARKUP = frozenset("[]{}|'*#:;=!<>_-&")
 REFERENCE = re.compile(r"<ref(?![\w-])[^<>]*(?<!/)>", re.IGNORECASE)
 HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-GONE, REMARK, BREAK = "\x00", "\x01", "\x02"  # stand for something left out, a comment, a <br>; XML has none of them
-MARKS_OF_OURS = re.compile(f"[{GONE}{REMARK}{BREAK}]")
 REMARK_LINE = re.compile(rf"\n[ \t]*{REMARK}[ \t{REMARK}]*(?=\n)")
-TWO_BREAKS = re.compile(f"{BREAK}(?:[ {GONE}]*{BREAK})+")
+TWO_BREAKS = re.compile(f"{BREAK}(?:[ {NOTHING}]*{BREAK})+")
 ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
 EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
-QUOTES = re.compile("'{2,}")
-MAGIC_WORD = re.compile(r"__[A-Z]+__")
-ENTITY = re.compile(r"&(?:#\d{1,9}|#[xX][0-9a-fA-F]{1,8}|\w{2,32});")
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
 WORD = re.compile(r"[^\W_]")
-STRAY = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+")
-EMPTY_BRACKETS = re.compile(r" ?[(（][\s,;:、，–-]*[)）]")
-DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
-SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
+SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
+FEWEST_WORDS = 6  # of an indented line that is prose
+VARIANT = re.compile(r"-\{(?!\{)(?:([A-Za-z;+-]{0,40})\|)?([^{}\n]*)\}-")
+HIDDEN_VARIANT = re.compile(r"(?:\A|;)[HTN-](?:;|\Z)")
+NEXT_VARIANT = re.compile(r";\s*(?=[a-z]{2,3}(?:-[a-z]+)*\s*:|\Z)")
+OF_VARIANT = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:\s*")
 
 
 def is_disambiguation(title: str, text: str) -> bool:
@@ -76,16 +99,12 @@ def without_tags(text: str) -> str:
     return TAG.sub(lambda tag: " " if tag[2].lower() == "br" else "", text).replace("  ", " ")
 
 
-def unescape(text: str) -> str:
-    """Turns character references into characters; & in other uses stays."""
-    return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
-
-
 class Wikitext:
     """Finds the text in the pages of one wiki."""
 
-    def __init__(self, skipped_prefixes: Iterable[str] = ()) -> None:
+    def __init__(self, skipped_prefixes: Iterable[str] = (), formulas: Formulas = "drop") -> None:
         self._skipped = SKIPPED_PREFIXES | frozenset(skipped_prefixes)
+        self._word = "formula" if formulas == "word" else ""
 
     def passages(self, text: str) -> list[str]:
         """Lists the paragraphs of a page."""
@@ -93,15 +112,40 @@ class Wikitext:
         text = REMARK_LINE.sub("", "\n" + COMMENT.sub(REMARK, text) + "\n").replace(REMARK, "")
         text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(GONE, text))
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
-        passages, lines = [], []
-        for line in (*plain.split("\n"), ""):
-            line = line.strip(" \t")
-            if line.strip(GONE) and not NO_PASSAGE.match(line) and not _is_heading(line):
-                lines.append(line)
-            elif lines:
-                passages += [_tidy(passage) for passage in TWO_BREAKS.split(" ".join(lines))]
-                lines = []
+        if "-{" in plain:
+            plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
+        passages = (
+            tidy(without_tags(part), self._word) for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines)
+        )
         return [passage for passage in passages if WORD.search(passage)]
+
+
+def _paragraphs(plain: str) -> Iterator[str]:
+    """Finds the lines that belong together, and are no lists, headings or cells of tables."""
+    lines: list[str] = []
+    in_list = False  # of terms, whose explanations are indented
+    for line in (*plain.split("\n"), ""):
+        line = line.strip(" \t")
+        in_list = line.startswith(";") or (in_list and line.startswith(":"))
+        indented = "" if in_list or not line.startswith(":") else line.lstrip(": \t")
+        if FORMULA in indented and len(indented.split()) < FEWEST_WORDS and not NO_PASSAGE.match(indented):
+            line = indented  # stands in the sentence before it
+        if line.strip(NOTHING) and not NO_PASSAGE.match(line) and not _is_heading(line):
+            lines.append(line)
+            continue
+        if lines:
+            yield " ".join(lines)
+        lines = []
+        if _is_prose(indented):
+            yield indented
+
+
+def _is_prose(indented: str) -> bool:
+    """Tells what is a paragraph though it is indented; a line in italics only says where to read more."""
+    text = indented.strip(NOTHING)
+    if len(text.split()) < FEWEST_WORDS or NO_PASSAGE.match(text) or (text.startswith("''") and text.endswith("''")):
+        return False
+    return SENTENCE.search(plain_quotes(text[-20:])) is not None
 
 
 class _Page:
@@ -139,7 +183,10 @@ class _Page:
             self._out.append(whole)
         else:
             content = self._pop(PARTNER[kind])
-            self._out.append(self._link("".join(content)[2:]) if kind == "]]" else GONE)
+            if kind == "]]":
+                self._out.append(self._link("".join(content)[2:]))
+            else:
+                self._out.append(self._template(content[1:]) if kind == "}}" else GONE)
 
     def _push(self, kind: str) -> None:
         """Opens a mark at the present end of what is written."""
@@ -164,7 +211,18 @@ class _Page:
             return content  # the brackets belong to different links
         if colon and (prefix.strip().lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix.strip()))):
             return GONE
-        return title if pipe else target.strip().removeprefix(":")
+        return title if pipe else SISTER.sub("", target.strip(), 1).removeprefix(":")
+
+    def _template(self, pieces: list[str]) -> str:
+        """Writes a template as its text, as far as that is known."""
+        text = expand(pieces) if self._count["{{"] < DEEPEST_TEMPLATE else None
+        if not text:
+            return HOLE if text is None else GONE
+        if text[0] in "*#:;" and "\n" in text:
+            text = f"\n{text}"  # a list
+        if self._count["{{"]:
+            text = text.replace("|", "&#124;").replace("=", "&#61;")  # these part no arguments of those around it
+        return f"{JOINT}{text}{JOINT}"
 
     def _tag(self, text: str, tag: re.Match[str], done: int) -> int:
         """Writes what a tag stands for; returns where to read on."""
@@ -180,6 +238,8 @@ class _Page:
                 self._push(name)
         if name == "br":
             self._out.append(BREAK)
+        elif name in ("sub", "sup") and not closing:
+            self._out.append(RAISED if name == "sup" else LOWERED)
         elif name in BLOCKS:
             self._out.append("\n\n" + GONE)  # what follows begins no list
         return done
@@ -191,7 +251,11 @@ class _Page:
             end = self._closing[name] = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, done)
         if end is None or (name == "ref" and REFERENCE.search(text, done, end.start())):
             return done  # never closed; or what is closed next is another one, as references do not nest
-        content = unescape(text[done : end.start()]) if name == "nowiki" else GONE
+        if name in FORMULAS:
+            letter = LETTER.match(text, done, end.start())
+            content = letter[1] if letter else FORMULA
+        else:
+            content = unescape(text[done : end.start()]) if name == "nowiki" else GONE
         self._out.append("".join(f"&#{ord(c)};" if c in MARKUP else c for c in content))
         return end.end()
 
@@ -203,17 +267,12 @@ def _link_title(link: re.Match[str]) -> str:
 
 def _is_heading(line: str) -> bool:
     """Tells a heading by the = at both ends of a line."""
-    line = line.replace(GONE, "").rstrip()
+    line = line.strip(NOTHING + " ")
     return line.startswith("=") and line.endswith("=")
 
 
-def _tidy(text: str) -> str:
-    """Writes a paragraph as a reader of the page sees it, on one line."""
-    text = STRAY.sub("", MAGIC_WORD.sub("", QUOTES.sub(_apostrophes, text.replace(GONE, "").replace(BREAK, " "))))
-    text = EMPTY_BRACKETS.sub("", " ".join(unescape(without_tags(text)).split()))
-    return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
-
-
-def _apostrophes(run: re.Match[str]) -> str:
-    """Keeps those apostrophes of a run that are left over when the others make text bold or italic."""
-    return "'" * (1 if len(run[0]) == 4 else max(0, len(run[0]) - 5))
+def _variant(choice: re.Match[str]) -> str:
+    """Writes the first of several spellings, one for each variant of a language."""
+    if choice[1] and HIDDEN_VARIANT.search(choice[1]):
+        return GONE
+    return OF_VARIANT.sub("", NEXT_VARIANT.split(choice[2], 1)[0], 1) or GONE

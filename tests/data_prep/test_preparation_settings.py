@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.reading import page, wiki_dump
 from support.sharding import run
 
 from data_prep import shard
 from data_prep.common.errors import UserError
-from data_prep.settings import find_faults, read_config
-from data_prep.shards import Manifest
+from data_prep.settings import Settings, find_faults, read_config
+from data_prep.shards import Manifest, meant
 
 
 def test_other_settings_into_the_same_folder_are_refused_with_the_way_out(
@@ -98,3 +99,26 @@ def test_values_of_a_file_must_be_of_their_kind(line: str, allowed: bool, tmp_pa
     except UserError:
         accepted = False
     assert accepted == allowed
+
+
+def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(f"Sentence {n} is about the sum of many things." for n in range(200))
+    dump = tmp_path / "x.xml"
+    dump.write_bytes(
+        wiki_dump(*(page(f"T{n}", f"It is &lt;math&gt;x^{n}&lt;/math&gt;.\n\n{text} {n}", n) for n in range(9)))
+    )
+    options = ["--docs", str(dump), "--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--workers", "1"]
+    for way, there in (("drop", False), ("word", True)):
+        out = tmp_path / way
+        assert shard.main([*options, "--out", str(out), "--formulas", way]) == 0
+        assert Manifest.read(out).content["settings"]["formulas"] == way
+        assert ("formula" in (out / "vocab.txt").read_text().split()) is there
+    assert shard.main([*options, "--out", str(tmp_path / "drop"), "--formulas", "word"]) == 2
+    assert "--formulas was drop, now word" in capfd.readouterr().err
+
+
+def test_settings_that_earlier_versions_lacked_mean_what_they_did_then() -> None:
+    earlier = {"seed": 1, "language": None, "lengths": [128]}
+    assert meant(earlier) == meant({**earlier, "extend": 0, "formulas": "drop"})
+    assert meant(earlier) != meant({**earlier, "formulas": "word"})
+    assert find_faults(Settings(docs=(("x",),), formulas="keep"))[0].startswith("--formulas keep: one of")  # type: ignore[arg-type]

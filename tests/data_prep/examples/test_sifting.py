@@ -98,7 +98,17 @@ def test_a_source_is_limited_to_its_share(tmp_path: Path, capfd: pytest.CaptureF
     draw = random.Random(2)
     large = write_lines(tmp_path / "large.jsonl", [text(draw, 6) for _ in range(1500)])
     small = write_lines(tmp_path / "small.jsonl", [text(draw, 6) for _ in range(500)])
-    arguments = ["--docs", f"large={large}", f"small={small}", "--out", str(tmp_path / "out"), "--lengths", "32", "--workers", "1"]
+    arguments = [
+        "--docs",
+        f"large={large}",
+        f"small={small}",
+        "--out",
+        str(tmp_path / "out"),
+        "--lengths",
+        "32",
+        "--workers",
+        "1",
+    ]
     arguments += ["--vocab-size", "300", "--duplicates", "1"]
     assert shard.main([*arguments, "--max-share", "large=0.5"]) == 0
     corpus = Manifest.read(tmp_path / "out").content["corpus"]

@@ -17,6 +17,29 @@ def test_sentences_end_where_a_reader_would_say() -> None:
     assert split_sentences("en", passages) == expected
 
 
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ["Dr. Who came.", "He left."]),
+        ("en", ["(Dr. Who) came.", '"Ms. Marple" came.', "St. Paul was there.", "Mt. Everest is high."]),
+        ("en", ["It was directed by Ms. Nina White.", "Unlike Mr. No, she agrees."]),
+        ("en", ["Gen. Lee met Lt. Col. Hand, Capt. Kirk and Rev. King."]),
+        ("en", ["See vol. 2 of it.", "Vol. 3 is lost.", "Fig. 3 shows p. 5, ch. 2 and sec. 3."]),
+        ("en", ["See fig. 3.", "No. 5 is alive.", "I say no!", "I will not."]),
+        ("en", ["Op. 27 no. 2 was written c. 1801.", "It came out on Dec. 5."]),
+        ("en", ["I live on Main St.", "He lives there.", "It is in the vol.", "So it is."]),
+        ("en", ["Some fruit, e.g. Apples, came.", "His father was Americo Sr.", "He left."]),
+        ("en", ["He worked for Acme Inc.", "It grew.", "He was Robert Peter, Jr.", "The couple married."]),
+        ("en-gb", ["Dr. Who came."]),
+        ("vi", ["Dr. Who came."]),
+        ("de", ["Dr. Müller sagte z. B. nichts.", "Z. B. Bd. 2 und Nr. 5.", "Am 3. Mai kam er.", "Das ist so."]),
+        ("fr", ["M. Dupont vient.", "Mme. Dupont lit le no. 3.", "Cf. Dupont."]),
+    ],
+)
+def test_an_abbreviation_ends_no_sentence(language: str, sentences: list[str]) -> None:
+    assert split_sentences(language, [" ".join(sentences)]) == sentences
+
+
 def test_white_space_of_several_bytes_does_no_harm() -> None:
     assert split_sentences("en", ["In the United States, the film was rated \xa0R\xa0.", " \u3000 "]) == [
         "In the United States, the film was rated R ."

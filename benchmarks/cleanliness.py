@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Counts what is left behind in text read from MediaWiki dumps where something of the page is not in it.
+
+    python benchmarks/cleanliness.py --before main --extractor /tmp/extractor/bin/python
+
+The sides are the reader of MediaWiki dumps as it is, the one of another commit, and WikiExtractor on the same pages:
+run by the Python that --extractor names, or its own output beside the dump. Holes are told by rules that know nothing
+of the readers: what no writer leaves, such as `( )`, ` ,`, `of the .`. They are counted by source too: of the templates
+in the middle of sentences, those without which a paragraph reads the same. A few holes are the page's own.
+"""
+
+from __future__ import annotations
+
+import bz2
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import DATA, ROOT, mistakes_told, record, results_file, write_results
+from data_prep.common.errors import UserError
+from data_prep.readers import READERS
+from data_prep.readers.reader import Options, Problems
+from data_prep.readers.wikitext import is_disambiguation
+
+END = r"(?=[,.;!?)](?!\w)|$)"
+HOLES = {
+    "empty brackets or quotes": r"\(\s*\)|\[\s*\]|“\s*”|«\s*»|(?<!\w)\"\"(?!\w)",
+    "brackets that begin or end with a comma": r"[(\[]\s*[,;]|[,;]\s*[)\]]",
+    "a space before a comma or full stop": r"\w [,;](?=\s)|\w \.(?=\s|$)",
+    "two commas": r",\s*,|;\s*[,;]|,\s*[.;](?!\.\.|\s*\.\s*\.)",
+    "marks of wikitext": r"''|\[\[|\]\]|\{\{|\}\}|\{\||<(?:ref|span|math|div|br|small)\b|\|\s*\w+\s*=",
+    "an article without a noun": rf"(?<![\[/⟨(.*-])\b(?:is|was|of|in|to|and|by|with|as|for|from) (?:an?|the) ?{END}",
+    "a preposition without a noun": rf"\b(?:of|from|between|than|about|and) ?{END}(?!, | ?\.\.\.)",
+    "a preposition before a comma": r"\b(?:of|from|At|between|about),(?! (?:but|or|and|for|in|if|as|\w+ing)\b)",
+    "a word twice": r"\b(of|to|in|at|and|from|about) \1\b",
+    "a unit without a number": r"\b(?:about|of|some|around|nearly|over) (?:km|m|mi|ft|kg|lb|°C|°F)\b",
+    "a currency without a number": r"[$£€] (?=[a-z(])|\(\$ ",
+    "a quote without a partner": r"(?:^|\s)'(?=[\s,.;:)])",
+}
+INLINE = re.compile(r"(?<=[\w,;:(\"'”] )\{\{([^{}|\n]+)((?:\|[^{}\n]*)?)\}\}(?=[ ,.;:)\"'])")
+PROSE = re.compile(r"(?:'''|''|\[\[|\"|“)?[^\W\d_]")
+SILENT = re.compile(
+    r"(?:cite|sfn|efn|refn|ref\b|rp|citation|fact|cn|note|clarif|who|when|where|which|vague|dubious|page needed|"
+    r"by whom|better|failed|verif|unreliable|dead|relevance|weasel|anchor|flagicon|coord|inflation-fn|clear|webarchive|"
+    r"wayback|disambiguation|full|quantify|specify|according|#tag|cref|r\||sup\b)",
+    re.IGNORECASE,
+)
+"""Templates that a reader of the page sees as the number of a note, a flag or nothing."""
+CHILD = """
+import json, sys
+from pathlib import Path
+from data_prep.readers import READERS
+from data_prep.readers.reader import Options, Problems
+from data_prep.readers.wikitext import Wikitext
+asked, reader, wiki = json.load(sys.stdin), READERS["mediawiki"], Wikitext()
+spans = reader.spans(Path(asked["dump"]), 1 << 30)
+pages = [page.passages for span in spans for page in reader.read(span, Options(Problems("skip")))]
+json.dump([pages, [wiki.passages(text) for text in asked["texts"]]], sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Cleanliness:
+    """Counts holes in the text of dumps."""
+
+    data: Path = DATA / "wikidump"
+    """Folder with dumps: .xml or .xml.bz2; NAME.wikiextractor beside NAME.xml is what WikiExtractor made of it."""
+    before: str | None = None
+    """A commit whose reader is another side."""
+    extractor: Path | None = None
+    """A Python that has WikiExtractor."""
+    out: Path | None = None
+    """File for the numbers (default: benchmarks/results/cleanliness-<hardware>.json)."""
+
+
+def articles(path: Path) -> Iterator[str]:
+    """The wikitext of the articles of a dump."""
+    content = bz2.decompress(path.read_bytes()) if path.suffix == ".bz2" else path.read_bytes()
+    for found in re.findall(rb"<page>.*?</page>", content, re.DOTALL):
+        page = ElementTree.fromstring(found)
+        title, text = page.findtext("title", ""), page.findtext("revision/text") or ""
+        if page.findtext("ns", "0") == "0" and page.find("redirect") is None and not is_disambiguation(title, text):
+            yield text
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A folder with the files of a commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        try:
+            subprocess.run([*git, "add", "--detach", str(place), commit], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(f"--before {commit}: {getattr(error, 'stderr', error)}") from error
+        try:
+            yield place
+        finally:
+            subprocess.run([*git, "remove", "--force", str(place)], check=True, capture_output=True)
+
+
+def read_by(tree: Path, dump: Path, texts: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """The passages of pages and of texts, read by what is in a tree of files."""
+    command, environment = [sys.executable, "-c", CHILD], {**os.environ, "PYTHONPATH": str(tree)}
+    asked = json.dumps({"dump": str(dump.resolve()), "texts": texts})
+    done = subprocess.run(command, input=asked, env=environment, capture_output=True, text=True, cwd=tree)
+    if done.returncode:
+        raise UserError(f"{tree}: its reader fails: {done.stderr[-500:]}")
+    pages, read = json.loads(done.stdout)
+    return pages, read
+
+
+def read_extracted(files: Iterable[Path]) -> list[str]:
+    """The passages in files that WikiExtractor wrote."""
+    reader, options, passages = READERS["wikiextractor"], Options(Problems("fail")), []
+    for path in files:
+        for span in reader.spans(path, 1 << 30):
+            passages += [passage for document in reader.read(span, options) for passage in document.passages]
+    return passages
+
+
+def extract(python: Path, dump: Path) -> list[str]:
+    """The passages that WikiExtractor finds in a dump."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, out = Path(folder) / "dump.xml", Path(folder) / "out"
+        plain.write_bytes(bz2.decompress(dump.read_bytes()) if dump.suffix == ".bz2" else dump.read_bytes())
+        command = [str(python), "-m", "wikiextractor.WikiExtractor", "--no-templates", "-q", "-o", str(out), str(plain)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(f"--extractor {python}: {getattr(error, 'stderr', error)}") from error
+        return read_extracted(sorted(out.rglob("wiki_*")))
+
+
+def extractor_version(python: Path | None) -> str | None:
+    """Which WikiExtractor a Python has."""
+    ask = "import importlib.metadata as m; print(m.version('wikiextractor'))"
+    if python is None:
+        return None
+    return subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def holes(passages: list[str]) -> dict[str, Any]:
+    """How many passages of a thousand have a hole, and of which kinds."""
+    rules = {kind: re.compile(rule) for kind, rule in HOLES.items()}
+    of_kind = {kind: sum(bool(rule.search(passage)) for passage in passages) for kind, rule in rules.items()}
+    number = sum(any(rule.search(passage) for rule in rules.values()) for passage in passages)
+    per_thousand = round(1000 * number / max(len(passages), 1), 1)
+    return {"passages": len(passages), "with_holes": number, "per_thousand": per_thousand, "kinds": of_kind}
+
+
+def probes(texts: list[str]) -> list[tuple[str, str]]:
+    """Paragraphs with a template in the middle of a sentence that shows something, each with itself without it."""
+    found = []
+    for text in texts:
+        for line in re.sub(r"<ref[^<>]*/>|<ref[^<>]*>.*?</ref>|<!--.*?-->", "", text, flags=re.DOTALL).split("\n"):
+            if PROSE.match(line) and line.count("{{") == line.count("}}"):
+                shown = [match for match in INLINE.finditer(line) if not SILENT.match(match[1].strip())]
+                found += [(line, line[: match.start()] + line[match.end() :]) for match in shown]
+    return found
+
+
+def by_source(outs: list[list[str]]) -> dict[str, Any]:
+    """How many templates come out as nothing; what was read has each with it and without it."""
+    words = [re.findall(r"\w+", " ".join(passages)) for passages in outs]
+    lost = sum(with_it == without for with_it, without in zip(words[::2], words[1::2], strict=True))
+    return {"templates": len(outs) // 2, "lost": lost}
+
+
+def measure(dump: Path, settings: Cleanliness, trees: dict[str, Path]) -> dict[str, Any]:
+    """The numbers of all sides on one dump."""
+    texts = list(articles(dump))
+    pairs, sides = probes(texts), {}
+    for side, tree in trees.items():
+        pages, outs = read_by(tree, dump, [text for pair in pairs for text in pair])
+        sides[side] = {**holes([passage for page in pages for passage in page]), "by_source": by_source(outs)}
+    written = dump.with_name(dump.name.partition(".")[0] + ".wikiextractor")
+    all_lost = {"templates": len(pairs), "lost": len(pairs)}  # it writes none without the templates of the wiki
+    if written.exists():
+        sides["WikiExtractor, its output"] = {**holes(read_extracted([written])), "by_source": all_lost}
+    if settings.extractor:
+        sides["WikiExtractor"] = {**holes(extract(settings.extractor, dump)), "by_source": all_lost}
+    return {"articles": len(texts), "sides": sides}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The numbers as the console shows them."""
+    shown = Table("dump", "side", "passages", "with a hole", "per 1,000", "templates lost", box=None)
+    for name, dump in found.items():
+        for side, numbers in dump["sides"].items():
+            lost = f"{numbers['by_source']['lost']} of {numbers['by_source']['templates']}"
+            counts = (numbers[key] for key in ("passages", "with_holes", "per_thousand"))
+            shown.add_row(name, side, *map(str, counts), lost)
+    return shown
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    settings = tyro.cli(Cleanliness, args=arguments, prog="cleanliness.py", config=(tyro.conf.FlagCreatePairsOff,))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    with mistakes_told():
+        dumps = sorted(path for path in settings.data.glob("*.xml*") if path.suffix in (".xml", ".bz2"))
+        if not dumps:
+            raise UserError(f"{settings.data} has no .xml or .xml.bz2; give --data a folder with dumps")
+        if settings.before:
+            with checkout(settings.before) as tree:
+                trees = {"before": tree, "now": ROOT}
+                found = {dump.name: measure(dump, settings, trees) for dump in dumps}
+        else:
+            found = {dump.name: measure(dump, settings, {"now": ROOT}) for dump in dumps}
+        console.print(table(found))
+        told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
+        results = record("cleanliness", [], told, with_gpu=False)
+        kept = write_results(settings.out or results_file("cleanliness", with_gpu=False), results)
+        console.print(f"kept in {kept}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

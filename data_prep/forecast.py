@@ -1,0 +1,286 @@
+"""What a run will take before anything runs: time, disk, memory, tasks and files, out of a sample of the text.
+
+Some megabytes from all over the text go through every step, and what that took stands for the rest: everything grows
+with the text. What grows with the number of parts besides, files to open for partners and for shards, is added with
+what opening one takes.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from data_prep.common.languages import DEFAULT
+from data_prep.common.progress import duration
+from data_prep.examples.lengths import add_counts, estimated_bytes
+from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
+from data_prep.examples.merging import MergeTask, SortedFiles, merge, merging_rounds
+from data_prep.examples.parts import FEW_PARTS, HELD_OUT, PARTNER_PARTS, read_parts, write_parts
+from data_prep.examples.rehearsal import rehearse
+from data_prep.examples.shuffle import ShardTask, write_shard
+from data_prep.examples.validation import choose_held_out
+from data_prep.readers.extraction import ExtractTask, extract
+from data_prep.readers.reader import COMPRESSED
+from data_prep.readers.sources import Bundle, SourceFile, make_bundles
+from data_prep.settings import Settings
+from data_prep.shards import WORK, example_schema, map_batches
+from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
+from data_prep.vocabulary.vocabulary import Vocabulary, train_vocabulary
+
+SAMPLE_BYTES = 8 << 20  # of text that goes through the steps
+SAMPLES = 8  # places that it comes from
+OPEN_SECONDS = 0.0005  # to open a file of token documents, and to place the partners that are in it
+SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it that is of a shard
+EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # of text, where no sample says it
+
+
+@dataclass
+class Costs:
+    """What a byte of text takes: in seconds of a core for every step, and in bytes on the disk."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By the names of the steps."""
+    text: float = 1.0
+    """Bytes of text for a byte of the sources."""
+    documents: float = 1.03
+    tokens: float = 0.48
+    examples: dict[int, float] = field(default_factory=dict)
+    """Bytes of all sets of a length before they are in shards, by length."""
+    shards: dict[int, float] = field(default_factory=dict)
+    """Bytes of the shards of all sets of a length, by length."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of a run will take."""
+
+    name: str
+    tasks: int
+    core_seconds: float
+    disk: float
+    """Bytes on the disk, at most, while the step runs."""
+    files: int
+    """Files that the step writes."""
+
+
+def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) -> list[Step]:
+    """Works out what the steps of a run take, for so many bytes of the sources in so many parts."""
+    text = source_bytes * costs.text
+    seconds = {name: each * text for name, each in costs.seconds.items()}
+    documents, tokens = costs.documents * text, costs.tokens * text
+    found = [
+        Step("documents", parts, seconds.get("documents", 0), documents, parts),
+        Step("tokens", parts, seconds.get("tokens", 0), documents + tokens, parts),
+    ]
+    finished, sets = 0.0, settings.duplicates + 1
+    sweeps = -(-sets // 6) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
+    for length in settings.lengths:
+        made, written = costs.examples.get(length, 0) * text, costs.shards.get(length, 0) * text
+        opening = parts * sweeps * OPEN_SECONDS
+        found.append(
+            Step(
+                f"examples {length}",
+                parts,
+                seconds.get(f"examples-{length}", 0) + opening,
+                tokens + finished + made,
+                parts,
+            )
+        )
+        files = SortedFiles(length, parts)
+        for _, _, target in merging_rounds(files, int(made), sets):
+            cost, disk = seconds.get(f"merge-{length}", 0), made * (1 + 1 / target.num_files)
+            found.append(Step(f"merge {length}", target.num_files, cost, tokens + finished + disk, target.num_files))
+            files = target
+        shards = max(sets, round(written / settings.shard_bytes))
+        cost = seconds.get(f"shards-{length}", 0.0) + shards * files.num_files * SLICE_SECONDS
+        finished += written
+        found.append(Step(f"shards {length}", shards, cost, tokens + finished + made, shards))
+    return found
+
+
+def expanded(files: list[SourceFile]) -> float:
+    """Estimates the bytes of the sources once they are expanded."""
+    return sum(file.size * EXPANSION.get(Path(file.path).suffix, 1.0) for file in files)
+
+
+def free_bytes(folder: Path) -> int:
+    """Finds how much room there is where a folder is, or will be."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def disk_note(folder: Path, steps: list[Step]) -> str:
+    """Compares what a run will have on the disk at most with the room there is; nothing where that is enough."""
+    needed, free = max(step.disk for step in steps), free_bytes(folder)
+    if needed <= free:
+        return ""
+    return f"the run will need some {size_of(needed)} in {folder} at its largest, and {size_of(free)} are free"
+
+
+def size_of(number: float) -> str:
+    """Spells a number of bytes in a unit that fits it."""
+    unit = next((unit for unit, factor in (("TB", 1e12), ("GB", 1e9)) if number >= factor), "MB")
+    return f"{number / {'TB': 1e12, 'GB': 1e9, 'MB': 1e6}[unit]:,.1f} {unit}"
+
+
+def measure(
+    settings: Settings, given: Vocabulary | None, bundles: list[Bundle], folder: Path, console: Console
+) -> Costs:
+    """Takes a sample of the text through all steps, in a folder that is thrown away, and finds what each took."""
+    with tempfile.TemporaryDirectory(prefix="cloze-check-", dir=existing(folder)) as place:
+        work = Path(place)
+        (work / WORK).mkdir()
+        rehearse(settings, len(given) if given else settings.vocab_size, work, console)
+        sample = Sample(work, replace(settings, docs=()), Costs())
+        sample.read(bundles)
+        sample.encode(given)
+        for length in settings.lengths:
+            sample.make(length)
+        return sample.costs
+
+
+def existing(folder: Path) -> Path:
+    """Finds the nearest folder that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+
+
+@dataclass
+class Sample:
+    """A sample of the text on its way through the steps."""
+
+    folder: Path
+    settings: Settings
+    costs: Costs
+    parts: list[PartTask] = field(default_factory=list)
+    text: int = 0
+    """Bytes of text."""
+    num_pieces: int = 0
+    """How many pieces the vocabulary has."""
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Adds the time that something takes to the costs of a step."""
+        start = time.perf_counter()
+        yield
+        self.costs.seconds[step] = self.costs.seconds.get(step, 0) + (time.perf_counter() - start) / self.text
+
+    def read(self, bundles: list[Bundle]) -> None:
+        """Reads pieces of work from all over the text, of large compressed files only the beginning."""
+        s, read, start = self.settings, 0.0, time.perf_counter()
+        for bundle in bundles[:: -(-len(bundles) // SAMPLES)]:
+            if self.text >= SAMPLE_BYTES:
+                break
+            cut = bundle.weight > bundle.part_bytes and bundle.spans[0].path.endswith(COMPRESSED)
+            limit = SAMPLE_BYTES / SAMPLES if cut else math.inf
+            text_field = s.text_field_of(bundle.source)
+            record = extract(ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, "skip", limit=limit))
+            sizes = [file["text_bytes"] for file in record["files"]]
+            self.parts += [
+                PartTask(self.folder, file["path"], size, s.cased)
+                for file, size in zip(record["files"], sizes, strict=True)
+            ]
+            self.text += sum(sizes)
+            read += sum(sizes) / EXPANSION[Path(bundle.spans[0].path).suffix] if cut else bundle.weight
+        self.text = max(self.text, 1)
+        self.costs.text = self.text / max(read, 1)
+        self.costs.seconds["documents"] = (time.perf_counter() - start) / self.text
+        self.costs.documents = self._size_of(part.path for part in self.parts)
+
+    def _size_of(self, paths: Iterator[str]) -> float:
+        """Adds up the sizes of files; returns them for a byte of text."""
+        return sum((self.folder / path).stat().st_size for path in paths) / self.text
+
+    def encode(self, given: Vocabulary | None) -> None:
+        """Cuts the sample into pieces of the vocabulary that is given, or of one that is trained from it."""
+        counts = [count_part(part)["files"][0]["path"] for part in self.parts] if given is None else []
+        vocabulary = given or train_vocabulary(
+            add_up(self.folder / path for path in counts), self.settings.vocab_size, self.settings.cased
+        )
+        vocabulary.write(self.folder)
+        self.parts = [replace(part, vocabulary_sha256=vocabulary.sha256) for part in self.parts]
+        with self.timed("tokens"):
+            records = [encode_part(part) for part in self.parts]
+        paths = [record["files"][0]["path"] for record in records if record["documents"]]
+        self.costs.tokens = self._size_of(iter(paths))
+        self.num_pieces = len(vocabulary)
+        kept = [record for record in records if record["documents"]]
+        write_parts(self.folder, zip(paths, (r["documents"] for r in kept), (r["pieces"] for r in kept), strict=True))
+        digests = [np.asarray(map_batches(self.folder / path).get_batch(0)["digest"]) for path in paths]
+        np.save(
+            self.folder / HELD_OUT,
+            choose_held_out(lambda: digests, sum(map(len, digests)), self.settings.validation, 0),
+        )
+
+    def make(self, length: int) -> None:
+        """Makes the examples of a length, merges them and makes a shard of them."""
+        key = self.folder.name
+        parts = read_parts(self.folder, key)
+        files = SortedFiles(length, len(parts.paths))
+        with self.timed(files.step):
+            records = [
+                make_examples(ExamplesTask(self.folder, part, length, key, self.settings, 0))
+                for part in range(files.num_files)
+            ]
+        totals = add_counts(record["counts"] for record in records)
+        sets = shard_sets(length, self.settings.duplicates, parts.held_out.size > 0)
+        schema = example_schema(length, self.num_pieces, 1 << 24)
+        self.costs.examples[length] = self._size_of(record["files"][0]["path"] for record in records)
+        self.costs.shards[length] = sum(estimated_bytes(total, schema) for total in totals) / self.text
+        with self.timed(f"merge-{length}"):
+            merge(MergeTask(self.folder, files, SortedFiles(length, 1, 1, 1), 0, files.num_files, len(sets), 0))
+        with self.timed(f"shards-{length}"):
+            for number, shards in enumerate(sets):
+                write_shard(ShardTask(self.folder, shards, 0, 1, number, files, 0))
+        read_parts.cache_clear()
+
+
+def forecast(
+    settings: Settings, given: Vocabulary | None, files: list[SourceFile], folder: Path, workers: int, console: Console
+) -> None:
+    """Says what a run into a folder will take."""
+    bundles = make_bundles(files)
+    costs = measure(settings, given, bundles, folder, console)
+    size = sum(file.size for file in files)
+    parts = max(len(bundles), round(size * costs.text / bundles[0].part_bytes))
+    steps = steps_of(settings, costs, size, parts)
+    console.print(forecast_table(steps, workers))
+    seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
+    kept = sum(step.files for step in steps if step.name.startswith("shards"))
+    shards = sum(costs.shards.values()) * size * costs.text
+    trained = "" if given else ", and a minute or so for the vocabulary"
+    console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
+    console.print(
+        f"disk: {size_of(max(step.disk for step in steps))} at the largest, of which {size_of(shards)} in {kept:,} shards stay"
+    )
+    if note := disk_note(folder, steps):
+        console.print(f"warning: {note}", style="yellow", soft_wrap=True)
+
+
+def forecast_table(steps: list[Step], workers: int) -> Table:
+    """Lays out what the steps will take."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "tasks", "core-hours", f"on {workers} workers", "on the disk", "files"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for step in steps:
+        seconds = step.core_seconds / min(workers, step.tasks)
+        table.add_row(
+            step.name,
+            f"{step.tasks:,}",
+            f"{step.core_seconds / 3600:,.2f}",
+            duration(seconds),
+            size_of(step.disk),
+            f"{step.files:,}",
+        )
+    return table

@@ -1,0 +1,77 @@
+"""Says which abbreviations end no sentence, by language, where the library that splits paragraphs would end one.
+
+It knows many, but not where a paragraph begins with one ("Dr. Who came."), nor those before a number ("vol. 2").
+A rule asks what follows, so that "No. I will not." and "on Main St. He lives there." stay two sentences.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from operator import itemgetter
+
+from data_prep.common.languages import DEFAULT, RULES
+
+ANYTHING, NAME, NUMBER, NAME_AT_START = "anything", "a name", "a number", "a name, at the start"
+OPENINGS = ("", *"(\"'“‘[„«")
+AFTER = {
+    "en": {
+        NAME: "Dr. Mr. Mrs. Ms. Messrs. Prof. Gen. Col. Lt. Maj. Capt. Cmdr. Adm. Sgt. Rev. Hon. Gov. Sen. Rep. Pres.",
+        NAME_AT_START: "St. Mt. Ft. Fr. Br. Sr. Mme. Mlle.",
+        NUMBER: "vol. vols. no. nos. fig. figs. p. pp. ch. chap. chaps. sec. secs. eq. eqs. c. ca. b. d. fl. r. v. "
+        "Vol. Vols. No. Nos. Fig. Figs. Ch. Chap. Sec. Eq. Op. op. Art. Pt. Bk. "
+        "Jan. Feb. Mar. Apr. Aug. Sep. Sept. Oct. Nov. Dec.",
+        ANYTHING: "e.g. i.e. E.g. I.e. cf. Cf. vs. viz. approx. Approx. a.k.a.",
+    },
+    "de": {NUMBER: "Bd. Nr. S. Abb. Kap. Abs. Art. Tab. Jg. H. vgl. ca."},
+    "fr": {
+        NAME: "M. MM. Mme. Mmes. Mlle. Dr. Mgr. Pr. Me.",
+        NUMBER: "vol. no. nos. p. pp. fig. chap. t. art. v. n°.",
+        ANYTHING: "cf. Cf. env. c.-à-d.",
+    },
+    "es": {
+        NUMBER: "vol. Vol. núm. n.º pág. págs. p. pp. cap. fig. art.",
+        NAME: "Sr. Sra. Srta. Dr. Dra. D. Dña. Prof.",
+    },
+    "it": {NUMBER: "vol. n. p. pp. pag. cap. fig. art.", NAME: "Sig. Dott. Prof. Ing. Avv."},
+}
+"""What may follow which abbreviations within a sentence. Ends of sentences that look like them are those of others."""
+NO_ENDS = {
+    language: {
+        f"{opening}{word} ": what for what, words in rules.items() for word in words.split() for opening in OPENINGS
+    }
+    for language, rules in AFTER.items()
+}
+"""The same, as the last words of what the library takes for sentences: with the space after them."""
+TAIL = 4  # characters, by which nearly all other ends are told from these at once
+TAILS = {language: frozenset(f" {end}"[-TAIL:] for end in ends) for language, ends in NO_ENDS.items()}
+TAILS = {language: tails | {end for end in NO_ENDS[language] if len(end) < TAIL} for language, tails in TAILS.items()}
+LAST_CHARACTERS = itemgetter(slice(-TAIL, None))
+NONE: frozenset[str] = frozenset()
+
+
+def rejoin(language: str, passages: list[list[str]]) -> None:
+    """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence."""
+    rules = RULES.get(language, DEFAULT)
+    tails, no_ends = TAILS.get(rules, NONE), NO_ENDS.get(rules, {})
+    ends = [part for parts in passages if len(parts) > 1 for part in parts[:-1]]
+    likely = compress(ends, map(tails.__contains__, map(LAST_CHARACTERS, ends)))  # in C: there are many
+    if not any(_last_word(part) in no_ends for part in likely):
+        return
+    for parts in passages:
+        for n in reversed(range(len(parts) - 1)):
+            what = no_ends.get(_last_word(parts[n]))
+            if what and _goes_on(what, parts[n], parts[n + 1]):
+                parts[n : n + 2] = [parts[n] + parts[n + 1]]
+
+
+def _last_word(part: str) -> str:
+    """Finds the word with which a part ends, with the space after it."""
+    return part[part.rfind(" ", 0, -1) + 1 :]
+
+
+def _goes_on(what: str, sentence: str, after: str) -> bool:
+    """Tells whether what may follow an abbreviation is what follows it."""
+    first = after.lstrip("".join(OPENINGS))[:1]
+    if what == NAME_AT_START:
+        return first.isupper() and " " not in sentence[:-1]
+    return what == ANYTHING or (first.isdigit() if what == NUMBER else first.isupper())

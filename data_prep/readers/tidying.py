@@ -1,0 +1,112 @@
+"""Writes a paragraph of wikitext as a reader of the page sees it, and tidies what is left of what is not in the text.
+
+Whatever was left out left a mark, and only around marks are commas, brackets and quotes taken away: those of the text
+stay. Everything here takes time linear in the length of the paragraph.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+GONE, REMARK, BREAK = "\x00", "\x01", "\x02"  # stand for what shows nothing, a comment, a <br>; XML has none of them
+HOLE, FORMULA = "\x03", "\x04"  # stand for what the reader of the page sees and we do not know, and for a formula
+RAISED, LOWERED = "\x05", "\x06"  # begin what stands above or below the line: 10^6 is not 106
+JOINT = "\x07"  # keeps the quotes inside and outside of a template apart
+NOTHING = GONE + HOLE + JOINT  # what a line without text may have
+MARKS_OF_OURS = re.compile(f"[{GONE}-{JOINT}]")
+
+QUOTES = re.compile("'{2,}")
+MAGIC_WORD = re.compile(r"__[A-Z]+__")
+ENTITY = re.compile(r"&(?:#\d{1,9}|#[xX][0-9a-fA-F]{1,8}|\w{2,32});")
+STRAY = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+")
+WORD = re.compile(r"[^\W_]")
+
+POWER = re.compile(rf"(?<=\d)([{RAISED}{LOWERED}])(?=[-−–+]?\d)")
+SHIFTS = str.maketrans("", "", RAISED + LOWERED)
+FORMULAS = re.compile(rf"{FORMULA}(?: ?{FORMULA})*")
+GLUED = re.compile(rf"(?<=\w)(?={FORMULA})|(?<={FORMULA})(?=\w)")
+
+RUN = re.compile(f"([{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?)")
+PRICE = re.compile(r"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?\Z")
+PAIRS = frozenset("() [] （） “” „” „“ «» »« ‘’ ‚‘ ‹› 「」 『』 \"\" ''".split())
+DEEPEST_PAIR = 3  # of brackets and quotes around nothing; each level copies what is before it
+OPENING, CURRENCIES, COMMAS = tuple("(（[“„«"), tuple("$£€¥₹"), ",;、，"
+NEXT_MARK = re.compile(r"[,;.:)）\]、，](?!\d)|\Z")
+BRACKETS = re.compile(r"\(([^()]*)\)")
+HOLE_IN_SENTENCE = re.compile(rf"(?:\w:?|[(=≈~$£€¥₹]) {HOLE}|[=≈~$£€¥₹]{HOLE}")
+EMPTY_BRACKETS = re.compile(r" ?[(（][\s,;:、，–-]*[)）]")
+DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
+SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
+
+
+def unescape(text: str) -> str:
+    """Turns character references into characters; & in other uses stays."""
+    return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+
+
+def plain_quotes(text: str) -> str:
+    """Takes away the apostrophes that make text bold or italic."""
+    return QUOTES.sub(_apostrophes, text)
+
+
+def tidy(text: str, word: str) -> str:
+    """Writes a paragraph, freed of tags, on one line; formulas become the word, and without one nothing is written.
+
+    A paragraph of formulas alone is none.
+    """
+    text = MAGIC_WORD.sub("", plain_quotes(text).replace(JOINT, "").replace(BREAK, " "))
+    text = " ".join(unescape(STRAY.sub("", text)).split())
+    if FORMULA in text:
+        if not word or not WORD.search(text.replace(FORMULA, "")):
+            return ""
+        text = FORMULAS.sub(word, GLUED.sub(" ", text))
+    if RAISED in text or LOWERED in text:
+        text = POWER.sub(lambda shift: "^" if shift[1] == RAISED else "_", text).translate(SHIFTS)
+    if GONE in text or HOLE in text:
+        text = _without_marks(text)
+    text = EMPTY_BRACKETS.sub("", text)
+    return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
+
+
+def _without_marks(text: str) -> str:
+    """Takes away what was left out, with the quotes, brackets and commas that were there for it."""
+    if HOLE in text:
+        text = BRACKETS.sub(_remark, text)
+    first, *others = RUN.split(text)
+    written = [first]
+    for run, after in zip(others[::2], others[1::2], strict=True):
+        before = written.pop()
+        if written and not before.strip():
+            before = written.pop() + before
+        written += _around(before, HOLE in run, " " in run, after)
+    return " ".join("".join(written).split())
+
+
+def _around(before: str, is_hole: bool, spaced: bool, after: str) -> tuple[str, str]:
+    """Writes what stood before and after something that was left out, without what was there for it."""
+    for _ in range(DEEPEST_PAIR):
+        left, right = before.rstrip(" "), after.lstrip(" ")
+        pair = left[-1:] + right[:1]
+        if pair not in PAIRS or (pair[0] in "\"'" and (spaced or left != before)):
+            break
+        before, after = left[:-1], right[1:]
+        spaced = after.startswith(" ")
+    left, right = before.rstrip(" "), after.lstrip(" ")
+    if is_hole and left.endswith(CURRENCIES):
+        left = before = left[:-4] + PRICE.sub("", left[-4:])
+    if not left or left.endswith(OPENING):
+        return left, right.lstrip(COMMAS + ": ")
+    if NEXT_MARK.match(right):
+        return (left[:-1] if left.endswith(tuple(COMMAS)) else left), right
+    return before, " " * spaced + after
+
+
+def _remark(bracket: re.Match[str]) -> str:
+    """Leaves out what stands in brackets where something is missing in the middle of it: it can be spared."""
+    return HOLE if HOLE_IN_SENTENCE.search(bracket[0]) else bracket[0]
+
+
+def _apostrophes(run: re.Match[str]) -> str:
+    """Keeps those apostrophes of a run that are left over when the others make text bold or italic."""
+    return "'" * (1 if len(run[0]) == 4 else max(0, len(run[0]) - 5))

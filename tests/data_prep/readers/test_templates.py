@@ -1,0 +1,381 @@
+"""Templates of wikitext are written as their text, or leave nothing at all behind."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.readers.templates import FAMILIES, FUNCTIONS, TABLE, expand
+from data_prep.readers.wikitext import Wikitext
+from data_prep.settings import Formulas
+
+
+def passages(text: str, formulas: Formulas = "drop") -> list[str]:
+    return Wikitext(formulas=formulas).passages(text)
+
+
+def written(text: str) -> str:
+    """A template in the middle of a sentence."""
+    (passage,) = passages(f"A {text} b")
+    return passage[1:-1].strip()
+
+
+LANGUAGES = {
+    "{{lang|fr|Le Monde}}": "Le Monde",
+    "{{Lang|fr|''Le Monde''}}": "Le Monde",
+    "{{ lang_\n|fr| Le\nMonde }}": "Le Monde",
+    "{{Template:lang|fr|x}}": "x",
+    "{{lang|zh|text=中国}}": "中国",
+    "{{lang|fr|[[Le Monde|the ''World'']]}}": "the World",
+    "{{lang|fr|2={{nowrap|1=a = b}}}}": "a = b",
+    "{{lang-fr|Le Monde}}": "Le Monde",
+    "{{lang-ru|Москва|Moskva|Moscow}}": "Москва, Moskva, 'Moscow'",
+    "{{langx|grc|λόγος|translit=logos|lit=word}}": "λόγος, logos, 'word'",
+    "{{rtl-lang|ar|قلب}}": "قلب",
+    "{{transl|ar|qalb}}": "qalb",
+    "{{transl|ar|ISO|qalb}}": "qalb",
+    "{{script/Hebrew|עין}}": "עין",
+    "{{nihongo|Tokyo|東京|Tōkyō|capital}}": "Tokyo (東京, Tōkyō, capital)",
+    "{{nihongo|Tokyo}}": "Tokyo",
+    "{{nihongo3|capital|東京|Tōkyō}}": "Tōkyō (東京, capital)",
+    "{{zh|s=中国|t=中國|p=Zhōngguó|l=middle kingdom}}": "中国, 中國, Zhōngguó, 'middle kingdom'",
+    "{{zh|c=中|s=中}}": "中",
+    "{{korean|hangul=한국|hanja=韓國|rr=Hanguk}}": "한국, 韓國, Hanguk",
+    "{{IPA|/a/}}": "/a/",
+    "{{IPA-fr|mɔ̃d|lang}}": "[mɔ̃d]",
+    "{{IPAc-en|lang|ˈ|m|ɒ|n|_|d|audio=x.ogg}}": "/ˈmɒn d/",
+    "{{respell|MON|dee|,_|KAH|_|ko}}": "MON-dee, KAH ko",
+    "{{enS|word}}": "word",
+    "{{wikt-lang|en|word}}": "word",
+    "{{gloss|word}}": "'word'",
+    "{{lit|word}}": "lit. 'word'",
+}
+LOOKS = {
+    "{{nowrap|a b}}": "a b",
+    "{{small|{{nobold|a}} b}}": "a b",
+    "{{abbr|WHO|World Health Organization}}": "WHO",
+    "{{tooltip|a|b}}": "a",
+    "{{sub|2}}": "2",
+    "{{color|red|word}}": "word",
+    "{{angbr|a}}": "⟨a⟩",
+    "{{mvar|x}}": "x",
+    "{{keypress|Ctrl|C}}": "Ctrl+C",
+    "{{visible anchor|word}}": "word",
+    "{{flag|France}}": "France",
+    "{{flagicon|FRA}} word": "word",
+    "{{url|https://example.org/}}": "example.org",
+    "{{url|example.org|the site}}": "the site",
+    "{{ill|Jean Jean|fr|Jean}}": "Jean Jean",
+    "{{ill|Jean (x)|fr|Jean|lt=Jean}}": "Jean",
+    "{{sic|teh}}": "teh [sic]",
+    "{{sic|t|eh|hide=y}}": "teh",
+    "{{sic}}": "[sic]",
+    "{{typo|teh}}": "teh",
+    "{{linktext|a|b}}": "ab",
+    "{{USS|Enterprise|CV-6}}": "USS Enterprise (CV-6)",
+    "{{USS|Enterprise|CV-6|2}}": "USS Enterprise",
+    "{{ship|HMS|Victory||6}}": "Victory",
+    "{{sclass|Nimitz|aircraft carrier}}": "Nimitz-class aircraft carrier",
+    "{{bibleverse|1 John|4:8|KJV}}": "1 John 4:8",
+    "{{section link|Town|History}}": "Town § History",
+    "{{see below}}word": "word",
+    "{{harvtxt|Smith|Jones|2000|p=5}}": "Smith & Jones (2000, p. 5)",
+    "{{harv|Smith|2000|pp=5–6}}": "(Smith 2000, pp. 5–6)",
+    "{{formatnum:12345}}": "12345",
+    "{{uc:word}}": "WORD",
+    "{{lcfirst:Word}}": "word",
+    "{{music|sharp}}": "♯",
+    "{{interp|they}}": "[they]",
+}
+CHARACTERS = {
+    "1{{ndash}}2": "1–2",
+    "a{{snd}}b": "a – b",
+    "a{{mdash}}b": "a—b",
+    "a{{spaced mdash}}b": "a — b",
+    "a{{nbsp}}b": "a b",
+    "a{{·}}b": "a · b",
+    "''Time''{{'s}} word": "Time's word",
+    "a{{!}}b": "a|b",
+    "{{nowrap|a{{!}}b{{=}}c}}": "a|b=c",
+    "{{lang|fr|{{(}}a{{)}}}}": "{a}",
+    "{{£|5}} {{US$|6}}": "£5 US$6",
+    "p{{sup|2}} 10{{sup|6}} 101{{sub|2}}": "p2 10^6 101_2",
+    "10<sup>6</sup> km<sup>2</sup> 5<sup>th</sup> 10<sup>−6</sup>": "10^6 km2 5th 10^−6",
+    "H<sub>2</sub>O 101<sub>2</sub>": "H2O 101_2",
+}
+QUANTITIES = {
+    "{{convert|5|km|mi}}": "5 km",
+    "{{convert|5|km}}": "5 km",
+    "{{cvt|5.5|km|mi|1|abbr=on}}": "5.5 km",
+    "{{convert|1,200|sqmi|km2|0}}": "1,200 sq mi",
+    "{{convert|5|to|10|km|mi}}": "5 to 10 km",
+    "{{convert|5|-|10|km|mi|abbr=on}}": "5–10 km",
+    "{{convert|10|x|20|x|30|m|ft}}": "10 × 20 × 30 m",
+    "{{convert|5|ft|9|in|m}}": "5 ft 9 in",
+    "{{convert|-27|F|C}}": "−27°F",
+    "{{convert|5+1/2|in|mm}}": "5 1/2 in",
+    "{{convert|1/2|mi}}": "1/2 mi",
+    "{{convert|22|e6acre|km2}}": "22 million acres",
+    "{{convert|6|ft|m|adj=mid|-tall}}": "6 ft tall",
+    "{{frac|1|2}}": "1/2",
+    "{{frac|3|1|2}}": "3 1/2",
+    "{{frac|4}}": "1/4",
+    "{{1/2}}": "1/2",
+    "{{val|5.2|0.1|e=6|u=km}}": "(5.2±0.1)×10^6 km",
+    "{{val|1234|ul=m|up=s}}": "1234 m/s",
+    "{{val|5|u=%}}": "5%",
+    "5{{e|6}}": "5×10^6",
+    "{{gaps|12|345}}": "12345",
+    "{{height|ft=5|in=9}}": "5 ft 9 in",
+    "{{chem|H|2|O}} {{chem|SO|4|2-}} {{chem2|CO2}}": "H2O SO4^2- CO2",
+    "{{ordinal|21}} {{ordinal|12}}": "21st 12th",
+    "{{bartable}} word": "word",
+}
+DATES = {
+    "{{circa|1500}}": "c. 1500",
+    "{{c.|1500|1550}}": "c. 1500 – c. 1550",
+    "{{circa}} 1500": "c. 1500",
+    "{{fl.|1500}}": "fl. 1500",
+    "{{reign|1500|1510}}": "r. 1500–1510",
+    "{{As of|2010}}": "As of 2010",
+    "{{as of|2010|3|lc=y}}": "as of March 2010",
+    "{{as of|2010|03|05|df=US}}": "As of March 5, 2010",
+    "{{as of|2010|March|5|since=y}}": "Since 5 March 2010",
+    "{{as of|2010|alt=in 2010}}": "in 2010",
+    "{{as of|2010|bare=yes}}": "2010",
+    "{{age|1990|1|2|2000|1|1}}": "9",
+    "{{age|1990|1|1|2000|1|1}} years": "10 years",
+    "{{birth date|1990|3|5}}": "March 5, 1990",
+    "{{birth date and age|1990|3|5|df=y}}": "5 March 1990",
+    "{{death date and age|2000|1|1|1950|6|1}}": "January 1, 2000 (aged 49)",
+    "{{date|1|mars|2000}}": "1 mars 2000",
+    "{{OldStyleDate|24 February|1955|12 February}}": "24 February [O.S. 12 February] 1955",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [*LANGUAGES.items(), *LOOKS.items(), *CHARACTERS.items(), *QUANTITIES.items(), *DATES.items()]
+)
+def test_a_template_is_written_as_a_reader_sees_it(text: str, expected: str) -> None:
+    assert written(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "{{unknown}}",
+            "{{unknown|a|b=c}}",
+            "{{lang|fr}}",
+            "{{lang}}",
+            "{{convert}}",
+            "{{convert|5}}",
+            "{{convert|a|km}}",
+        ),
+        *("{{convert|5|{{unknown}}}}", "{{val}}", "{{frac}}", "{{frac|1|2|3|4}}", "{{as of}}", "{{as of|2010|13}}"),
+        *(
+            "{{age|1990|1|1}}",
+            "{{age|1990|2|30|2000|1|1}}",
+            "{{inflation|US|5|1900}}",
+            "{{#if:a|b|c}}",
+            "{{ordinal|x}}",
+        ),
+        *("{{cite book|title=A}}", "{{citation needed|date=May 2010}}", "{{sfn|Smith|2000|p=5}}", "{{efn|A note.}}"),
+        *("{{anchor|a}}", "{{coord|52|N|1|W}}", "{{#tag:ref|A note.}}", "{{lang|fr|{{unknown}}}}", "{{}}", "{{|}}"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("around", "left"),
+    [
+        ("A {} b.", "A b."),
+        ("A ''{}'' b.", "A b."),
+        ("A '''''{}''''' b.", "A b."),
+        ("A {}, b.", "A, b."),
+        ("A, {}, b.", "A, b."),
+        ("A, {}.", "A."),
+        ("A ({}) b.", "A b."),
+        ("A ({}, born 1950) b.", "A (born 1950) b."),
+        ("A ({}; {}, born 1950) b.", "A (born 1950) b."),
+        ("A (born 1950, {}) b.", "A (born 1950) b."),
+        ('A "{}" b.', "A b."),
+        ("A “''{}''” b.", "A b."),
+        ("A « {} » b.", "A b."),
+        ("A [{}], b.", "A, b."),
+        ("{}, A b.", "A b."),
+        ("A 1{},000 b.", "A 1,000 b."),
+    ],
+)
+def test_what_is_left_out_takes_its_surroundings_along(text: str, around: str, left: str) -> None:
+    assert passages(around.replace("{}", text)) == [left]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A (about {{unknown}} in all) b.", "A b."),
+        ("A (£{{inflation|UK|5|1900}} today) b.", "A b."),
+        ("A (of 1950{{unknown}}) b.", "A (of 1950) b."),
+        ("It has '''{{lang|fr|Le Monde}}''' ''(\"{{unknown}}\")''.", "It has Le Monde."),
+        ("''{{lang|fr|''Le'' Monde}}''s", "Le Mondes"),
+        ("He said \"yes\"<ref>a</ref> \"no\"{{cn}}, and ''{{lang|fr|non}}''.", 'He said "yes" "no", and non.'),
+    ],
+)
+def test_the_rest_of_a_sentence(text: str, expected: str) -> None:
+    assert passages(text) == [expected]
+
+
+@pytest.mark.parametrize("name", ["quote", "Blockquote", "cquote", "poem quote"])
+def test_a_quotation_is_a_paragraph(name: str) -> None:
+    text = f"He said:\n{{{{{name}|text=So it is.\n\nIt was.|author=He}}}}\nThen he left."
+    assert passages(text) == ["He said:", "So it is.", "It was.", "Then he left."]
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped", "word"),
+    [
+        ("A <math>x^2</math> b.", [], ["A formula b."]),
+        ("A 2<math>x^2</math>-b <chem>H2O2 -> B</chem>, <ce>A -> B</ce>.", [], ["A 2 formula-b formula, formula."]),
+        ("A {{math|''x''<sup>2</sup>}}.\n\nB.", ["B."], ["A formula.", "B."]),
+        ("A is\n:<math>x^2</math> <math>y^2</math>,\nwhere b.\n\nB.", ["B."], ["A is formula, where b.", "B."]),
+        ("A.\n\n:<math>x^2</math>\n\nB.", ["A.", "B."], ["A.", "B."]),
+        ("A <math>n</math>th of <math> 12 </math>.", ["A nth of 12."], ["A nth of 12."]),
+        ("A.{{infobox|a=<math>x^2</math>}}<ref><math>x^2</math></ref>", ["A."], ["A."]),
+    ],
+)
+def test_a_paragraph_without_its_formulas_is_none(text: str, dropped: list[str], word: list[str]) -> None:
+    assert passages(text) == dropped
+    assert passages(text, "word") == word
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A -{zh-hans:计算机; zh-hant:電腦;}- b", "A 计算机 b"),
+        ("A -{计算机}- b -{H|zh-cn:c;zh-tw:d}-e -{zh-hans;zh-hant|f}-", "A 计算机 b e f"),
+        ("A [[计算机|-{zh-hans:计算机;zh-hant:電腦}-]], -{a-{zh:b}-c}-", "A 计算机, abc"),
+        ("A -{not closed, {{ndash}} c", "A -{not closed, – c"),
+        ("1990-{{ndash}}-5", "1990-–-5"),
+    ],
+)
+def test_variants_of_a_language(text: str, expected: str) -> None:
+    assert passages(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (":This is prose that somebody has indented.", ["This is prose that somebody has indented."]),
+        (
+            "A\n::\"It's prose that 'somebody' has indented.\"\nb",
+            ["A", "\"It's prose that 'somebody' has indented.\"", "b"],
+        ),
+        (":''This is where to read more of it, at [[x]].''", []),
+        ("; A term\n: What it means is said in many words.\n: It means this and that too.\nA", ["A"]),
+        (":* An item of a list that has six words.\n:No end of a sentence is in sight", []),
+    ],
+)
+def test_indented_prose(text: str, expected: list[str]) -> None:
+    assert passages(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A [[wikt:word|word]], [[wikt:word]], [[s:A Book]], [[:s:fr:Un livre]].", "A word, word, A Book, Un livre."),
+        ("[[q:Him|He]] wrote [[b:Wikt: B]] [[doi:10.1/a]] [[m:Meta]].", "He wrote Wikt: B doi:10.1/a Meta."),
+        ("Anarchism: [[Anarchism: A History]][[fr:B]]", "Anarchism: Anarchism: A History"),
+    ],
+)
+def test_links_to_sister_projects(text: str, expected: str) -> None:
+    assert passages(text) == [expected]
+
+
+NAMES = sorted({*TABLE, *FUNCTIONS, "lang-fr", "ipa-fr", "ipac-en", "script/x", "uss", "1/2", "unknown", "zh-x"})
+VALUES = [
+    "",
+    " ",
+    "5",
+    "12",
+    "-3",
+    "1/2",
+    "1990",
+    "km",
+    "ft",
+    "in",
+    "to",
+    "-",
+    "word",
+    "''it''",
+    "y",
+    "\x03",
+    '"',
+]
+VALUES += [
+    "{{lang|fr|x}}",
+    "{{unknown}}",
+    "[[a|b]]",
+    "<math>a</math>",
+    "²",
+    "9" * 40,
+    "a\nb",
+    "*a\n*b",
+    "text=x",
+    "e=5",
+    "{0}",
+]
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.tuples(st.sampled_from(["", "1=", "df=", "lc=", "e="]), st.sampled_from(VALUES))),
+)
+@settings(max_examples=2000, deadline=None)
+def test_no_argument_raises_anything_or_leaves_marks(name: str, arguments: list[tuple[str, str]]) -> None:
+    text = f"A ({{{{{name}{'' if name in FUNCTIONS else '|'}{'|'.join(map(''.join, arguments))}}}}}) ''b''"
+    for passage in passages(text, "word"):
+        assert not re.search(r"\{\{|\}\}|''|\[\[|\]\]|[\x00-\x08]|\(\s*\)|  ", passage), passage
+
+
+@given(st.sampled_from(NAMES), st.text(max_size=60))
+@settings(max_examples=1000, deadline=None)
+def test_any_text_may_be_an_argument(name: str, text: str) -> None:
+    expand([f"{name}{':' if name in FUNCTIONS else '|'}{text}"])
+    assert len(expand([f"{name}|{text}"]) or "") < 3 * len(text) + 40
+
+
+def test_names_are_spelled_as_they_are_looked_up() -> None:
+    for name in (*TABLE, *FAMILIES, *FUNCTIONS):
+        assert name == " ".join(name.lower().split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{lang|fr|" * 100_000 + "x " * 200_000 + "}}" * 100_000,
+        "{{nowrap|[[a|" * 50_000 + "x " * 200_000 + "]]}}" * 50_000,
+        "{{nowrap|" + "{{lang|fr|a|b=c}} " * 100_000 + "}}",
+        "{{convert|" + "5|to|" * 200_000 + "5|km}}",
+        "{{convert|" + "1" * 1_000_000 + "|km}}",
+        "{{unknown}} , " * 100_000 + "(" + "{{unknown}}; " * 100_000 + ")",
+        "($" + "{{unknown}} " * 200_000,
+        "x " * 300_000 + "(" + "{{unknown}}; " * 50_000,
+        "x " * 300_000 + "(" + "{{unknown}} a " * 50_000,
+        "x " * 300_000 + '"{{unknown}}"' * 50_000,
+        "x " * 300_000 + "(" * 100_000 + "{{unknown}}" + ")" * 100_000,
+        "(" * 300_000 + "{{a}}" + ")" * 300_000,
+        "-{" * 300_000 + "}-" * 300_000,
+        "-{zh:a;" * 200_000 + "}-",
+        ":" * 500_000 + "<math>a b</math>\n" * 20_000,
+        "<sup>5" * 200_000,
+        "{{harv|" + "a|" * 300_000 + "}}",
+    ],
+    ids=lambda text: str(text)[:12],
+)
+def test_hostile_templates_of_a_megabyte(text: str) -> None:
+    start = time.process_time()
+    passages(text, "word")
+    assert time.process_time() - start < 10
