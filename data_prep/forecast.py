@@ -41,6 +41,7 @@ SAMPLE_BYTES = 8 << 20  # of text that goes through the steps
 SAMPLES = 8  # places that it comes from
 OPEN_SECONDS = 0.0005  # to open a file of token documents, and to place the partners that are in it
 SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it that is of a shard
+PIECES, PIECE_BYTES = 0.22, 2.65  # pieces of English for a byte of it, and what one takes in shards
 EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # of text, where no sample says it
 
 
@@ -106,6 +107,14 @@ def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) 
         finished += written
         found.append(Step(f"shards {length}", shards, cost, tokens + finished + made, shards))
     return found
+
+
+def usual_costs(settings: Settings) -> Costs:
+    """Gives what English text takes on the disk, where no sample is taken."""
+    made = PIECES * PIECE_BYTES * (settings.duplicates + settings.validation)
+    shards = dict.fromkeys(settings.lengths, made)
+    keys = {length: 2 * 8 * PIECES * settings.duplicates / length for length in settings.lengths}  # half full
+    return Costs(shards=shards, examples={length: shards[length] + keys[length] for length in settings.lengths})
 
 
 def expanded(files: list[SourceFile]) -> float:
@@ -261,9 +270,8 @@ def forecast(
     shards = sum(costs.shards.values()) * size * costs.text
     trained = "" if given else ", and a minute or so for the vocabulary"
     console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
-    console.print(
-        f"disk: {size_of(max(step.disk for step in steps))} at the largest, of which {size_of(shards)} in {kept:,} shards stay"
-    )
+    largest = size_of(max(step.disk for step in steps))
+    console.print(f"disk: {largest} at the largest, of which {size_of(shards)} in {kept:,} shards stay")
     if note := disk_note(folder, steps):
         console.print(f"warning: {note}", style="yellow", soft_wrap=True)
 
@@ -271,14 +279,14 @@ def forecast(
 def forecast_table(steps: list[Step], workers: int) -> Table:
     """Lays out what the steps will take."""
     table = Table(box=None, pad_edge=False)
-    for name in ("step", "tasks", "core-hours", f"on {workers} workers", "on the disk", "files"):
+    for name in ("step", "tasks", "on one core", f"on {workers} workers", "on the disk", "files"):
         table.add_column(name, justify="left" if name == "step" else "right")
     for step in steps:
         seconds = step.core_seconds / min(workers, step.tasks)
         table.add_row(
             step.name,
             f"{step.tasks:,}",
-            f"{step.core_seconds / 3600:,.2f}",
+            duration(step.core_seconds),
             duration(seconds),
             size_of(step.disk),
             f"{step.files:,}",

@@ -36,11 +36,11 @@ from data_prep.common.workers import Workers, num_cores
 from data_prep.examples.lengths import Length
 from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.selection import SPLIT, Selection, hash_of
-from data_prep.forecast import forecast
+from data_prep.forecast import disk_note, expanded, forecast, steps_of, usual_costs
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
 from data_prep.readers.reader import Problems, without_place
-from data_prep.readers.sources import Bundle, SourceFile, check_names, find_files, make_bundles
+from data_prep.readers.sources import LARGEST_BUNDLE, Bundle, SourceFile, check_names, find_files, make_bundles
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.settings import Settings
@@ -109,6 +109,7 @@ class Pipeline:
             if not protected:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
+            self._note_disk(files)
             return self._run_steps(plan, files, given, left_out)
 
     def forecast(self) -> None:
@@ -138,6 +139,13 @@ class Pipeline:
         self.console.print(f"{self.folder} is complete already; nothing to do", markup=False)
         self.work.remove()
         return manifest
+
+    def _note_disk(self, files: list[SourceFile]) -> None:
+        """Says so where the disk likely has too little room for the run."""
+        size = expanded(files)
+        parts = max(1, round(size / LARGEST_BUNDLE))
+        if note := disk_note(self.folder, steps_of(self.settings, usual_costs(self.settings), size, parts)):
+            self.console.print(f"warning: {note}", markup=False, soft_wrap=True, style="yellow")
 
     def _check_plan(self, plan: Record) -> None:
         """Keeps the plan; refuses to go on from what was done with other settings.
