@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import write_wiki
-from support.commands import wait_for
+from support.commands import kill_group, wait_for
 from support.sharding import begin, command, tree
 
 from data_prep import shard
@@ -51,16 +51,6 @@ def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict
     done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert tree(tmp_path / "out") == expected
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and all that it started, as a machine that loses its power does."""
-    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
-        try:
-            os.kill(member.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
 
 
 def test_a_run_killed_ten_times_ends_in_the_same_bytes(corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+
+import psutil
 
 
 def start(command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[str]:
@@ -27,3 +30,13 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all that it started, as a machine that loses its power does."""
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+        try:
+            os.kill(member.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()

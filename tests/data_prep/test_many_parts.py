@@ -1,0 +1,198 @@
+"""A corpus of five hundred parts: merged files, partners out of a few parts, kills at any moment, texts that change."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, sentence, write_wiki
+from support.commands import kill_group
+from support.sharding import SETTINGS, run, tree
+
+from data_prep import shard, show, verify
+from data_prep.examples import merging, parts
+from data_prep.readers import sources
+from data_prep.shards import MANIFEST, WORK, Manifest
+
+PARTS = 500
+SMALL_BUNDLES = (
+    "import sys; from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = 8192; "
+    "from data_prep import shard; sys.exit(shard.main(sys.argv[1:]))"
+)
+
+
+def command(corpus: Path, out: Path, *more: str) -> list[str]:
+    arguments = ["--docs", str(corpus), "--out", str(out), "--workers", "2", *SETTINGS, *more]
+    return [sys.executable, "-c", SMALL_BUNDLES, *arguments]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes text enough for more than five hundred parts of eight kilobytes."""
+    return write_wiki(tmp_path_factory.mktemp("corpus") / "wiki", documents=6000, files=12)
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Finds out what an undisturbed run writes."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    subprocess.run(command(corpus, out), check=True, capture_output=True, cwd=ROOT)
+    return tree(out)
+
+
+def num_files(folder: Path) -> int:
+    """Counts the files of the folder that has the most, of all below this one."""
+    return max(sum(path.is_file() for path in place.iterdir()) for place in folder.rglob("*") if place.is_dir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_kills_among_five_hundred_parts_end_in_the_same_bytes(
+    corpus: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    draw, out = random.Random(11), tmp_path / "out"
+    kills, most, steps = 0, 0, set[str]()
+    while kills < 10:
+        process = subprocess.Popen(command(corpus, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=draw.uniform(2, 9))
+        except subprocess.TimeoutExpired:
+            kill_group(process)
+            kills += 1
+        if (out / MANIFEST).exists():  # too fast for us: begin anew
+            shutil.rmtree(out)
+        elif (out / WORK).exists():
+            most = max(most, num_files(out / WORK))
+            steps |= {path.stem for path in (out / WORK).glob("*.jsonl")}
+    subprocess.run(command(corpus, out), check=True, capture_output=True, cwd=ROOT)
+    assert tree(out) == expected
+    assert most <= 1000
+    assert {"tokens", "examples-32", "merged-32-1", "shards-32"} <= steps
+
+
+def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wiki = write_wiki(tmp_path / "wiki", documents=600, files=30)
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
+    monkeypatch.setattr(parts, "FEW_PARTS", 8)
+    monkeypatch.setattr(parts, "PARTNER_PARTS", 3)
+    monkeypatch.setattr(parts, "NEIGHBOURS", 5)
+    assert run(wiki, tmp_path / "direct") == 0
+    monkeypatch.setattr(merging, "MOST_FILES", 8)
+    monkeypatch.setattr(merging, "FAN_IN", 3)
+    assert run(wiki, tmp_path / "merged") == 0
+    assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
+    assert verify.main([str(tmp_path / "merged")]) == 0
+    assert show.main([str(tmp_path / "merged")]) == 0
+
+
+# Texts that change while a run is not finished
+
+
+def write_texts(folder: Path) -> Path:
+    """Writes two dozen files, of which some tasks have several and one only a part."""
+    folder.mkdir()
+    draw = random.Random(8)
+    for number in range(24):
+        lines = (json.dumps({"text": " ".join(sentence(draw) for _ in range(12))}) for _ in range(40))
+        (folder / f"{number:02}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def small_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 16)
+    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 16)
+
+
+def repeated(folder: Path) -> set[str]:
+    """Names the files that the steps before examples have in the work folder, with the times they were written at."""
+    places = (folder / WORK / step for step in ("documents", "tokens"))
+    return {f"{path} {path.stat().st_mtime_ns}" for place in places for path in place.rglob("*.arrow")}
+
+
+def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(
+    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+    whole = (docs / "20.jsonl").read_text()
+    (docs / "20.jsonl").write_text(whole[:-30])
+    assert run(docs, out) == 2
+    assert "20.jsonl: byte" in capfd.readouterr().err
+    before = repeated(out)
+    assert len(before) > 5
+    (docs / "20.jsonl").write_text(whole)
+    assert run(docs, out) == 0
+    said = capfd.readouterr().out
+    assert "changed since the run began: 20.jsonl" in said
+    assert "MB earlier)" in next(line for line in said.splitlines() if line.startswith("documents"))
+    assert run(docs, tmp_path / "fresh") == 0
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("vocabulary", ["given", "trained"])
+def test_an_added_file_is_taken_by_a_restart(
+    vocabulary: str, small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, out, more = write_texts(tmp_path / "docs"), tmp_path / "out", list[str]()
+    if vocabulary == "given":
+        assert run(docs, tmp_path / "other") == 0
+        more = ["--vocab", str(tmp_path / "other")]
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.write_shard", stop)
+        assert run(docs, out, *more) == 130
+    tokens = {line for line in repeated(out) if "/tokens/" in line}
+    (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.make_examples", stop)
+        assert run(docs, out, *more) == 130
+    assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
+    assert run(docs, out, *more) == 0
+    assert run(docs, tmp_path / "fresh", *more) == 0
+    assert tree(out) == tree(tmp_path / "fresh")
+    assert Manifest.read(out).content["corpus"]["documents"] == 25 * 40
+
+
+def test_shards_of_a_text_that_changed_are_not_left_behind(
+    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.pipeline.write_json", stop)
+        assert run(docs, out) == 130
+    for number in range(12):
+        (docs / f"{number:02}.jsonl").unlink()
+    assert run(docs, out) == 0
+    assert run(docs, tmp_path / "fresh") == 0
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_other_settings_are_refused_whatever_the_text(
+    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.write_shard", stop)
+        assert run(docs, out) == 130
+    (docs / "00.jsonl").unlink()
+    assert run(docs, out, "--duplicates", "3") == 2
+    assert "--duplicates was 2, now 3" in capfd.readouterr().err
+    assert shard.main(["--docs", str(docs), "--out", str(out), *SETTINGS, "--check"]) == 0
