@@ -31,6 +31,7 @@ from rich.table import Table
 
 from benchmarks.generators import Job, fast_tokenizer, lddl, original
 from benchmarks.measure import DATA, SHARD, alternate, mistakes_told, record, results_file, write_results
+from benchmarks.parts import measure_parts
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
@@ -58,6 +59,8 @@ class Preparation:
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
     """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out, and how
     two workers compare with one."""
+    parts: int = 0
+    """Instead of all that: how time and memory grow with the number of parts, up to so many (4000 says it well)."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -262,9 +265,16 @@ def main(arguments: list[str]) -> int:
         folder = Path(place)
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = Corpus.find(settings.data, folder)
+        if settings.parts:
+            found = measure_parts(corpus.docs, corpus.vocabulary, settings.parts, console)
+            kept = write_results(
+                settings.out or results_file("parts", with_gpu=False), record("parts", [*LIBRARIES], found)
+            )
+            console.print(f"kept in {kept}", markup=False)
+            return 0
         cutter, _ = fast_tokenizer(corpus.vocabulary)
         console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
-        found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
+        found = {"text": corpus.format, "cutter_of_lddl": cutter}
         found["contests"] = contests(settings, corpus, folder, console)
         if any(settings.growth_mb):
             found["scaling"] = scaling(settings, corpus)

@@ -35,7 +35,7 @@ else:
     import tomli as tomllib
 
 PUBLISHED = Path(__file__).parent / "published.toml"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("measurements.md", "planning.md")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md")))
 ORDER = ("throughput", "scaling", "inference", "preparation", "finetuning", "downstream")  # the others come after
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 PLACES = 300  # of a loss curve that are drawn

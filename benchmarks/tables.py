@@ -333,5 +333,6 @@ SHORT: dict[str, Callable[[Results], Iterable[Block]]] = {
         for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients, cleanliness)
     },
     "preparation": blocks_of,
+    "parts": blocks_of,
 }
 """What pages of documentation have of a benchmark."""
