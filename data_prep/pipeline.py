@@ -59,7 +59,7 @@ from data_prep.vocabulary.extension import extend_vocabulary
 from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
-from data_prep.work import Record, WorkFolder, file_records, refuse_changes, refuse_foreign
+from data_prep.work import SOURCE_KEYS, Record, WorkFolder, file_records, refuse_changes, refuse_foreign
 
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
@@ -333,9 +333,7 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
     """Tells what a run is going to do: decides whether a folder can be continued, and opens the manifest."""
     return {
         "settings": settings.recorded(),
-        "sources": [
-            {"source": file.source, "name": file.name, "size": file.size, "format": file.format} for file in files
-        ],
+        "sources": [{key: getattr(file, key) for key in SOURCE_KEYS} for file in files],
         "given_vocabulary": given.sha256 if given else None,
     }
 

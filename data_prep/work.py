@@ -22,6 +22,9 @@ from data_prep.common.files import FileRecord, read_json, write_json
 from data_prep.shards import PLAN, WORK, meant
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
+SOURCE_KEYS = ("source", "name", "size", "format", "content")
+"""What a plan has of each source file, by which plans are compared: nothing of this machine, nor of when."""
+OLD_SOURCE_KEYS = SOURCE_KEYS[:-1]  # of plans and manifests of before, without the key of the content
 STEPS = ("documents", "words", "vocabulary", "tokens", "examples", "shards")
 
 
@@ -114,10 +117,10 @@ def refuse_changes(folder: Path, before: Record, now: Record) -> None:
         for name, value in now["settings"].items()
         if theirs.get(name) != ours.get(name)
     ]
-    if before["sources"] != now["sources"]:
-        keys = ("source", "name", "size", "format")
-        old, new = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
-        names = sorted({file[1] for file in old ^ new})
+    keys = SOURCE_KEYS if all("content" in file for file in before["sources"]) else OLD_SOURCE_KEYS
+    was, given = ([tuple(file[key] for key in keys) for file in plan["sources"]] for plan in (before, now))
+    if was != given:
+        names = sorted({file[1] for file in {*was} ^ {*given}})
         changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
     if before["given_vocabulary"] != now["given_vocabulary"]:
         changes.append("  --vocab: another vocabulary")

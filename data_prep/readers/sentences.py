@@ -11,6 +11,7 @@ from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
+CLOSING = re.compile(rb"\n[ \t\r]*\n\s*\Z")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
 TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")
 FEWEST = 4  # lines that it takes to tell
@@ -19,7 +20,7 @@ FEWEST = 4  # lines that it takes to tell
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the documents that begin in a span."""
     name = Path(span.path).name
-    for offset, record in records(span, OPENING):
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
         text = options.problems.decode(record, span, offset)
         if text is None:
             continue
