@@ -39,12 +39,12 @@ def content_key(path: str | Path, size: int) -> str:
 
 def look(path: str | Path, size: int) -> Look:
     """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read."""
-    suffix = Path(path).suffix
+    is_compressed = str(path).endswith(COMPRESSED)
     try:
-        with open(path, "rb", buffering=0 if suffix not in COMPRESSED else HEAD) as file:
+        with open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
             start = file.read(EDGE)
             key = _key(file, start, size)
-            if suffix not in COMPRESSED:
+            if not is_compressed:
                 return Look(start[: HEAD + len(BYTE_ORDER_MARK)].removeprefix(BYTE_ORDER_MARK)[:HEAD], key)
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path))

@@ -15,7 +15,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.detection import AS_OTHERS, BY_CONTENT, TEXTS, Found, find_format
 from data_prep.readers.foreign import Foreign
-from data_prep.readers.identity import Look, content_key, look
+from data_prep.readers.identity import content_key, look
 from data_prep.readers.listing import Listing, list_files
 from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
@@ -156,13 +156,10 @@ def _files_of(
         raise UserError(f"--docs {path}: no file with anything in it")
     names = _names(path, places)
     problems.names |= {place: f"{name}/{names[place]}" for place in places}
-    looks = _look_at(listing, problems)
-    if not looks and not listing.foreign:
-        raise UserError(f"--docs {path}: no file that can be read, such as {problems.skipped[-1]}")
-    found = _find_formats(name, path, looks, listing.foreign, format, problems)
+    found = _find_formats(name, path, listing, format, problems)
     return [
-        _source_file(name, file, names[file], listing.files[file], kind, looks[file].content)
-        for file, kind in found.items()
+        _source_file(name, file, names[file], listing.files[file], kind, content)
+        for file, (kind, content) in found.items()
     ]
 
 
@@ -192,33 +189,32 @@ def _names(path: str, files: list[str]) -> dict[str, str]:
     }
 
 
-def _look_at(listing: Listing, problems: Problems) -> dict[str, Look]:
-    """Looks at the head and the tail of all files; raises UnreadableError, or leaves out what cannot be opened."""
+def _find_formats(
+    name: str, path: str, listing: Listing, format: str | None, problems: Problems
+) -> dict[str, tuple[Found, str]]:
+    """Finds the formats and keys of the files of one source; raises UserError, or leaves files out, where one has none.
+
+    Every file is opened once, and nothing of what it holds is kept.
+    """
+    skips = problems.policy == "skip"
     problems.skipped += [error.what for error in listing.unreadable.values()]
-    looks = {}
+    found: dict[str, tuple[Found, str]] = {}
+    foreign = dict(listing.foreign)
     for file, status in listing.files.items():
         try:
-            looks[file] = look(file, status.st_size)
+            seen = look(file, status.st_size)
         except UnreadableError as error:
             problems.lose(error)
-    return looks
-
-
-def _find_formats(
-    name: str,
-    path: str,
-    looks: Mapping[str, Look],
-    no_files: dict[str, Foreign],
-    format: str | None,
-    problems: Problems,
-) -> dict[str, Found]:
-    """Finds the formats of the files of one source; raises UserError, or leaves files out, where one is of none."""
-    skips = problems.policy == "skip"
-    kinds = {file: find_format(Path(file), seen, format, skips) for file, seen in looks.items()}
-    found = {file: kind for file, kind in kinds.items() if isinstance(kind, Found)}
-    foreign = {file: kind for file, kind in kinds.items() if isinstance(kind, Foreign)} | no_files
+            continue
+        kind = find_format(Path(file), seen, format, skips)
+        if isinstance(kind, Found):
+            found[file] = kind, seen.content
+        else:
+            foreign[file] = kind
     if foreign and (not skips or not found):
-        raise UserError(_foreign_message(name, path, foreign, found))
+        raise UserError(_foreign_message(name, path, foreign, {file: kind for file, (kind, _) in found.items()}))
+    if not found:
+        raise UserError(f"--docs {path}: no file that can be read; such as {problems.skipped[-1]}")
     problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
     return found
 
