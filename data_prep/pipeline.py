@@ -60,6 +60,7 @@ from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_part
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary, train_vocabulary
 from data_prep.work import (
+    SOURCE_KEYS,
     Record,
     Records,
     WorkFolder,
@@ -159,8 +160,8 @@ class Pipeline:
             if changed_settings(before, plan):
                 refuse_changes(self.folder, before, plan)
             self.console.print(f"continuing in {self.folder}", markup=False)
-            if before["sources"] != plan["sources"]:
-                self._take_changes(changed_sources(before, plan))
+            if (names := changed_sources(before, plan)) is not None:
+                self._take_changes(names)
         self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:
@@ -309,9 +310,7 @@ def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | No
     """Tells what a run is going to do: decides whether a folder can be continued, and opens the manifest."""
     return {
         "settings": settings.recorded(),
-        "sources": [
-            {"source": file.source, "name": file.name, "size": file.size, "format": file.format} for file in files
-        ],
+        "sources": [{key: getattr(file, key) for key in SOURCE_KEYS} for file in files],
         "given_vocabulary": given.sha256 if given else None,
     }
 

@@ -23,6 +23,9 @@ from data_prep.common.files import FileRecord, read_json, write_json
 from data_prep.shards import PLAN, WORK, meant
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
+SOURCE_KEYS = ("source", "name", "size", "format", "content")
+"""What a plan has of each source file, by which plans are compared: nothing of this machine, nor of when."""
+OLD_SOURCE_KEYS = SOURCE_KEYS[:-1]  # of plans and manifests of before, without the key of the content
 LAYOUT = 2  # of this folder; another version may have another one
 
 
@@ -197,8 +200,8 @@ def file_records(record: Record) -> list[FileRecord]:
 def refuse_changes(folder: Path, before: Record, now: Record) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
     changes = changed_settings(before, now)
-    if before["sources"] != now["sources"]:
-        names = changed_sources(before, now)
+    names = changed_sources(before, now)
+    if names is not None:
         changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
     if changes:
         raise UserError(
@@ -220,11 +223,12 @@ def changed_settings(before: Record, now: Record) -> list[str]:
     return changes
 
 
-def changed_sources(before: Record, now: Record) -> list[str]:
-    """Names the files that were added, are gone or have another content since a folder was begun."""
-    keys = ("source", "name", "size", "format")
-    old, new = ({tuple(file[key] for key in keys) for file in plan["sources"]} for plan in (before, now))
-    return sorted({file[1] for file in old ^ new})
+def changed_sources(before: Record, now: Record) -> list[str] | None:
+    """Names the files that were added, are gone or have another content since a folder was begun; None where all is
+    as it was, and an empty list where only their order is another."""
+    keys = SOURCE_KEYS if all("content" in file for file in before["sources"]) else OLD_SOURCE_KEYS
+    old, new = ([tuple(file[key] for key in keys) for file in plan["sources"]] for plan in (before, now))
+    return None if old == new else sorted({file[1] for file in {*old} ^ {*new}})
 
 
 def _spelled(value: Any) -> str:

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.common.errors import UserError
-from data_prep.readers.cutting import LARGEST_DOCUMENT, decompressed, whole
-from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span
+from data_prep.common.files import BLOCK
+from data_prep.readers import cutting
+from data_prep.readers.cutting import decompressed, whole
+from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span, UnreadableError
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import without_tags
 
@@ -55,13 +56,16 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a file as one document, named after the file."""
     path = Path(span.path)
     data = bytearray()
-    for block in decompressed(path):
-        data += block
-        if len(data) > LARGEST_DOCUMENT:
-            raise UserError(
-                f"{path}: one document of more than {LARGEST_DOCUMENT >> 20} MB; cut it up, "
-                "or is it one sentence a line (--format sentences)?"
-            )
+    try:
+        for block in decompressed(path, BLOCK, span.end):
+            data += block
+            if len(data) > cutting.LARGEST_DOCUMENT:
+                cure = "cut it up, or is it one sentence a line (--format sentences)?"
+                options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
+                return
+    except UnreadableError as error:
+        options.problems.lose(error)
+        return
     text = options.problems.decode(bytes(data), span, 0)
     if text is None:
         return

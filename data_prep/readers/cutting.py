@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import bz2
+import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
-
-from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
-from data_prep.readers.reader import COMPRESSED, Span
+from data_prep.readers.compression import KEEPS, expanded
+from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
-LARGEST_DOCUMENT = 1 << 30  # bytes
+LARGEST_DOCUMENT = 1 << 27  # bytes: a worker takes ten times that to cut a document into sentences, 1.4 GB
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
 # Blocks with their offsets and the offset, as far as it is known, at which the span ends; an empty block is the last.
@@ -45,39 +44,57 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def decompressed(path: Path, block_bytes: int = BLOCK) -> Iterator[bytes]:
-    """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded."""
+def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
+    """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded.
+
+    Raises UnreadableError where the file is damaged, or smaller than it is known to be.
+    """
     try:
-        with pa.input_stream(str(path), compression="detect" if path.suffix in COMPRESSED else None) as stream:
-            while block := stream.read(block_bytes):
-                yield block
-    except (OSError, pa.ArrowInvalid) as error:
-        if path.suffix in COMPRESSED and not isinstance(error, (FileNotFoundError, PermissionError)):
-            raise UserError(f"{path}: truncated or damaged {path.suffix}: {error}") from error
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        with path.open("rb") as file:
+            if path.suffix in COMPRESSED:
+                yield from (block for block, _ in expanded(file, path, block_bytes))
+            else:
+                while block := file.read(block_bytes):
+                    yield block
+            _check_end(file, path, size)
+    except OSError as error:
+        raise UnreadableError.of(path, error) from error
 
 
-def read_head(path: Path, size: int = 1 << 14) -> bytes:
-    """Reads the first bytes of the content of a file, by which its format is known."""
+def read_head(path: Path, size: int) -> bytes:
+    """Reads the first bytes of the content of a file, fewer where it is damaged."""
     head = b""
-    for block in decompressed(path, size):
-        head += block
-        if len(head) >= size:
-            break
+    with suppress(UnreadableError):
+        for block in decompressed(path, size):
+            head += block
+            if len(head) >= size:
+                break
     return head.removeprefix(BYTE_ORDER_MARK)[:size]
 
 
-def records(span: Span, opening: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+def _check_end(file: BinaryIO, path: Path, end: int) -> None:
+    """Raises UnreadableError where a file ends before a span of it does: its size was looked up when the run began."""
+    if (size := os.fstat(file.fileno()).st_size) < end:
+        raise UnreadableError(
+            f"{path}: {size:,} bytes: it has become shorter since the run began", f"begin anew; {KEEPS}"
+        )
+
+
+def records(
+    span: Span, opening: re.Pattern[bytes], problems: Problems | None = None, closing: re.Pattern[bytes] | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
 
     A record begins where `opening` matches with its end, and goes on to the next such place or the end of the file.
     Nothing that follows a match may undo it.
     The beginning of a file begins a record too, whatever it is, so that all of a file is in some record.
+    Where a damage is one of the problems, the record before it is whole if it ends in `closing`, and is lost otherwise.
     """
     buffer, base, searched = bytearray(), 0, 0
     first = 0 if span.path.endswith(COMPRESSED) else span.start
     start: int | None = None  # where the record that is being read begins in the buffer
-    for block, offset, limit in _blocks(span):
+    blocks = _Blocks(span, problems or Problems("fail"))
+    for block, offset, limit in blocks:
         if not buffer:
             base = offset
             if block and not span.start and offset == 0 < limit:
@@ -88,19 +105,46 @@ def records(span: Span, opening: re.Pattern[bytes]) -> Iterator[tuple[int, bytes
             if base + at < first or (start is not None and at <= start):
                 continue
             if start is not None:
-                yield base + start, bytes(buffer[start:at])
+                yield base + start, _cut(buffer, start, at)
             start = at
             if base + at >= limit:
                 return
         if start is None and base + len(buffer) - CONTEXT >= limit:
             return  # no record begins in the span
+        if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
+            blocks.problems.bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
+            start = None
         drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
         del buffer[:drop]
         base, searched, start = base + drop, len(buffer), None if start is None else 0
-        if searched > LARGEST_DOCUMENT:
-            raise UserError(f"{span.at(base)}: a record of more than {LARGEST_DOCUMENT >> 20} MB; cut it up")
-    if start is not None:
+    if start is not None and (not blocks.is_cut or (closing and closing.search(buffer, max(0, len(buffer) - CONTEXT)))):
         yield base, bytes(buffer)
+
+
+def _cut(buffer: bytearray, start: int, end: int) -> bytes:
+    """Copies a part of a buffer once, however large it is."""
+    with memoryview(buffer) as view:
+        return bytes(view[start:end])
+
+
+def too_large(what: str) -> str:
+    """Says that something is larger than a document may be."""
+    return f"{what} of more than {LARGEST_DOCUMENT >> 20} MB"
+
+
+class _Blocks:
+    """The blocks of a span up to its end or to a damage, which is among the problems then."""
+
+    def __init__(self, span: Span, problems: Problems) -> None:
+        self.span, self.problems = span, problems
+        self.is_cut = False
+
+    def __iter__(self) -> Blocks:
+        try:
+            yield from _blocks(self.span)
+        except UnreadableError as error:
+            self.problems.lose(error)
+            self.is_cut = True
 
 
 def _blocks(span: Span) -> Blocks:
@@ -110,7 +154,7 @@ def _blocks(span: Span) -> Blocks:
         yield from _bz2_blocks(path, span)
     elif path.suffix in COMPRESSED:
         at = 0
-        for block in decompressed(path):
+        for block in decompressed(path, BLOCK, span.end):
             yield block, at, sys.maxsize
             at += len(block)
         yield b"", at, sys.maxsize
@@ -127,38 +171,31 @@ def _plain_blocks(path: Path, span: Span) -> Blocks:
             while block := file.read(BLOCK):
                 yield block, at, span.end
                 at += len(block)
+            _check_end(file, path, span.end)
             yield b"", at, span.end
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UnreadableError.of(path, error) from error
 
 
 def _bz2_blocks(path: Path, span: Span) -> Blocks:
     """Reads the bz2 streams that begin in the span, then those after it; offsets count from the first of them."""
-    stream: int | None = None
     try:
         with path.open("rb") as file:
-            stream = _next_bz2_stream(file, span)
-            if stream is None:
+            first = _next_bz2_stream(file, span)
+            if first is None:
+                _check_end(file, path, span.end)
                 return
-            file.seek(stream)
-            at, limit, data, decompressor = 0, 0, b"", bz2.BZ2Decompressor()
-            while not decompressor.eof:
-                if not data and decompressor.needs_input and not (data := file.read(1 << 16)):
-                    raise OSError("it does not end")
-                block = decompressor.decompress(data, BLOCK)
-                data = b""
+            file.seek(first)
+            at = limit = 0
+            for block, stream in expanded(file, path, BLOCK):
                 if stream < span.end:
                     limit = at + len(block)
-                if block:
-                    yield block, at, limit
-                    at += len(block)
-                if decompressor.eof and (data := decompressor.unused_data or file.read(1 << 16)):
-                    stream, decompressor = file.tell() - len(data), bz2.BZ2Decompressor()
+                yield block, at, limit
+                at += len(block)
+            _check_end(file, path, span.end)
             yield b"", at, limit
     except OSError as error:
-        if error.errno is not None:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        raise UserError(f"{path}: truncated or damaged .bz2: the stream at byte {stream or 0:,}: {error}") from error
+        raise UnreadableError.of(path, error) from error
 
 
 def _next_bz2_stream(file: BinaryIO, span: Span) -> int | None:

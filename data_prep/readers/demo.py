@@ -10,8 +10,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.cutting import whole
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.common.files import BLOCK
+from data_prep.readers.cutting import decompressed, whole
+from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
 
 NAME = "demo"
 SHORTEST = 200  # characters of text that make a module worth reading
@@ -39,7 +40,11 @@ def halves() -> tuple[list[Path], list[Path]]:
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a module as a document, if it has enough text."""
     path = Path(span.path)
-    source = path.read_bytes().decode(errors="ignore")
+    try:
+        source = b"".join(decompressed(path, BLOCK, span.end)).decode(errors="ignore")
+    except UnreadableError as error:
+        options.problems.lose(error)
+        return
     passages = [passage for text in DOCSTRING.findall(source) for passage in prose(text[1])]
     if sum(map(len, passages)) >= SHORTEST:
         yield Document("/".join(path.parts[-3:]), path.stem, passages)

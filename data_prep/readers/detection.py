@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.books import SUFFIXES
-from data_prep.readers.cutting import read_head
-from data_prep.readers.foreign import OVER_LINES, Foreign, not_text, unknown_text
+from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text
+from data_prep.readers.identity import Look
 from data_prep.readers.jsonlines import goes_over_lines
+from data_prep.readers.parquet import is_whole
 from data_prep.readers.reader import COMPRESSED
 
 TEXTS = ("sentences", "text")
@@ -29,17 +29,21 @@ class Found(NamedTuple):
     """How the format was found: `BY_CONTENT`, `BY_NAME`, `AS_SAID` or `AS_OTHERS`."""
 
 
-def find_format(path: Path, said: str | None) -> Found | Foreign:
+def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
     """Finds the format of a file, where the user has not said it; tells what the file is where it cannot be read.
 
     A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
+    A file whose head is damaged is read where the user wants what is whole of it, if there is anything.
     """
-    try:
-        head = read_head(path)
-    except UserError as error:
-        if path.suffix not in COMPRESSED or isinstance(error.__cause__, PermissionError):
-            raise
+    head = seen.head
+    if seen.is_damaged and not (head and keeps_whole_part):
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
+    kind = _format_of(path, head, said)
+    return NOT_WHOLE if isinstance(kind, Found) and kind.format == "parquet" and not is_whole(str(path)) else kind
+
+
+def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
+    """Finds the format that the name and the first bytes of a file tell, where the user has not said it."""
     name = path.name.lower().removesuffix(path.suffix.lower() if path.suffix in COMPRESSED else "")
     reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
     is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ PARQUET = (
 )
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
+NOT_WHOLE = Foreign("a Parquet file that is not whole", "fetch or write it anew")
 BY_NAME = {
     (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" FILE NEW.parquet makes Parquet of it'),
     (".tsv",): Foreign("a table with tabs", "save it as Parquet, or as JSON lines"),
@@ -57,6 +59,13 @@ BY_NAME = {
     (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
 }
 """What a file with text in it is, by its name in small letters."""
+NO_FILES = {
+    stat.S_IFIFO: Foreign("a pipe", "write what comes out of it into a file"),
+    stat.S_IFSOCK: Foreign("a socket"),
+    stat.S_IFCHR: Foreign("a device"),
+    stat.S_IFBLK: Foreign("a device"),
+}
+"""What stands in a folder, is no file and is never opened, by its type."""
 MOST_ZEROS = 0.01  # of the bytes of a text; where there are a few, they are dropped as BERT drops control characters
 
 

@@ -16,6 +16,7 @@ from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
 OPENING = re.compile(rb"\n(?=[^\r\n])")
+CLOSING = re.compile(rb"\n\Z")
 ID_FIELDS = ("id", "_id", "docid")
 WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets that are made from its output
 
@@ -23,7 +24,7 @@ WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the lines that begin in a span, a document from every one."""
     name = Path(span.path).name
-    for offset, record in records(span, OPENING):
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
         where = span.at(offset)
         line = options.problems.decode(record, span, offset)
         if line is None or not line.strip():

@@ -18,6 +18,7 @@ from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(?=<page[\s>])")
+CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
@@ -26,7 +27,7 @@ FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the articles among the pages that begin in a span."""
     wikitext = Wikitext(_skipped_prefixes(span.path), options.formulas)
-    for offset, record in records(span, OPENING):
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
         where = span.at(offset)

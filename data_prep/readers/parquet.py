@@ -6,7 +6,10 @@ BookCorpus has a sentence on every row and nothing else: there, a document is RO
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import BLOCK
+from data_prep.readers import compression, cutting
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span
+from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
@@ -24,6 +29,14 @@ ROWS = 1000  # that are read at once
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the row groups of a span, which counts row groups and not bytes."""
+    try:
+        yield from _documents(span, options)
+    except UnreadableError as error:
+        options.problems.lose(error)
+
+
+def _documents(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the documents of some row groups, up to a damage."""
     path = Path(span.path)
     columns = _columns(span.path, options)
     if columns == [options.text_field] and _rows_are_sentences(span.path, options.text_field):
@@ -49,13 +62,26 @@ def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[s
     for group in range(span.start, span.end):
         at = 0
         try:
-            for batch in _open(span.path).iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+            file = _open(span.path)
+            _refuse_bomb(span.path, file, group, columns)
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
                 values = [_values(batch.column(name)) for name in columns]
                 rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
                 yield f"{group}:{at}", [(f"{group}:{at + number}", row) for number, row in enumerate(rows)]
                 at += len(rows)
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{span.path}: row group {group}: damaged: {error}") from error
+            what = f"{span.path}: row group {group}: damaged: {error}"
+            raise UnreadableError(what, "--errors skip leaves the rest of the row group out and lists it") from error
+
+
+def _refuse_bomb(path: str, file: pq.ParquetFile, group: int, columns: list[str]) -> None:
+    """Raises UnreadableError where a row group says that it expands to far more than a text does."""
+    parts = [file.metadata.row_group(group).column(number) for number in range(file.metadata.num_columns)]
+    own = [part for part in parts if part.path_in_schema in columns]
+    size, most = sum(part.total_uncompressed_size for part in own), sum(part.total_compressed_size for part in own)
+    if size > compression.EXPANDS_FREELY + compression.MOST_TIMES * most:
+        what = f"{path}: row group {group}: {most:,} bytes expand to {size // 10**6:,} MB, as a bomb does"
+        raise UnreadableError(what, "--errors skip leaves the row group out and lists it")
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -69,7 +95,11 @@ def _values(column: pa.Array) -> list[Any]:
 def _text(value: bytes | None, span: Span, where: str, options: Options) -> str | None:
     """Decodes the text of a row, where none is an empty one; returns None where the row is to be left out."""
     group, _, row = where.partition(":")
-    return options.problems.decode(value or b"", Span(f"{span.path}: row group {group}, row {row}", 0, 0), 0)
+    place = f"{span.path}: row group {group}, row {row}"
+    if value is not None and len(value) > cutting.LARGEST_DOCUMENT:
+        options.problems.bad(f"{place}: {cutting.too_large('a document')}", "cut it up")
+        return None
+    return options.problems.decode(value or b"", Span(place, 0, 0), 0)
 
 
 def _name(value: Any) -> str:
@@ -100,11 +130,15 @@ def _columns(path: str, options: Options) -> list[str]:
 
 
 def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
-    """Reads these columns of the first rows of a file."""
-    if not _open(path).num_row_groups:
-        return []
-    _, rows = next(_batches(Span(path, 0, 1), columns), ("", []))
-    return [row for _, row in rows]
+    """Reads these columns of the first rows of a file, where they are not damaged."""
+    for group in range(_open(path).num_row_groups):
+        with suppress(UnreadableError):
+            return [
+                row
+                for _, rows in itertools.islice(_batches(Span(path, group, group + 1), columns), 1)
+                for _, row in rows
+            ]
+    return []
 
 
 @functools.cache
@@ -115,16 +149,46 @@ def _rows_are_sentences(path: str, text_field: str) -> bool:
 
 
 def _open(path: str) -> pq.ParquetFile:
-    """Maps a Parquet file into memory; raises UserError where it is not whole."""
+    """Opens a Parquet file, once for all its row groups in a row; raises UnreadableError where it is not whole."""
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        status = os.stat(path)
+        return _opened(path, status.st_size, status.st_mtime_ns)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a whole Parquet file: {error}") from error
+        raise UnreadableError(f"{path}: not a whole Parquet file: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
+    """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
+    return pq.ParquetFile(path, buffer_size=BLOCK)
+
+
+def is_whole(path: str) -> bool:
+    """Tells whether a Parquet file can be opened."""
+    try:
+        return num_row_groups(path) >= 0
+    except UnreadableError:
+        return False
+
+
+def num_row_groups(path: str) -> int:
+    """Counts the row groups of a file, which are looked up once."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UnreadableError.of(path, error) from error
+    return _counted(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _counted(path: str, size: int, modified: int) -> int:
+    """Counts the row groups of a file as it is now."""
+    return int(_open(path).num_row_groups)
 
 
 def spans(path: Path, span_bytes: int) -> list[Span]:
     """Makes a span of every row group."""
-    return [Span(str(path), group, group + 1) for group in range(_open(str(path)).num_row_groups)]
+    return [Span(str(path), group, group + 1) for group in range(num_row_groups(str(path)))]
 
 
 READER = Reader(

@@ -11,6 +11,7 @@ from data_prep.common.errors import UserError
 from data_prep.settings import Errors, Formulas
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
+LEAVES_OUT = "--errors skip leaves it out and lists it"
 COMPRESSED = (".gz", ".bz2", ".zst")
 
 
@@ -38,6 +39,23 @@ class Span:
             return f"{self.path}: byte {offset:,}"
         streams = f" in the streams from byte {self.start:,} on" if self.start else ""
         return f"{self.path}: byte {offset:,} of the uncompressed text{streams}"
+
+
+class UnreadableError(UserError):
+    """An error for what cannot be read of a file of a source, which --errors skip lists instead of stopping for it."""
+
+    def __init__(self, what: str, cure: str = LEAVES_OUT) -> None:
+        super().__init__(what, cure)  # as it is made anew from, when it comes from a worker
+        self.what = what
+        self.cure = cure
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.cure}"
+
+    @classmethod
+    def of(cls, path: str | Path, error: OSError) -> UnreadableError:
+        """Says that a file cannot be read, and why."""
+        return cls(f"{path}: cannot be read: {error.strerror or error}")
 
 
 @dataclass
@@ -80,6 +98,13 @@ class Problems:
         if self.policy != "skip":
             raise UserError(f"{what}\n{cure + '; ' if cure else ''}--errors skip leaves the document out and lists it")
         self.skipped.append(what)
+
+    def lose(self, error: UnreadableError) -> None:
+        """Stops the run for a file that cannot be read any further, or lists it; once for all its spans here."""
+        if self.policy != "skip":
+            raise error
+        if error.what not in self.skipped:
+            self.skipped.append(error.what)
 
 
 def without_place(fault: str, names: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 
 OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
+CLOSING = re.compile(rb"\n[ \t\r]*\n\s*\Z")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
 TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")
 FEWEST = 4  # lines that it takes to tell
@@ -19,7 +20,7 @@ FEWEST = 4  # lines that it takes to tell
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the documents that begin in a span."""
     name = Path(span.path).name
-    for offset, record in records(span, OPENING):
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
         text = options.problems.decode(record, span, offset)
         if text is None:
             continue
@@ -29,8 +30,12 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 def are_sentences(lines: list[str]) -> bool:
     """Tells whether most of the lines are exactly one sentence."""
-    single = sum(1 for line in lines if SENTENCE_END.search(line) and not TWO_SENTENCES.search(line))
-    return len(lines) >= FEWEST and single > 0.8 * len(lines)
+    others = 0
+    for line in lines:
+        others += not SENTENCE_END.search(line) or TWO_SENTENCES.search(line) is not None
+        if len(lines) - others <= 0.8 * len(lines):
+            return False
+    return len(lines) >= FEWEST
 
 
 def detect(name: str, head: bytes) -> bool:
@@ -40,7 +45,7 @@ def detect(name: str, head: bytes) -> bool:
     lines = [line.strip() for line in head.decode(errors="replace").split("\n")]
     filled = [line for line in lines[:-1] if line]  # the last may be cut
     runs = sum(1 for before, line in itertools.pairwise(lines[:-1]) if before and line)
-    return are_sentences(filled) and runs >= 0.3 * len(filled)
+    return runs >= 0.3 * len(filled) and are_sentences(filled)
 
 
 READER = Reader(

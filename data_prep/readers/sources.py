@@ -9,16 +9,17 @@ import re
 import shlex
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.detection import AS_OTHERS, BY_CONTENT, TEXTS, Found, find_format
 from data_prep.readers.foreign import Foreign
-from data_prep.readers.reader import COMPRESSED, Problems, Span
+from data_prep.readers.identity import content_key, look
+from data_prep.readers.listing import Listing, list_files
+from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
 MOST_NAMED = 5  # kinds of files that a message names
@@ -41,7 +42,12 @@ class SourceFile:
     """The name of the reader that reads the file."""
     how: str = BY_CONTENT
     """How the format was found."""
+    modified: int = 0
+    """When the file was changed last, in nanoseconds: it says nothing of whether the content is another."""
     content: str = ""
+    """The key of the content (identity.py), by which a file of the same size is told that has changed."""
+    place: tuple[int, int] = (0, 0)
+    """Where the file system has the file, however it is named: its device and its number there."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,18 @@ def find_files(
         for group in found
         for file in sorted(group, key=lambda file: list(READERS).index("text" if file in alike else file.format))
     ]
-    places = [os.path.realpath(file.path) for file in files]
+    _refuse_twice(files)
+    return files
+
+
+def _refuse_twice(files: list[SourceFile]) -> None:
+    """Raises UserError where two of the files are the same one, by different names."""
+    places = [(*file.place, file.size, file.content) for file in files]  # a file system may give a number twice
     counts = Counter(places)
     twice = [file.path for file, place in zip(files, places, strict=True) if counts[place] > 1]
     if twice:
         number = sum(1 for count in counts.values() if count > 1)
         raise UserError(f"--docs: {twice[0]} is named twice ({number} such files); each text counts once")
-    return files
 
 
 def check_names(flag: str, values: Mapping[str, object], sources: list[str]) -> None:
@@ -142,32 +153,72 @@ def _files_of(
     """Finds the files that some arguments name as one source; empty files are left out."""
     path = arguments[0]
     if path == demo.NAME and not os.path.exists(path):
-        return [
-            SourceFile(name, str(file), "/".join(file.parts[-3:]), file.stat().st_size, demo.NAME)
-            for file in demo.files()
-        ]
-    expanded = sorted({file for argument in arguments for file in _expand(argument)}, key=lambda file: file.parts)
-    if out is not None:
-        expanded = [file for file in expanded if out.resolve() not in file.resolve().parents]
-    sizes = {file: size for file in expanded if (size := _size(file))}
-    if not sizes:
+        return [_demo_file(name, str(file)) for file in demo.files()]
+    listing = list_files(arguments, out, problems)
+    places = [*listing.files, *listing.foreign, *listing.unreadable]
+    if not places:
         raise UserError(f"--docs {path}: no file with anything in it")
-    root = path if os.path.isdir(path) else os.path.commonpath([file.parent.absolute() for file in sizes])
-    names = {file: Path(os.path.relpath(file, root)).as_posix() for file in sizes}
-    problems.names |= {str(file): f"{name}/{names[file]}" for file in sizes}
-    found = _find_formats(name, path, list(sizes), format, problems)
+    names = _names(path, places)
+    problems.names |= {place: f"{name}/{names[place]}" for place in places}
+    found = _find_formats(name, path, listing, format, problems)
     return [
-        SourceFile(name, str(file), names[file], sizes[file], kind.format, kind.how) for file, kind in found.items()
+        _source_file(name, file, names[file], listing.files[file], kind, content)
+        for file, (kind, content) in found.items()
     ]
 
 
-def _find_formats(name: str, path: str, files: list[Path], format: str | None, problems: Problems) -> dict[Path, Found]:
-    """Finds the formats of the files of one source; raises UserError, or leaves files out, where one is of none."""
-    kinds = {file: find_format(file, format) for file in files}
-    found = {file: kind for file, kind in kinds.items() if isinstance(kind, Found)}
-    foreign = {file: kind for file, kind in kinds.items() if isinstance(kind, Foreign)}
-    if foreign and (problems.policy != "skip" or not found):
-        raise UserError(_foreign_message(name, path, foreign, found))
+def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
+    """Puts together what is known of a file."""
+    place = (status.st_dev, status.st_ino)
+    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, status.st_mtime_ns, content, place)
+
+
+def _demo_file(source: str, path: str) -> SourceFile:
+    """Describes a file of the corpus that every machine has."""
+    status = os.stat(path)
+    content = content_key(path, status.st_size)
+    return _source_file(source, path, "/".join(Path(path).parts[-3:]), status, Found(demo.NAME, BY_CONTENT), content)
+
+
+def _names(path: str, files: list[str]) -> dict[str, str]:
+    """Names files as the manifest does: from the folder that was given, or that they have in common."""
+    root = (
+        path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    )
+    base = os.path.join(os.path.abspath(root), "")
+    places = {file: os.path.abspath(file) for file in files}
+    return {
+        file: place[len(base) :] if place.startswith(base) else Path(os.path.relpath(file, root)).as_posix()
+        for file, place in places.items()
+    }
+
+
+def _find_formats(
+    name: str, path: str, listing: Listing, format: str | None, problems: Problems
+) -> dict[str, tuple[Found, str]]:
+    """Finds the formats and keys of the files of one source; raises UserError, or leaves files out, where one has none.
+
+    Every file is opened once, and nothing of what it holds is kept.
+    """
+    skips = problems.policy == "skip"
+    problems.skipped += [error.what for error in listing.unreadable.values()]
+    found: dict[str, tuple[Found, str]] = {}
+    foreign = dict(listing.foreign)
+    for file, status in listing.files.items():
+        try:
+            seen = look(file, status.st_size)
+        except UnreadableError as error:
+            problems.lose(error)
+            continue
+        kind = find_format(Path(file), seen, format, skips)
+        if isinstance(kind, Found):
+            found[file] = kind, seen.content
+        else:
+            foreign[file] = kind
+    if foreign and (not skips or not found):
+        raise UserError(_foreign_message(name, path, foreign, {file: kind for file, (kind, _) in found.items()}))
+    if not found:
+        raise UserError(f"--docs {path}: no file that can be read; such as {problems.skipped[-1]}")
     problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
     return found
 
@@ -197,20 +248,20 @@ def _alike(files: list[SourceFile]) -> set[SourceFile]:
     return alike
 
 
-def _foreign_message(name: str, path: str, foreign: Mapping[Path, Foreign], found: Mapping[Path, Found]) -> str:
+def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: Mapping[str, Found]) -> str:
     """Says which files cannot be read, what they are, and what helps: for one of each kind, then for all."""
-    examples: dict[Foreign, Path] = {}
+    examples: dict[Foreign, str] = {}
     for file, kind in foreign.items():
         examples.setdefault(kind, file)
     counts = Counter(foreign.values())
     lines = [f"--docs {path}: {len(foreign)} of {len(foreign) + len(found)} files cannot be read"]
     for kind, file in list(examples.items())[:MOST_NAMED]:
         lines.append(f"  {file}: {kind.what}" + (f" ({counts[kind]} such files)" if counts[kind] > 1 else ""))
-        lines += [f"    {kind.cure_for(file)}"] if kind.cure else []
+        lines += [f"    {kind.cure_for(Path(file))}"] if kind.cure else []
     lines += [f"  and {len(examples) - MOST_NAMED} other kinds of files"] if len(examples) > MOST_NAMED else []
     if found:
         lines.append("--errors skip leaves out what cannot be read, and lists it")
-    lines += _by_globs(path, list(found), list(foreign))
+    lines += _by_globs(path, [Path(file) for file in found], [Path(file) for file in foreign])
     if any(kind.is_text for kind in foreign.values()) and all(kind.format == "text" for kind in found.values()):
         lines.append(f"or --format {shlex.quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
@@ -226,54 +277,6 @@ def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
     return [
         "or name what to read: --docs " + " ".join(shlex.quote(f"{folder}/{deep}*{suffix}") for suffix in sorted(ours))
     ]
-
-
-def _expand(path: str) -> list[Path]:
-    """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
-    if os.path.isfile(path):
-        return [Path(path)]
-    if os.path.isdir(path):
-        found = [Path(path)]
-    else:
-        found = [Path(name) for name in glob.glob(path, recursive=True)]
-        if not found:
-            raise UserError(f"--docs {path}: no such file or folder" + (" (no match)" if glob.has_magic(path) else ""))
-    files: set[Path] = set()
-    for place in found:
-        files.update(_walk(place) if place.is_dir() else [place])
-    if not files:
-        raise UserError(f"--docs {path}: an empty folder")
-    return sorted(files, key=lambda file: file.parts)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Finds all files below a folder; goes only once into a folder that links lead to from several places."""
-    seen = set()
-    for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        place = os.path.realpath(parent)
-        if place in seen:
-            folders.clear()
-            continue
-        seen.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
-        yield from (Path(parent, name) for name in names if not name.startswith((".", "_")))
-
-
-def _size(file: Path) -> int:
-    """Looks up the size of a file; refuses one that is not there, or whose name cannot be written down."""
-    try:
-        str(file).encode()
-        return file.stat().st_size
-    except UnicodeEncodeError:
-        raise UserError(f"--docs: the name of {os.fsencode(file)!r} is not UTF-8; rename it") from None
-    except OSError as error:
-        _refuse(error)
-
-
-def _refuse(error: OSError) -> NoReturn:
-    """Says which file or folder cannot be read."""
-    broken = " (a link to nothing)" if error.filename is not None and os.path.islink(error.filename) else ""
-    raise UserError(f"--docs: {error.filename}: cannot be read: {error.strerror}{broken}") from error
 
 
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:

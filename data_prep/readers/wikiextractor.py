@@ -15,13 +15,14 @@ from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import without_tags
 
 OPENING = re.compile(rb"\n(?=<doc )")
+CLOSING = re.compile(rb"</doc>\s*\Z")
 ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the documents whose tags open in a span."""
     name = Path(span.path).name
-    for offset, record in records(span, OPENING):
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.strip():
             continue
         end = record.rfind(b"</doc>")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.reading import detected, passages, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import books
+from data_prep.readers import books, cutting
 
 
 @pytest.mark.slow
@@ -202,6 +202,6 @@ def test_empty_and_one_word_books(tmp_path: Path) -> None:
 
 
 def test_a_book_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "LARGEST_DOCUMENT", 1 << 20)
-    with pytest.raises(UserError, match=r"x.txt: one document of more than 1 MB; cut it up, or .*--format sentences"):
+    monkeypatch.setattr(cutting, "LARGEST_DOCUMENT", 1 << 20)
+    with pytest.raises(UserError, match=r"x.txt: one document of more than 1 MB\ncut it up, or .*--format sentences"):
         read(write(tmp_path / "x.txt", "word " * 300_000), "text")

@@ -172,7 +172,7 @@ def test_a_record_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(cutting, "LARGEST_DOCUMENT", 1 << 20)
     monkeypatch.setattr(cutting, "BLOCK", 1 << 16)
     path = write(tmp_path / "x.jsonl", b'{"text": "a"}\n' + b"x" * (2 << 20))
-    with pytest.raises(UserError, match=r"x.jsonl: byte 14: a record of more than 1 MB; cut it up"):
+    with pytest.raises(UserError, match=r"x.jsonl: byte 14: a record of more than 1 MB\ncut it up; --errors skip"):
         read(path, "jsonl")
 
 

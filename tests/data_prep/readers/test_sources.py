@@ -9,8 +9,9 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from data_prep.settings import Format, by_source
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"
 SENTENCES = "This is one.\nThis is two.\n\nThis is three.\nThis is four.\n"
+SKIP = "--errors skip leaves it out and lists it"
 JSON = '{"text": "One."}\n{"text": "Two."}\n'
 
 
@@ -78,14 +80,28 @@ def test_names_do_not_depend_on_where_a_folder_lies(tmp_path: Path, monkeypatch:
     assert names(".") == ["AA/x", "AB/x"]
 
 
+class Reversed:
+    """The entries of a folder in another order."""
+
+    def __init__(self, path: str, scan: Callable[[str], Any] = os.scandir) -> None:
+        with scan(path) as entries:
+            self.entries = list(entries)[::-1]
+
+    def __enter__(self) -> Iterator[Any]:
+        return iter(self.entries)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 def test_order_is_that_of_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(
         tmp_path / "x", **{f"{a}__{b}_dot_jsonl": JSON for a in "ca b".split() for b in "zyx"}, d_dot_jsonl=JSON
     )
     expected = ["b/x.jsonl", "b/y.jsonl", "b/z.jsonl", "ca/x.jsonl", "ca/y.jsonl", "ca/z.jsonl", "d.jsonl"]
     assert names(folder) == expected
-    walk, scan = os.walk, glob.glob
-    monkeypatch.setattr(os, "walk", lambda *a, **k: ((top, dirs, files[::-1]) for top, dirs, files in walk(*a, **k)))
+    scan = glob.glob
+    monkeypatch.setattr(os, "scandir", Reversed)
     monkeypatch.setattr(glob, "glob", lambda *a, **k: scan(*a, **k)[::-1])
     assert names(folder) == names(folder / "*") == expected
 
@@ -336,7 +352,7 @@ def test_folders_that_are_linked_from_several_places_are_read_once(tmp_path: Pat
 def test_a_link_to_nothing(tmp_path: Path) -> None:
     folder = fill(tmp_path / "x", a_dot_txt=TEXT)
     (folder / "b.txt").symlink_to("gone.txt")
-    expected = f"--docs: {folder}/b.txt: cannot be read: No such file or directory (a link to nothing)"
+    expected = f"--docs: {folder}/b.txt: cannot be read: No such file or directory (a link to nothing)\n{SKIP}"
     assert message(folder) == message(folder / "*.txt") == expected
 
 
@@ -346,7 +362,7 @@ def test_files_and_folders_that_may_not_be_read(tmp_path: Path) -> None:
     (folder / "a.txt").chmod(0)
     assert re.search(rf"{folder}/a.txt: cannot be read: .*Permission denied", message(folder / "a.txt"))
     (folder / "b").chmod(0)
-    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied"
+    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied\n{SKIP}"
     (folder / "b").chmod(0o700)
 
 
@@ -360,7 +376,7 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monke
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied"
+    assert message(folder) == f"--docs: {folder}/b: cannot be read: Permission denied\n{SKIP}"
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:

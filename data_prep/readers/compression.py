@@ -1,0 +1,153 @@
+"""Expands .gz, .bz2 and .zst a little at a time: all that comes before a damage, and no bombs.
+
+A compressed file is a row of streams: the members of .gz, the frames of .zst, what pbzip2 and multistream dumps write.
+"""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from data_prep.common.files import BLOCK
+from data_prep.readers.reader import UnreadableError
+
+KEEPS = "--errors skip keeps what comes before and lists the file"
+LARGEST_WINDOW = 1 << 31  # bytes: zstd --long=31, the most that there is
+EXPANDS_FREELY = 1 << 30  # bytes that a file may hold however small it is
+MOST_TIMES = 200  # its size, beyond those: more than any text that people wrote, and far less than a bomb
+FAULTS = (zlib.error, zstandard.ZstdError, EOFError, ValueError, OSError)  # OSError without a number: of bz2
+
+
+class _Stream(Protocol):
+    """Expands one stream, as bz2 does it."""
+
+    @property
+    def eof(self) -> bool:
+        """Tells whether the stream has come to its end."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Tells whether nothing more comes out before more goes in."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """Gives what was put in and belongs to the next stream."""
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        """Expands some more."""
+
+
+class _Gzip:
+    """Expands a member of .gz."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(31)  # with the header and the checksum of gzip
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        block = self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
+        self.needs_input = not self._stream.unconsumed_tail and len(block) < max_length
+        return block
+
+
+class _Zstandard:
+    """Expands a frame of .zst, whatever its window; gives all that comes of its input, 32 MB of a kilobyte at most."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._stream = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return self._stream.decompress(data)
+
+
+STREAMS: dict[str, tuple[Callable[[], _Stream], int]] = {
+    ".gz": (_Gzip, 1 << 14),
+    ".bz2": (bz2.BZ2Decompressor, 1 << 14),
+    ".zst": (_Zstandard, 1 << 10),
+}
+"""By the suffix of a file: what expands its streams, and how many bytes go in at a time."""
+
+
+def expanded(file: BinaryIO, path: Path, block_bytes: int = BLOCK) -> Iterator[tuple[bytes, int]]:
+    """Yields what a compressed file holds from where it is open on, in blocks; each with where its stream begins.
+
+    Raises UnreadableError at a damage, after all that comes before it, and at the bytes that make a file a bomb.
+    """
+    first, count, at = file.tell(), 0, file.tell()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        for piece, stream in _pieces(file, path.suffix, block_bytes):
+            if parts and (stream != at or size + len(piece) > block_bytes):
+                yield b"".join(parts), at
+                parts, size = [], 0
+            at = stream
+            parts += [piece] if piece else []
+            size, count = size + len(piece), count + len(piece)
+            if count > EXPANDS_FREELY and count > EXPANDS_FREELY + MOST_TIMES * (file.tell() - first):
+                raise _bomb(path, file.tell() - first, count)
+    except FAULTS as error:
+        if parts:
+            yield b"".join(parts), at
+        raise error if isinstance(error, UnreadableError) else _fault(path, at, count, error) from error
+    if parts:
+        yield b"".join(parts), at
+
+
+def _pieces(file: BinaryIO, suffix: str, most: int) -> Iterator[tuple[bytes, int]]:
+    """Yields what comes of each little that is put in, with where its stream begins; nothing with that of a new one."""
+    make, step = STREAMS[suffix]
+    stream = file.tell()
+    data = file.read(step)
+    while data:
+        expander = make()
+        while not expander.eof:
+            if not data and expander.needs_input and not (data := file.read(step)):
+                raise EOFError("it does not end")
+            piece = expander.decompress(data, most)
+            data = b""
+            yield from ((piece[start : start + most], stream) for start in range(0, len(piece), most))
+        data = expander.unused_data or file.read(step)
+        while suffix == ".gz" and data and not data.strip(b"\0"):  # what a tape pads its blocks with
+            data = file.read(step)
+        stream = file.tell() - len(data)
+        yield b"", stream
+
+
+def _fault(path: Path, stream: int, count: int, error: Exception) -> UnreadableError:
+    """Says what is wrong with a compressed file, and where."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return UnreadableError(f"{path}: cannot be read: {error.strerror}", KEEPS)
+    place = "" if stream else f" (after {count:,} bytes of text)"
+    what = f"{path}: truncated or damaged {path.suffix}: the stream at byte {stream:,}: {error}{place}"
+    return UnreadableError(what, f"fetch or pack it anew; {KEEPS}")
+
+
+def _bomb(path: Path, size: int, count: int) -> UnreadableError:
+    """Refuses a file that is small and holds far too much for a text."""
+    most = f"the most for a text is {EXPANDS_FREELY / 1e9:.2g} GB and {MOST_TIMES} times the size"
+    what = f"{path}: the first {size:,} bytes expand to more than {count // 10**6:,} MB, as a bomb does; {most}"
+    return UnreadableError(what, f"if it is text, unpack it; {KEEPS}")

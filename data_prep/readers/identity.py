@@ -1,0 +1,77 @@
+"""Looks at the two ends of a file: how its content begins, and a key by which a file that has changed is told."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from data_prep.readers.compression import expanded
+from data_prep.readers.cutting import BYTE_ORDER_MARK
+from data_prep.readers.reader import COMPRESSED, UnreadableError
+
+EDGE = 1 << 16  # bytes at each end of a file that its key is made of
+HEAD = 1 << 14  # bytes of the content by which a format is known
+
+
+class Look(NamedTuple):
+    """What is seen of a file that is opened once, before any of it is read as text."""
+
+    head: bytes
+    """The first bytes of the content, without a byte-order mark."""
+    content: str
+    """The key of the content."""
+    is_damaged: bool = False
+    """Whether the head ends where the file is damaged."""
+
+
+def content_key(path: str | Path, size: int) -> str:
+    """Computes the key of a file, which stays when it is copied or touched: of its size, its head and its tail.
+
+    Raises UnreadableError where the file cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return _key(file, file.read(EDGE), size)
+    except OSError as error:
+        raise UnreadableError.of(path, error) from error
+
+
+def look(path: str | Path, size: int) -> Look:
+    """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read."""
+    is_compressed = str(path).endswith(COMPRESSED)
+    try:
+        with open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
+            start = file.read(EDGE)
+            key = _key(file, start, size)
+            if not is_compressed:
+                return Look(start[: HEAD + len(BYTE_ORDER_MARK)].removeprefix(BYTE_ORDER_MARK)[:HEAD], key)
+            file.seek(0)
+            head, is_damaged = _expanded_head(file, Path(path))
+            return Look(head.removeprefix(BYTE_ORDER_MARK)[:HEAD], key, is_damaged)
+    except OSError as error:
+        raise UnreadableError.of(path, error) from error
+
+
+def _key(file: BinaryIO, start: bytes, size: int) -> str:
+    """Hashes the size, the start and the end of a file, of which the start is read already."""
+    digest = hashlib.sha256(b"%d " % size + start)
+    if size > len(start):
+        file.seek(max(len(start), size - EDGE))
+        digest.update(file.read(EDGE))
+    return digest.hexdigest()[:16]
+
+
+def _expanded_head(file: BinaryIO, path: Path) -> tuple[bytes, bool]:
+    """Expands the beginning of a compressed file; tells too whether a damage comes before its end."""
+    head = b""
+    try:
+        for block, _ in expanded(file, path, HEAD):
+            head += block
+            if len(head) >= HEAD + len(BYTE_ORDER_MARK):
+                break
+    except UnreadableError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+            raise
+        return head, True
+    return head, False

@@ -1,0 +1,126 @@
+"""Lists the files that paths, folders and globs stand for, and finds out what each is before any is opened."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.common.errors import UserError
+from data_prep.readers.foreign import NO_FILES, Foreign
+from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
+
+
+@dataclass
+class Listing:
+    """What is found under the arguments of one source, in the order of the names."""
+
+    files: dict[str, os.stat_result] = field(default_factory=dict)
+    """The files with anything in them, by their paths."""
+    foreign: dict[str, Foreign] = field(default_factory=dict)
+    """What is no file, and must not be opened: that may never return."""
+    unreadable: dict[str, UnreadableError] = field(default_factory=dict)
+    """What there is no knowing of: links to nothing or in a circle, folders that may not be listed."""
+
+
+def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:
+    """Lists what some arguments name, but for what lies in the output folder and files with nothing in them.
+
+    Raises UnreadableError for what cannot be looked up, unless the user wants such left out.
+    """
+    listing = Listing()
+    paths = {path for argument in arguments for path in _expand(argument, listing)}
+    own = _Inside(out) if out is not None and out.is_dir() else None
+    for path in sorted(paths, key=lambda path: Path(path).parts):
+        if own is not None and own.has(path):
+            continue
+        try:
+            path.encode()
+            status = os.stat(path)
+        except UnicodeEncodeError:
+            raise UserError(f"--docs: the name of {os.fsencode(path)!r} is not UTF-8; rename it") from None
+        except OSError as error:
+            listing.unreadable[path] = _unreadable(path, error)
+            continue
+        if kind := NO_FILES.get(stat.S_IFMT(status.st_mode)):
+            listing.foreign[path] = kind
+        elif status.st_size:
+            listing.files[path] = status
+    if problems.policy != "skip":
+        for fault in listing.unreadable.values():
+            raise UserError(f"--docs: {fault}")
+    return listing
+
+
+def _expand(path: str, listing: Listing) -> list[str]:
+    """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
+    if os.path.isfile(path):
+        return [str(Path(path))]
+    if os.path.lexists(path):
+        found = [path]
+    else:
+        found = glob.glob(path, recursive=True)
+        if not found:
+            raise UserError(f"--docs {path}: no such file or folder" + (" (no match)" if glob.has_magic(path) else ""))
+    files: set[str] = set()
+    for place in found:
+        files.update(_walk(place, listing) if os.path.isdir(place) else [str(Path(place))])
+    if not files and not listing.unreadable:
+        raise UserError(f"--docs {path}: an empty folder")
+    return list(files)
+
+
+def _walk(top: str, listing: Listing) -> Iterator[str]:
+    """Finds all files below a folder; goes only once into a folder that links lead to from several places."""
+    seen = set()
+    waiting = [str(Path(top))]
+    while waiting:
+        folder = waiting.pop()
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            with os.scandir(folder) as entries:
+                visible = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+        except OSError as error:
+            listing.unreadable[folder] = _unreadable(folder, error)
+            continue
+        folders = {entry.path for entry in visible if _is_folder(entry)}
+        waiting += sorted(folders, reverse=True)
+        yield from (entry.path.removeprefix("./") for entry in visible if entry.path not in folders)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tells a folder, or a link to one, from files and from links that lead nowhere."""
+    try:
+        return entry.is_dir()
+    except OSError:  # links in a circle
+        return False
+
+
+def _unreadable(path: str, error: OSError) -> UnreadableError:
+    """Says why a file or folder cannot be looked up."""
+    broken = " (a link to nothing)" if isinstance(error, FileNotFoundError) and os.path.islink(path) else ""
+    return UnreadableError(f"{path}: cannot be read: {error.strerror}{broken}", LEAVES_OUT)
+
+
+class _Inside:
+    """Tells which files lie in a folder, wherever links lead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.known: dict[str, bool] = {}  # by the folder of a file, so that links are followed once for all files there
+
+    def has(self, path: str) -> bool:
+        """Tells whether a file lies in the folder or below it."""
+        if os.path.islink(path):
+            return self.folder in Path(path).resolve().parents
+        parent = os.path.dirname(path)
+        if parent not in self.known:
+            place = Path(parent).resolve()
+            self.known[parent] = place == self.folder or self.folder in place.parents
+        return self.known[parent]
