@@ -107,6 +107,7 @@ class Pipeline:
             if not protected:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
+            self.workers.share(self.work.path)
             return self._run_steps(plan, files, given, left_out)
 
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
