@@ -84,7 +84,7 @@ class Settings:
     shard_size: str = "64MB"
     """Size of a shard, about."""
     workers: int | None = None
-    """Processes (default: one for each core); under mpirun or srun the ranks count instead."""
+    """Processes (default: one for each core, as far as memory goes); under mpirun or srun the ranks count instead."""
     seed: int = 12345
     """Seed of everything random."""
 

@@ -19,11 +19,13 @@ from data_prep.common.supervision import INTERRUPTED, continue_in_child, hear_si
 if __name__ == "__main__":
     continue_in_child()  # before libraries start threads, and are loaded by a process that only waits
 
+from data_prep.common.capacity import room_for_workers
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import mpi_size
 from data_prep.common.progress import duration
 from data_prep.common.ranks import attempt_together
 from data_prep.common.terminal import open_console
-from data_prep.common.workers import num_cores, open_workers
+from data_prep.common.workers import open_workers
 from data_prep.inspection.figures import figures_table, warnings
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
@@ -37,10 +39,12 @@ def main(arguments: list[str]) -> int:
     console, errors = open_console(), open_console(stderr=True)
     try:
         settings, folder = attempt_together(lambda: with_folder(parse_settings(arguments)))
-        size = settings.workers or num_cores()
+        size, said = (settings.workers, "") if settings.workers else room_for_workers()
         with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
             if workers is not None:
                 start = time.monotonic()
+                if said and mpi_size() == 1:
+                    console.print(said, soft_wrap=True)
                 manifest = Pipeline(folder, settings, workers, console).run()
                 console.print(figures_table(manifest))
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)

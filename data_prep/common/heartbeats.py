@@ -26,6 +26,7 @@ SOON = 0.1
 LOST = 40.0
 """Seconds without a new count after which a rank is gone."""
 LONGEST_TEXT = 20_000
+GONE = "gone: "  # how the text of a rank begins whose process ended without a word
 CONTINUES = "the same command continues"
 CURABLE = 2  # an exit code
 
@@ -127,8 +128,8 @@ class Heartbeats:
 
     @staticmethod
     def _named(name: str, text: str) -> str:
-        if text.startswith("its process"):
-            return f"error: {name} is gone ({text}); {CONTINUES}"
+        if text.startswith(GONE):
+            return f"error: {name} is gone ({text.removeprefix(GONE)}); {CONTINUES}"
         return f"error: {name}: {text}" if text else f"error: {name} has ended; {CONTINUES}"
 
     def _arrive(self) -> None:

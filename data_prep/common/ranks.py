@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from data_prep.common.errors import UserError
-from data_prep.common.heartbeats import Heartbeats
+from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats
 from data_prep.common.launchers import mpi_rank, mpi_size
 from data_prep.common.supervision import BUG, CURABLE, STOPPED, tell_supervisor
 
@@ -102,18 +102,18 @@ def _connect() -> Any:
 
 def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Tells of an exception that nothing else has told of, as `sys.excepthook`: to rank 0 where that is another one."""
-    text = "".join(traceback.format_exception(kind, error, trace))
-    if mpi_rank() and _met and tell_supervisor(fault=text):
-        return
-    if mpi_rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+    text = "".join(traceback.format_exception(kind, error, trace))[-LONGEST_TEXT:]
     if not _met:
-        with contextlib.suppress(BaseException):
+        try:
             _compare((BUG, text))
+        except SystemExit:  # rank 0 has told
             return
-    if mpi_rank():
-        time.sleep(LATER)
-        print(f"rank {mpi_rank()} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+        except BaseException as fault:
+            text += f"and MPI: {fault}"
+    elif mpi_rank() and tell_supervisor(fault=text):
+        return
+    name = f"rank {mpi_rank()} on {socket.gethostname()}: " if mpi_rank() else ""
+    print(f"{name}{text}", file=sys.stderr, flush=True)
 
 
 class OnRank:

@@ -21,12 +21,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.heartbeats import Heartbeats, Verdict
+from data_prep.common.heartbeats import GONE, Heartbeats, Verdict
 from data_prep.common.launchers import mpi_rank, mpi_size
 
 GRACE = 2.0
 """Seconds that a child has to end by itself after a signal; a launcher leaves its ranks a quarter of one."""
 INTERRUPTED = "\ninterrupted; the same command continues where it stopped"
+LAST = 1.0
+"""Seconds that other ranks end after rank 0, since mpirun ends all as soon as the first of them fails."""
 OUT_OF_MEMORY = "often because memory ran out"
 FEWER = "run the same command again to continue where it stopped (fewer --workers need less memory)"
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -215,17 +217,17 @@ class _Watch:
         if code < 0 and self._stopped_at is not None:
             code, text = STOPPED, INTERRUPTED if mpi_rank() == 0 else ""
         elif code < 0:
-            name = signal.Signals(-code).name
-            crashed = -code in CRASHES
-            text = f"its process crashed ({name})" if crashed else f"its process was ended by {name}, {OUT_OF_MEMORY}"
-            code = BUG if crashed else CURABLE
-            text = f"error: {text}\n{FEWER}" if mpi_rank() == 0 else text
+            name, code = signal.Signals(-code).name, BUG if -code in CRASHES else CURABLE
+            how = f"crashed with {name}" if code == BUG else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
+            text = f"{GONE}its process {how}" if mpi_rank() else f"error: the main process {how}\n{FEWER}"
         elif mpi_rank():
             text = self._fault
         if self._beats is not None and self._beats.end(code, text) and mpi_rank() and code and self._stopped_at is None:
             verdict = self._beats.wait()
             return verdict.code if verdict is not None else code
         self._say(text if mpi_rank() == 0 or not text else f"rank {mpi_rank()} on {socket.gethostname()}: {text}")
+        if code and mpi_rank() and self._stopped_at is None:
+            time.sleep(LAST)
         return code
 
     @staticmethod

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,16 +28,6 @@ Result = TypeVar("Result")
 
 AHEAD = 4  # tasks handed out for each worker, so that none waits
 OWN_AHEAD = 2  # of them for the worker of the first rank, from which no other rank can take what waits at the end
-
-
-def num_cores() -> int:
-    """Counts the cores that this process may use, by its affinity, which Slurm sets, and its quota in a container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no quota
-        return cores
 
 
 class Workers:
@@ -131,12 +121,27 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
     """Opens worker processes of this machine."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
+    _start_tracker()
     with ProcessPoolExecutor(size, context, _start_worker) as executor:
         try:
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _start_tracker() -> None:
+    """Starts the process of multiprocessing that removes what this one leaves, without warnings where it must."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(
+        filter(None, [before, "ignore::UserWarning:multiprocessing.resource_tracker"])
+    )
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _start_worker() -> None:
