@@ -89,7 +89,7 @@ def hear_signals() -> None:
 
     def interrupt(*_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
