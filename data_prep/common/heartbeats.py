@@ -117,8 +117,9 @@ class Heartbeats:
             self._silent[rank] = 0.0
             return None
         name, said = f"rank {rank} on {self._hosts[rank]}", _parsed(content)
-        if code := said.get("code"):
-            return Verdict("" if self._rank else self._named(name, said["text"]), code)
+        code, text = said.get("code"), str(said.get("text", ""))
+        if isinstance(code, int) and code:
+            return Verdict("" if self._rank else self._named(name, text), code)
         self._silent[rank] = 0.0 if content != self._last.get(rank) else self._silent[rank] + passed
         self._last[rank] = content
         if self._silent[rank] < self._lost:

@@ -105,6 +105,9 @@ def leave(main: Callable[[], int]) -> None:
         if not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        code = STOPPED
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = BUG
