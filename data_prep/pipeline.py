@@ -51,8 +51,8 @@ from data_prep.shards import (
     Manifest,
     ShardSet,
     example_schema,
-    fingerprint,
     map_batches,
+    seal,
     write_batches,
 )
 from data_prep.vocabulary.extension import extend_vocabulary
@@ -167,7 +167,7 @@ class Pipeline:
             + sum(shard["size"] for figures in sets for shard in figures["shards"]),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         }
-        manifest["fingerprint"] = fingerprint(manifest)
+        seal(manifest)
         write_json(self.folder / MANIFEST, manifest)
         self.work.remove()
         return manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 NEED = 320 * 10**6
@@ -12,6 +13,8 @@ of two, on 97 MB of Wikipedia with the settings that shard.py has by itself (len
 half as much again is for corpora that fill tasks and shards better."""
 MAIN_NEED = 600 * 10**6
 """Bytes that the main process needs besides: 511 MB were measured there, for the training of the vocabulary."""
+LEAST = 10**9
+"""Bytes that a process may have in any case, where it limits itself."""
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),  # version 2
@@ -53,6 +56,19 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int
     """
     found = [*_of_machine(proc / "meminfo"), *_of_groups(proc / "self/cgroup", cgroups)]
     return min(found) if found else None
+
+
+def limit_memory() -> None:
+    """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # which not all systems have
+
+        available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
+        if available is not None:
+            most = max(available * 9 // 10, LEAST)
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+            )
 
 
 def _of_machine(file: Path) -> Iterator[int]:

@@ -33,9 +33,9 @@ while len(list(folder.glob("code-*"))) < ranks:
 """
 """Stands for a launcher that lets other ranks go on where one has ended, as srun does."""
 BROKEN = """
-import importlib.util, os, sys
-sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(__file__)]
-spec = importlib.util.find_spec("sentencex")
+import importlib.machinery, importlib.util, os, sys
+folders = [folder for folder in sys.path if folder != os.path.dirname(__file__)]
+spec = importlib.machinery.PathFinder.find_spec("sentencex", folders)
 module = importlib.util.module_from_spec(spec)
 sys.modules["sentencex"] = module
 spec.loader.exec_module(module)
