@@ -200,6 +200,7 @@ def test_offsets_out_of_range_are_damage_and_no_crash(row: int, value: int, colu
 def write_as_shard(data: Path, batch: pa.RecordBatch, compression: str | None = None) -> None:
     """Puts a record batch in the place of a shard, and makes its record fit."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
+    (data / SHARD).unlink()  # the batch may lie in it
     with pa.ipc.new_file(str(data / SHARD), batch.schema, options=options) as writer:
         writer.write_batch(batch)
     record_anew(data, SHARD)
@@ -238,17 +239,15 @@ def test_an_example_of_a_million_pieces_is_not_shown(data: Path) -> None:
 
 
 def test_a_table_that_unpacks_to_more_than_memory_is_named(data: Path) -> None:
-    rows, size = 40, 100 * 10**6
-    titles = pa.array(["a" * size], pa.string())
-    with pa.ipc.new_file(
-        str(data / DOCUMENTS), DOCUMENTS_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")
-    ) as writer:
-        writer.write_batch(pa.record_batch([titles.take(pa.array([0] * 20))] * 3, schema=DOCUMENTS_SCHEMA))
-    assert (data / DOCUMENTS).stat().st_size < size
+    titles, others = pa.array(["a" * 50 * 10**6] * 12), pa.array([""] * 12)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(str(data / DOCUMENTS), DOCUMENTS_SCHEMA, options=options) as writer:
+        writer.write_batch(pa.record_batch([others, titles, others], schema=DOCUMENTS_SCHEMA))
+    assert (data / DOCUMENTS).stat().st_size < 10**6
     record_anew(data, DOCUMENTS)
     for name in ("show", "verify"):
-        done = look_aside(name, data, memory=GB)
-        assert done.returncode in (1, 2), rows
+        done = look_aside(name, data, memory=GB // 2)
+        assert done.returncode in (1, 2)
         assert f"{data / DOCUMENTS}: " in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -293,7 +292,7 @@ def test_an_unfinished_folder_with_other_records_is_named(records: str, data: Pa
 
 
 def look_in_a_fork(data: Path) -> tuple[list[int], str]:
-    """Runs show.py and verify.py in processes of their own, which may crash; returns how they ended and what was said."""
+    """Runs show.py and verify.py in processes of their own, which may crash; returns their codes and what was said."""
     codes = []
     report = data.parent / "said"
     for main in (show.main, verify.main):
@@ -314,7 +313,7 @@ def look_in_a_fork(data: Path) -> tuple[list[int], str]:
 FILES = (SHARD, DOCUMENTS, "vocab.txt", MANIFEST)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), place=st.floats(0, 1), near_an_end=st.booleans(), value=st.integers(1, 255))
 def test_a_byte_that_is_changed_anywhere_is_found(
     sound: Path, tmp_path: Path, name: str, place: float, near_an_end: bool, value: int
