@@ -143,13 +143,13 @@ class SetCheck:
     def _check_content(self, record: FileRecord) -> None:
         """Raises DamageError unless a shard has the columns and examples that it must have; counts what it has."""
         path, length, manifest = self._folder / record.path, self._shards.length, self._manifest
-        batch = read_shard(path)
+        batch = read_shard(path, full=True)
         schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
         if batch.schema != schema:
             raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
         if batch.num_rows != record.rows:
             raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {record.rows:,}")
-        whole_word = manifest.content["settings"]["masking"] == "whole-word"
+        whole_word = manifest.content["settings"].get("masking") == "whole-word"
         fault = example_fault(batch, length, manifest.vocabulary_size, self._special, may_be_unmasked=whole_word)
         if fault:
             raise DamageError(f"{path}: {fault}")

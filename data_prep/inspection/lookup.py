@@ -67,7 +67,7 @@ def _in_shards(place: Place) -> tuple[dict[str, Any], bool]:
     row = place.index
     for record in sets[chosen]:
         if row < record.rows:
-            batch = read_shard(record.find(folder))
+            batch = read_shard(record.find(folder), full=True)
             schema = example_schema(length, manifest.vocabulary_size, manifest.content["corpus"]["documents"])
             if batch.num_rows != record.rows or batch.schema != schema:
                 raise DamageError(f"{folder / record.path}: its rows or columns are not those of its record")

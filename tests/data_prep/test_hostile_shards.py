@@ -128,7 +128,7 @@ def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
         ("vocabulary.cased", "no", "vocabulary.cased is 'no'"),
         ("corpus.documents", None, "corpus lacks documents"),
         ("corpus", None, "lacks corpus"),
-        ("settings.masking", None, "settings lacks masking"),
+        ("settings.pairs", None, "settings lacks pairs"),
         ("fingerprint", 7, "fingerprint is 7, not a text"),
     ],
 )
