@@ -38,6 +38,9 @@ PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 _supervisor: int | None = None
 """In a child: the end of the pipe by which it tells the process that watches over it."""
 
+_interrupted = False
+"""Whether this process has heard SIGINT or SIGTERM."""
+
 
 def continue_in_child() -> None:
     """Goes on in a child, and returns in it alone; call it before any thread starts and before what takes long to load.
@@ -88,6 +91,8 @@ def hear_signals() -> None:
     """
 
     def interrupt(*_: object) -> None:
+        global _interrupted
+        _interrupted = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         raise KeyboardInterrupt
@@ -105,12 +110,13 @@ def leave(main: Callable[[], int]) -> None:
         if not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except KeyboardInterrupt:
-        print(INTERRUPTED, file=sys.stderr)
-        code = STOPPED
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = BUG
+    except BaseException as error:
+        if _interrupted or isinstance(error, KeyboardInterrupt):  # of which compiled code makes errors of its own
+            print(INTERRUPTED, file=sys.stderr)
+            code = STOPPED
+        else:
+            sys.excepthook(*sys.exc_info())
+            code = BUG
     if not code:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):

@@ -40,7 +40,7 @@ def start_group(text: Path, out: Path, workers: int) -> subprocess.Popen[str]:
     """Starts shard.py as a shell does, in a group of processes that all hear the key."""
     words = ["--docs", str(text), "--out", str(out), "--workers", str(workers), "--vocab-size", "500"]
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "data_prep/shard.py"), *words, "--duplicates", "2"],
+        [sys.executable, str(ROOT / "data_prep/shard.py"), *words, "--duplicates", "5"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,7 +63,7 @@ def test_every_step_ends_within_three_seconds_of_the_key(
     for step, begun in STEPS.items():
         process = start_group(line, out, workers)
         wait_for((out / WORK / begun).exists, 200)
-        time.sleep(0.5)
+        time.sleep(0.2)
         family = psutil.Process(process.pid).children(recursive=True)
         sent = time.monotonic()
         os.killpg(process.pid, number)

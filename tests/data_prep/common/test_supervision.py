@@ -69,6 +69,19 @@ def test_what_can_be_interrupted_ends_in_its_own_way() -> None:
     assert not errors
 
 
+def test_an_error_that_compiled_code_makes_of_the_key_is_no_fault() -> None:
+    body = """try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            raise SystemError("returned a result with an exception set")"""
+    process, _ = begin(body)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "\ninterrupted; the same command continues where it stopped\n"
+
+
 def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once() -> None:
     process, worker = begin("time.sleep(100)")
     for _ in range(3):
