@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,7 +121,7 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
     """Opens worker processes of this machine."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
-    _start_tracker()
+    _start_helpers()
     with ProcessPoolExecutor(size, context, _start_worker) as executor:
         try:
             yield executor
@@ -130,15 +130,19 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
             raise
 
 
-def _start_tracker() -> None:
-    """Starts the process of multiprocessing that removes what this one leaves, without warnings where it must."""
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(
-        filter(None, [before, "ignore::UserWarning:multiprocessing.resource_tracker"])
-    )
+def _start_helpers() -> None:
+    """Starts the processes of multiprocessing that fork workers and remove what this one leaves.
+
+    Neither of them says anything when Ctrl-C ends them, or this process, in the midst of something.
+    """
+    before, silence = os.environ.get("PYTHONWARNINGS"), "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
     try:
         resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which what is started from here keeps
+        forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         del os.environ["PYTHONWARNINGS"]
         if before is not None:
             os.environ["PYTHONWARNINGS"] = before
