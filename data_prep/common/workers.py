@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,6 +127,7 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
         try:
             yield executor
         except BaseException:
+            _end_server()
             executor.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -146,6 +148,16 @@ def _start_helpers() -> None:
         del os.environ["PYTHONWARNINGS"]
         if before is not None:
             os.environ["PYTHONWARNINGS"] = before
+
+
+def _end_server() -> None:
+    """Ends the process that forks workers, so that none begins while this process ends, and would stumble over that."""
+    server = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if server is not None:
+        threading.excepthook = lambda _: None  # the executor's thread would stumble over that in turn
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+            time.sleep(0.05)  # in which a worker that it has just forked begins
 
 
 def _start_worker() -> None:

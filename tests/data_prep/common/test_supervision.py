@@ -34,15 +34,19 @@ leave(main)
 DEAF = "sum(range(10**12))"  # holds Python's lock, and its handlers back, for hours
 
 
-def begin(body: str) -> tuple[subprocess.Popen[str], psutil.Process]:
-    """Starts a command; returns it with its child that does the work."""
+def begin(body: str) -> tuple[subprocess.Popen[str], int]:
+    """Starts a command; returns it with the number of its child that does the work."""
     process = start([sys.executable, "-c", PROGRAM.replace("BODY", body)])
     assert process.stdout is not None
-    return process, psutil.Process(int(process.stdout.readline()))
+    return process, int(process.stdout.readline())
 
 
-def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+def ended(number: int) -> bool:
+    """Tells whether a process is gone."""
+    try:
+        return bool(psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -86,7 +90,7 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
     process, worker = begin("time.sleep(100)")
     for _ in range(3):
         for number in (signal.SIGINT, signal.SIGTERM):
-            for member in (worker.pid, process.pid):
+            for member in (worker, process.pid):
                 if psutil.pid_exists(member):
                     os.kill(member, number)
     output, errors = process.communicate(timeout=30)
@@ -113,7 +117,7 @@ def test_a_process_that_ignores_the_key_as_under_nohup_goes_on() -> None:
 
 def test_a_main_process_killed_from_outside_is_told() -> None:
     process, worker = begin(DEAF)
-    worker.kill()
+    os.kill(worker, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "error: the main process was killed from outside with SIGKILL, often because memory ran out" in errors
