@@ -36,7 +36,7 @@ from scipy.optimize import nnls
 from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, when, write_results
 from benchmarks.peaks import measure_peak
 from benchmarks.sides import Kind, Side, open_sides
-from data_prep.common.workers import num_cores
+from data_prep.common.capacity import num_cores
 from pretraining.config.settings import Precision
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences

@@ -44,9 +44,9 @@ from benchmarks.measure import ROOT, SHARD, alternate, leave_own_folder, mistake
 leave_own_folder()
 
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
+from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
-from data_prep.common.workers import num_cores
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.config.settings import Recipe

@@ -27,12 +27,13 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 
+from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, write_json
 from data_prep.common.languages import DEFAULT
 from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
-from data_prep.common.workers import Workers, num_cores
+from data_prep.common.workers import Workers
 from data_prep.examples.lengths import Length
 from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.selection import SPLIT, Selection, hash_of
@@ -50,9 +51,9 @@ from data_prep.shards import (
     FORMAT,
     MANIFEST,
     Manifest,
-    fingerprint,
     length_folder,
     map_batches,
+    seal,
     write_batches,
 )
 from data_prep.vocabulary.extension import extend_vocabulary
@@ -110,6 +111,7 @@ class Pipeline:
             if not protected:
                 self.console.print(f"note: {NO_LOCKS}")
             self._check_plan(plan)
+            self.workers.share(self.work.path)
             self._note_disk(files)
             return self._run_steps(plan, files, given, left_out)
 
@@ -205,7 +207,7 @@ class Pipeline:
             + sum(shard["size"] for figures in sets for shard in figures["shards"]),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         }
-        manifest["fingerprint"] = fingerprint(manifest)
+        seal(manifest)
         write_json(self.folder / MANIFEST, manifest)
         self.work.remove()
         return manifest

@@ -102,7 +102,7 @@ class Settings:
     shard_size: str = "64MB"
     """Size of a shard, about."""
     workers: int | None = None
-    """Processes (default: one for each core); under mpirun or srun the ranks count instead."""
+    """Processes (default: one for each core, as far as memory goes); under mpirun or srun the ranks count instead."""
     check: bool = False
     """Say what a run will take, by a sample of the text: time, disk, tasks and files; make nothing."""
     seed: int = 12345

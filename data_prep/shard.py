@@ -9,36 +9,46 @@ Whatever interrupts it, the same command continues it. Then `verify.py` checks t
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+from data_prep.common.supervision import INTERRUPTED, continue_in_child, hear_signals, leave
+
+if __name__ == "__main__":
+    continue_in_child()  # before libraries start threads, and are loaded by a process that only waits
+
+from data_prep.common.capacity import room_for_workers
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import mpi_rank, mpi_size
 from data_prep.common.progress import duration
+from data_prep.common.ranks import attempt_together
 from data_prep.common.terminal import open_console
-from data_prep.common.workers import Workers, mpi_rank, num_cores, open_workers, silence_other_ranks
+from data_prep.common.workers import Workers, open_workers
 from data_prep.inspection.figures import figures_table, warnings
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings, parse_settings
+from data_prep.shards import WORK
 
 
 def main(arguments: list[str]) -> int:
     """Runs the pipeline; returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
-    silence_other_ranks()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: stop, and say how to go on
+    hear_signals()
     console, errors = open_console(), open_console(stderr=True)
     try:
-        settings = parse_settings(arguments)
+        settings, folder = attempt_together(lambda: with_folder(parse_settings(arguments)))
         if settings.check:
             if mpi_rank() == 0:
-                Pipeline(settings.out or default_folder(settings), settings, Workers(None, 1), console).forecast()
+                Pipeline(folder, settings, Workers(), console).forecast()
             return 0
-        with open_workers(settings.workers or num_cores(), preload=Pipeline.__module__) as workers:
+        size, said = (settings.workers, "") if settings.workers else room_for_workers()
+        with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
             if workers is not None:
                 start = time.monotonic()
-                folder = settings.out or default_folder(settings)
+                if said and mpi_size() == 1:
+                    console.print(said, soft_wrap=True)
                 manifest = Pipeline(folder, settings, workers, console).run()
                 console.print(figures_table(manifest))
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
@@ -48,9 +58,14 @@ def main(arguments: list[str]) -> int:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        errors.print("\ninterrupted; the same command continues where it stopped")
+        errors.print(INTERRUPTED)
         return 130
     return 0
+
+
+def with_folder(settings: Settings) -> tuple[Settings, Path]:
+    """Gives settings back with the output folder that they name, or that is named after their sources."""
+    return settings, settings.out or default_folder(settings)
 
 
 def default_folder(settings: Settings) -> Path:
@@ -60,6 +75,4 @@ def default_folder(settings: Settings) -> Path:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    if mpi_rank() == 0:
-        sys.exit(code)
+    leave(partial(main, sys.argv[1:]))

@@ -29,16 +29,41 @@ import pyarrow as pa
 
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, json_bytes, read_json, replacing
+from data_prep.common.files import FileRecord, is_inside, json_bytes, read_json, replacing
+from data_prep.common.forms import COUNT, Check, find_fault, whole
 from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
 LATER: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
 """Settings that earlier versions had not, with what they did in all folders then."""
 MANIFEST = "manifest.json"
-KEYS = {"settings", "sources", "given_vocabulary", "corpus", "vocabulary", "files", "sets", "bytes", "fingerprint"}
+PATH = Check("a path in the folder", lambda value: isinstance(value, str) and is_inside(value))
+FILE_FORM = {"path": PATH, "size": COUNT, "rows": COUNT, "sha256": str}
+SET_FORM = {
+    "length": whole(1, 2**16),
+    "duplicate": COUNT,
+    "validation": bool,
+    **dict.fromkeys(("examples", "pieces", "masked", "random_next"), COUNT),
+    "histogram": [COUNT],
+    "shards": [FILE_FORM],
+}
+FORM = {
+    "settings": {"pairs": str},
+    "sources": [dict],
+    "given_vocabulary": object,
+    "corpus": {"documents": whole(1), "validation_documents": COUNT},
+    "bytes": COUNT,
+    "fingerprint": str,
+    "vocabulary": {"size": whole(1, 2**31), "sha256": str, "cased": bool},
+    "files": [FILE_FORM],
+    "sets": [SET_FORM],
+}
+"""What is relied on of a manifest."""
+KEYS = frozenset(FORM)
 DOCUMENTS = "documents.arrow"
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, TypeError, OverflowError)
+"""What is raised where a file is not the Arrow file that it claims to be."""
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
 DOCUMENTS_SCHEMA = pa.schema(
@@ -139,19 +164,53 @@ def list_offsets(ends: Array) -> pa.Array:
 def map_batches(path: Path) -> pa.RecordBatchFileReader:
     """Maps an Arrow file into memory, of which nothing is read yet; raises DamageError where it is not whole."""
     try:
+        if not path.is_file():
+            raise DamageError(f"{path}: missing, or no file")
         return pa.ipc.open_file(pa.memory_map(str(path)))
-    except FileNotFoundError as error:
-        raise DamageError(f"{path}: missing") from error
-    except (pa.ArrowInvalid, OSError) as error:
+    except UNREADABLE as error:
+        if isinstance(error, DamageError):
+            raise
         raise DamageError(f"{path}: not a whole Arrow file: {error}") from error
 
 
-def read_shard(path: Path) -> pa.RecordBatch:
-    """Maps a shard into memory; raises DamageError where it is none."""
+def read_batch(reader: pa.RecordBatchFileReader, index: int, path: Path, full: bool = True) -> pa.RecordBatch:
+    """Takes a record batch of a mapped file; raises DamageError unless its columns lie within the file.
+
+    `full` says whether the offsets within columns are looked at too, half a millisecond for a shard of 75 MB.
+    """
+    try:
+        batch = reader.get_batch(index)
+        batch.validate(full=full)
+        if nulls := sum(map(_nulls, batch.columns)):
+            raise DamageError(f"{path}: damaged: {nulls:,} values that are none")
+    except UNREADABLE as error:
+        if isinstance(error, DamageError):
+            raise
+        raise DamageError(f"{path}: damaged: {error}") from error
+    return batch
+
+
+def _nulls(column: pa.Array) -> int:
+    """Counts the values of a column that are none, within lists and structures too; Cloze writes no such value."""
+    inner = [column.values] if pa.types.is_list(column.type) else []
+    if pa.types.is_struct(column.type):
+        inner = [column.field(index) for index in range(column.type.num_fields)]
+    return int(column.null_count) + sum(map(_nulls, inner))
+
+
+def read_shard(path: Path, full: bool = False) -> pa.RecordBatch:
+    """Maps a shard into memory; raises DamageError where it is none.
+
+    Unless `full`, its offsets are not looked at: whoever reads rows by them must check them first.
+    """
     reader = map_batches(path)
-    if reader.num_record_batches != 1:
-        raise DamageError(f"{path}: {reader.num_record_batches} record batches; a shard has one")
-    return reader.get_batch(0)
+    try:
+        count = reader.num_record_batches
+    except UNREADABLE as error:
+        raise DamageError(f"{path}: not a whole Arrow file: {error}") from error
+    if count != 1:
+        raise DamageError(f"{path}: {count} record batches; a shard has one")
+    return read_batch(reader, 0, path, full)
 
 
 @dataclass(frozen=True)
@@ -173,8 +232,10 @@ class Manifest:
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise UserError(f"{folder / MANIFEST}: not of format {FORMAT}, the one that this version reads")
-        if missing := KEYS - content.keys():
+        if missing := FORM.keys() - content.keys():
             raise DamageError(f"{folder / MANIFEST}: lacks {', '.join(sorted(missing))}: it was edited")
+        if fault := find_fault(content, FORM):
+            raise DamageError(f"{folder / MANIFEST}: {fault}: it was edited or is damaged")
         return cls(content)
 
     @property
@@ -212,16 +273,32 @@ class Manifest:
 
     def tables(self) -> list[FileRecord]:
         """Lists the records of the files that are no shards: the vocabulary and the table of documents."""
-        return [FileRecord(**record) for record in self.content["files"]]
+        return [file_record(record) for record in self.content["files"]]
 
     def sets(self) -> dict[ShardSet, list[FileRecord]]:
         """Lists the records of the shards of every set, in their order."""
-        return {ShardSet.of(said): [FileRecord(**record) for record in said["shards"]] for said in self.content["sets"]}
+        return {ShardSet.of(said): [file_record(record) for record in said["shards"]] for said in self.content["sets"]}
+
+
+def file_record(said: dict[str, Any]) -> FileRecord:
+    """Reads the record of a file from a manifest."""
+    return FileRecord(said["path"], said["size"], said["rows"], said["sha256"])
+
+
+def seal(content: dict[str, Any]) -> None:
+    """Adds to a manifest what tells later changes to it: the fingerprint of the data, and a checksum of all it says."""
+    content["fingerprint"] = fingerprint(content)
+    content["checksum"] = checksum(content)
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """Hashes all that a manifest says but this."""
+    return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
 
 
 def fingerprint(content: dict[str, Any]) -> str:
     """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself."""
-    others = ("fingerprint", "versions", "vocabulary_source")
+    others = ("fingerprint", "versions", "vocabulary_source", "checksum")
     parts = {key: value for key, value in content.items() if key not in others}
     parts["settings"] = meant(parts["settings"])
     return hashlib.sha256(json_bytes(parts)).hexdigest()

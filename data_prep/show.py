@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
 from data_prep.inspection.lookup import Place, find_example
@@ -57,4 +58,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    limit_memory()
     sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.terminal import open_console
 from data_prep.inspection.integrity import finished_faults, unfinished_faults
@@ -58,4 +59,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    limit_memory()
     sys.exit(main(sys.argv[1:]))

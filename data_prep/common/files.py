@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 from data_prep.common.errors import DamageError, UserError
 
 BLOCK = 1 << 20
+LARGEST_JSON = 1 << 29
+"""Bytes of the largest file that is read as JSON at once: a manifest of a million texts has a fourth of them."""
 UNFINISHED = ".tmp"  # what the name of a file ends in until the file is complete
 NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
@@ -37,13 +40,29 @@ class FileRecord:
         """Makes the record of a file that is finished."""
         return cls(path, (folder / path).stat().st_size, rows, sha256(folder / path))
 
+    def find(self, folder: Path) -> Path:
+        """Finds the file, of which nothing is read; DamageError unless it is in the folder and has its size.
+
+        A path or a link that leads out of the folder is not followed: nobody who wrote the record made it.
+        """
+        path = folder / self.path
+        try:
+            inside = is_inside(self.path) and path.resolve().is_relative_to(folder.resolve())
+            there = inside and path.is_file()
+            size = path.stat().st_size if there else 0
+        except (OSError, ValueError, RuntimeError) as error:  # such as names that are too long, and links in a circle
+            raise DamageError(f"{path}: cannot be read: {error}") from error
+        if not inside:
+            raise DamageError(f"{path}: leads out of {folder}")
+        if not there:
+            raise DamageError(f"{path}: missing; its record says {self.size:,} bytes")
+        if size != self.size:
+            raise DamageError(f"{path}: {size:,} bytes, its record says {self.size:,}")
+        return path
+
     def check(self, folder: Path) -> None:
         """Raises DamageError unless the file is in the folder, with the bytes that it was finished with."""
-        path = folder / self.path
-        if not path.is_file():
-            raise DamageError(f"{path}: missing; its record says {self.size:,} bytes")
-        if (size := path.stat().st_size) != self.size:
-            raise DamageError(f"{path}: {size:,} bytes, its record says {self.size:,}")
+        path = self.find(folder)
         if sha256(path) != self.sha256:
             raise DamageError(
                 f"{path}: its SHA-256 is not that of its record: the content changed after it was written"
@@ -52,6 +71,12 @@ class FileRecord:
     def as_json(self) -> dict[str, Any]:
         """Gives the record the form that manifests and records of tasks have it in."""
         return asdict(self)
+
+
+def is_inside(path: str) -> bool:
+    """Tells whether a path, relative to a folder, names a file in it, as far as its parts say."""
+    parts = path.split("/")
+    return bool(path) and "\0" not in path and not {"", ".", ".."} & set(parts)
 
 
 def sha256(path: Path) -> str:
@@ -101,8 +126,15 @@ def json_bytes(content: Any) -> bytes:
 def read_json(path: Path) -> Any:
     """Reads a JSON file; raises DamageError where it is not whole, FileNotFoundError where it is missing."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_JSON:
+            raise DamageError(f"{path}: {found.st_size:,} bytes, or no file: not what Cloze writes")
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, DamageError):
+            raise
         raise DamageError(f"{path}: cannot be read: {error}") from error
+    except MemoryError as error:
+        raise DamageError(f"{path}: {found.st_size:,} bytes, more than memory has room for") from error

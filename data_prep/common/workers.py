@@ -1,7 +1,7 @@
 """Hands out work: to this process, to several processes of this machine, or to the ranks of an MPI job.
 
 All three are executors of `concurrent.futures`, so there is one path through the code. Under `mpirun -n N` or `srun`
-rank 0 hands out the work and writes to the terminal, and the other ranks do the work.
+rank 0 hands out the work and writes to the terminal, and has a worker process of its own beside the other ranks.
 """
 
 from __future__ import annotations
@@ -9,121 +9,161 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import connection
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import mpi_size
+from data_prep.common.ranks import Meeting, OnRank, serving_ranks
+from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 AHEAD = 4  # tasks handed out for each worker, so that none waits
-
-
-def mpi_size() -> int:
-    """Counts the ranks that a launcher such as mpirun started; without a launcher there is one."""
-    return _number_from_launcher(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"), 1)
-
-
-def mpi_rank() -> int:
-    """Numbers this process among the ranks that a launcher such as mpirun started; without a launcher it is rank 0."""
-    return _number_from_launcher(("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0) if mpi_size() > 1 else 0
-
-
-def _number_from_launcher(names: tuple[str, ...], default: int) -> int:
-    """Reads the first of some environment variables that is set: every launcher has a name of its own."""
-    return int(next((os.environ[name] for name in names if name in os.environ), default))
-
-
-def num_cores() -> int:
-    """Counts the cores that this process may use, by its affinity, which Slurm sets, and its quota in a container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no quota
-        return cores
+OWN_AHEAD = 2  # of them for the worker of the first rank, from which no other rank can take what waits at the end
 
 
 class Workers:
     """Runs tasks, in this process or in others, and yields their results as they come."""
 
-    def __init__(self, executor: Executor | None, size: int) -> None:
-        self._executor, self.size = executor, size
+    def __init__(self, lanes: Sequence[Lane] = (), meeting: Meeting | None = None) -> None:
+        """Takes the executors that do the work (none: this process does it), and the other ranks of an MPI job."""
+        self._lanes, self._meeting = lanes, meeting
+
+    def share(self, work: Path) -> None:
+        """Raises UserError unless all ranks of an MPI job see the work folder; call it once, before any work."""
+        if self._meeting is not None:
+            self._meeting.share(work)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
         """Yields tasks with their results, in the order in which they finish."""
-        if self._executor is None:
+        if not self._lanes:
             for task in tasks:
                 yield task, function(task)
             return
-        waiting: dict[Future[Result], Task] = {}
+        waiting: dict[Future[Result], tuple[Task, Lane]] = {}
+        call = function if self._meeting is None else OnRank(function)
         try:
             for task in tasks:
-                waiting[self._executor.submit(function, task)] = task
-                if len(waiting) >= self.size * AHEAD:
+                lane = min(self._lanes, key=lambda lane: lane.waiting / lane.room)
+                waiting[lane.submit(call, task)] = task, lane
+                self._note(waiting)
+                if all(lane.waiting >= lane.room for lane in self._lanes):
                     yield from self._finished(waiting)
             while waiting:
                 yield from self._finished(waiting)
         except BrokenProcessPool as error:
-            raise UserError(
-                "a worker process was killed from outside, often because memory ran out\n"
-                "run the same command again to continue where it stopped (fewer --workers need less memory)"
-            ) from error
+            raise UserError(f"a worker process was killed from outside, {OUT_OF_MEMORY}\n{FEWER}") from error
         finally:
             for future in waiting:
                 future.cancel()
 
-    @staticmethod
-    def _finished(waiting: dict[Future[Any], Any]) -> Iterator[tuple[Any, Any]]:
+    def _finished(self, waiting: dict[Future[Any], tuple[Any, Lane]]) -> Iterator[tuple[Any, Any]]:
         """Waits until some tasks are finished, and takes them out of those that wait."""
         for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            yield waiting.pop(future), future.result()
+            task, lane = waiting.pop(future)
+            lane.waiting -= 1
+            self._note(waiting)
+            yield task, future.result()
+
+    def _note(self, waiting: Sized) -> None:
+        """Notes whether other ranks may be busy, who are not waited for where a run fails."""
+        if self._meeting is not None:
+            self._meeting.busy = bool(waiting)
+
+
+class Lane:
+    """One of the executors that tasks are handed to."""
+
+    def __init__(self, executor: Executor, room: int) -> None:
+        self._executor, self.room, self.waiting = executor, room, 0
+
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """Hands a task to the executor."""
+        self.waiting += 1
+        return self._executor.submit(function, task)
 
 
 @contextmanager
-def open_workers(size: int, preload: str) -> Iterator[Workers | None]:
+def open_workers(size: int, preload: str, work: Path | None = None) -> Iterator[Workers | None]:
     """Starts the workers of this machine or MPI job.
 
-    Yields None on the ranks of an MPI job that are workers themselves, when all is done. Processes of this machine
-    are forked from one that has loaded the module `preload`, so that they begin at once.
+    Yields None on the ranks of an MPI job other than the first, when all is done. Processes of this machine are forked
+    from one that has loaded the module `preload`, so that they begin at once. `work` is the folder in which the ranks
+    of a job are going to hear of one another.
     """
     if mpi_size() > 1:
-        from mpi4py import MPI
-        from mpi4py.futures import MPICommExecutor
-
-        if MPI.COMM_WORLD.Get_size() != mpi_size():
-            raise UserError(
-                f"the launcher started {mpi_size()} processes, but MPI connects {MPI.COMM_WORLD.Get_size()} of them\n"
-                "under Slurm: srun --mpi=pmix (srun --mpi=list shows what there is)"
-            )
         _quiet()
-        with MPICommExecutor() as executor:
-            yield None if executor is None else Workers(cast(Executor, executor), mpi_size() - 1)
+        with serving_ranks(work or Path.cwd()) as meeting:
+            if meeting is None:
+                yield None
+                return
+            with _processes(1, preload) as executor:  # the first rank does its share of the work too
+                lanes = [Lane(meeting.executor, (mpi_size() - 1) * AHEAD), Lane(executor, OWN_AHEAD)]
+                yield Workers(lanes, meeting)
     elif size == 1:
         _quiet()
-        yield Workers(None, 1)
+        yield Workers()
     else:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([preload])
-        with ProcessPoolExecutor(size, context, _start_worker) as executor:
-            try:
-                yield Workers(executor, size)
-            except BaseException:
-                executor.shutdown(wait=False, cancel_futures=True)
-                raise
+        with _processes(size, preload) as executor:
+            yield Workers([Lane(executor, size * AHEAD)])
+
+
+@contextmanager
+def _processes(size: int, preload: str) -> Iterator[Executor]:
+    """Opens worker processes of this machine."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    _start_helpers()
+    with ProcessPoolExecutor(size, context, _start_worker) as executor:
+        try:
+            yield executor
+        except BaseException:
+            _end_server()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _start_helpers() -> None:
+    """Starts the processes of multiprocessing that fork workers and remove what this one leaves.
+
+    Neither of them says anything when Ctrl-C ends them, or this process, in the midst of something.
+    """
+    before, silence = os.environ.get("PYTHONWARNINGS"), "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
+    try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which what is started from here keeps
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
+
+
+def _end_server() -> None:
+    """Ends the process that forks workers, so that none begins while this process ends, and would stumble over that."""
+    server = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if server is not None:
+        threading.excepthook = lambda _: None  # the executor's thread would stumble over that in turn
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+            time.sleep(0.05)  # in which a worker that it has just forked begins
 
 
 def _start_worker() -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
+    end_with_parent(os.getppid())  # which is the server that forks workers, and ends with the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
 
@@ -142,9 +182,3 @@ def _quiet() -> None:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     pyarrow.set_cpu_count(1)
-
-
-def silence_other_ranks() -> None:
-    """Silences all ranks but the first, so that a message appears once."""
-    if mpi_rank() > 0:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -17,16 +17,21 @@ from rich.console import Console
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord
+from data_prep.common.files import FileRecord, json_bytes
+from data_prep.common.forms import find_fault
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
+    FILE_FORM,
     MANIFEST,
+    UNREADABLE,
     Manifest,
     ShardSet,
+    checksum,
     example_schema,
     fingerprint,
     map_batches,
+    read_batch,
     read_shard,
 )
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
@@ -39,8 +44,7 @@ MERGED = ("examples-", "merged-")
 
 def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds all that is wrong with a finished folder."""
-    if manifest.fingerprint != fingerprint(manifest.content):
-        yield f"{folder / MANIFEST}: its fingerprint does not fit what it says: it was edited"
+    yield from _manifest_faults(folder / MANIFEST, manifest)
     for record in manifest.tables():
         yield from _faults(record.check, folder)
     yield from _faults(_check_documents, folder, manifest)
@@ -54,7 +58,18 @@ def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Fault
     known = {MANIFEST, *(record.path for record in manifest.files())}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and str(path.relative_to(folder)) not in known:
-            console.print(f"note: {path} is not in the manifest; it is not used")
+            console.print(f"note: {path} is not in the manifest; it is not used", markup=False)
+
+
+def _manifest_faults(path: Path, manifest: Manifest) -> Faults:
+    """Finds whether a manifest was changed after it was written, even where that changes nothing of what it means."""
+    content = manifest.content
+    if manifest.fingerprint != fingerprint(content):
+        yield f"{path}: its fingerprint does not fit what it says: it was edited"
+    elif content.get("checksum", checksum(content)) != checksum(content):  # earlier versions wrote none
+        yield f"{path}: its checksum does not fit what it says: it was edited"
+    elif "checksum" in content and path.read_bytes() != json_bytes(content):
+        yield f"{path}: not as it was written, though it says the same: it was edited"
 
 
 def unfinished_faults(folder: Path, console: Console) -> Faults:
@@ -64,8 +79,13 @@ def unfinished_faults(folder: Path, console: Console) -> Faults:
     for step in work.steps():
         try:
             records = work.read_records(step)
+            if fault := find_fault(records, [{"files": [FILE_FORM]}]):
+                raise DamageError(f"{work.path}: {step}{fault}: it was edited or is damaged")
         except DamageError as error:
             yield str(error)
+            continue
+        except UNREADABLE as error:
+            yield f"{work.path}: {step}: cannot be read: {error!r}"
             continue
         finished = work.is_finished(step)
         if records or finished:
@@ -97,9 +117,9 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
     path = folder / DOCUMENTS
     reader = map_batches(path)
     try:
-        rows = sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DamageError(f"{path}: cannot be read: {error}") from error
+        rows = sum(read_batch(reader, number, path).num_rows for number in range(reader.num_record_batches))
+    except UNREADABLE as error:
+        raise error if isinstance(error, DamageError) else DamageError(f"{path}: cannot be read: {error}") from error
     promised = manifest.num_documents
     if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
         raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
@@ -115,14 +135,23 @@ class SetCheck:
     def check(self, record: FileRecord) -> None:
         """Raises DamageError unless a shard has the bytes, columns and examples that it must have."""
         record.check(self._folder)
+        try:
+            self._check_content(record)
+        except UNREADABLE as error:
+            if isinstance(error, DamageError):
+                raise
+            raise DamageError(f"{self._folder / record.path}: cannot be read: {error}") from error
+
+    def _check_content(self, record: FileRecord) -> None:
+        """Raises DamageError unless a shard has the columns and examples that it must have; counts what it has."""
         path, length, manifest = self._folder / record.path, self._shards.length, self._manifest
-        batch = read_shard(path)
+        batch = read_shard(path, full=True)
         schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
         if batch.schema != schema:
             raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
         if batch.num_rows != record.rows:
             raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {record.rows:,}")
-        whole_word = manifest.content["settings"]["masking"] == "whole-word"
+        whole_word = manifest.content["settings"].get("masking") == "whole-word"
         fault = example_fault(batch, length, manifest.vocabulary_size, self._special, may_be_unmasked=whole_word)
         if fault:
             raise DamageError(f"{path}: {fault}")
@@ -183,6 +212,7 @@ def example_fault(
     checks = [
         ("is longer than its length", (sizes > length) | (sizes < 3)),
         ("has a boundary outside of it", (boundary < 3) | (boundary > sizes)),
+        ("has pieces of no example beside it", _stray(columns)),
         ("has no masked piece", columns.num_masked < (0 if may_be_unmasked else 1)),
     ]
     for fault, wrong in checks:
@@ -190,6 +220,13 @@ def example_fault(
             return f"example {np.argmax(wrong)} {fault}"
     misplaced = None if special is None else _misplaced_special(columns, special)
     return misplaced or _mask_fault(columns, vocabulary_size)
+
+
+def _stray(columns: Columns) -> Array:
+    """Tells, for each example alike, whether there are pieces or masks before the first or after the last one."""
+    ends, masked = columns.ends, columns.num_masked
+    whole = ends[0] == 0 and ends[-1] == len(columns.pieces) and masked.sum() == len(columns.positions)
+    return np.full(len(columns.boundary), not whole)
 
 
 def _misplaced_special(columns: Columns, special: Special) -> str | None:
@@ -209,6 +246,6 @@ def _mask_fault(columns: Columns, vocabulary_size: int) -> str | None:
     if outside.any() or not ascending.all():
         row = rows[np.argmax(outside)] if outside.any() else rows[1:][np.argmin(ascending)]
         return f"example {row} masks a position that it must not"
-    if len(columns.pieces) and max(columns.pieces.max(), columns.labels.max()) >= vocabulary_size:
+    if max(columns.pieces.max(initial=0), columns.labels.max(initial=0)) >= vocabulary_size:
         return f"a piece has an id beyond the vocabulary of {vocabulary_size:,}"
     return None

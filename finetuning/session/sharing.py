@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import torch
 
-from data_prep.common.workers import num_cores
+from data_prep.common.capacity import num_cores
 from finetuning.session.workers import JOBS, worker_number
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task

@@ -32,8 +32,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
-from data_prep.common.workers import num_cores
 from pretraining.processes.capability import require_code
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.launchers import World

@@ -35,7 +35,7 @@ def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, An
     histogram = [sizes.count(size) for size in range(length + 1)]
     return {
         "length": length, "duplicate": duplicate, "validation": validation, "examples": len(sizes),
-        "pieces": sum(sizes), "masked": 15 * len(sizes), "histogram": histogram, "shards": [],
+        "pieces": sum(sizes), "masked": 15 * len(sizes), "random_next": 0, "histogram": histogram, "shards": [],
     }  # fmt: skip
 
 
@@ -44,7 +44,9 @@ def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
     settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15, "pairs": "nsp"}
-    known = {"format": 1, "sets": sets, "vocabulary": {"size": 1000}, "settings": settings}
+    known = {"format": 1, "sets": sets, "files": [], "sources": [], "bytes": 0, "fingerprint": "", "settings": settings}
+    known["vocabulary"] = {"size": 1000, "sha256": "", "cased": False}
+    known["corpus"] = {"documents": 1, "validation_documents": 0}
     return Manifest({key: {} for key in KEYS} | known)
 
 

@@ -1,0 +1,120 @@
+"""How many workers a machine has room for, by its cores and its memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+NEED = 320 * 10**6
+"""Bytes of its own that a worker needs at most: 211 MB were measured (RssAnon; 189 MB as USS) at the peak of a worker
+of two, on 97 MB of Wikipedia with the settings that shard.py has by itself (lengths of 128 and 512, 5 duplicates), and
+half as much again is for corpora that fill tasks and shards better."""
+MAIN_NEED = 600 * 10**6
+"""Bytes that the main process needs besides: 511 MB were measured there, for the training of the vocabulary."""
+LEAST = 10**9
+"""Bytes that a process may have in any case, where it limits itself."""
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),  # version 2
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""The files of a group of processes with its limit and what it uses, and what of that is a cache that gives way."""
+
+
+def num_cores() -> int:
+    """Counts the cores that this process may use, by its affinity, which Slurm sets, and its quota in a container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (CGROUPS / "cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no quota
+        return cores
+
+
+def room_for_workers(need: int = NEED, cores: int | None = None, available: int | None = None) -> tuple[int, str]:
+    """Says how many workers there are unless a user says so: one for each core, or as many as memory has room for.
+
+    Returns what is to be said of it, too: nothing where there is a worker for each core.
+    """
+    cores = num_cores() if cores is None else cores
+    available = available_memory() if available is None else available
+    if available is None:
+        return cores, ""
+    room = max(1, (available - MAIN_NEED) // need)
+    if room >= cores:
+        return cores, ""
+    said = f"{room} worker{'s' if room > 1 else ''} for {cores} cores: {available / 1e9:.1f} GB of memory are available"
+    return room, f"{said}, and each may need {need / 1e9:.1f} GB (--workers N overrides that)"
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int | None:
+    """Says how many bytes programs can still take, of the machine and of what its groups of processes may have.
+
+    Returns None where the system does not say it.
+    """
+    found = [*_of_machine(proc / "meminfo"), *_of_groups(proc / "self/cgroup", cgroups)]
+    return min(found) if found else None
+
+
+def limit_memory() -> None:
+    """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # which not all systems have
+
+        available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
+        if available is not None:
+            most = max(available * 9 // 10, LEAST)
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+            )
+
+
+def _of_machine(file: Path) -> Iterator[int]:
+    """Reads what the whole machine has to give, swap left out."""
+    for name, value in _numbers(file):
+        if name == "MemAvailable:":
+            yield value * 1024
+
+
+def _of_groups(file: Path, cgroups: Path) -> Iterator[int]:
+    """Reads what the groups of this process have left, and those that they are in: each has a limit of its own.
+
+    In a container the folder of the innermost group is often the only one that is there, under the name of the root.
+    """
+    try:
+        lines = [line.split(":", 2) for line in file.read_text().splitlines()]
+    except OSError:
+        return
+    for controllers, name in [(line[1], line[2].strip("/")) for line in lines if len(line) == 3]:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = cgroups / "memory" if controllers else cgroups
+        for folder in (root / name, *(root / name).parents):
+            if folder != root and root not in folder.parents:
+                break
+            yield from _of_group(folder)
+
+
+def _of_group(folder: Path) -> Iterator[int]:
+    """Reads what one group has left."""
+    for limit, used, cache in CGROUP_FILES:
+        try:
+            most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+        except (OSError, ValueError):  # none of this version, or no limit
+            continue
+        freed = dict(_numbers(folder / "memory.stat")).get(cache, 0)
+        yield max(0, most - max(0, taken - freed))
+
+
+def _numbers(file: Path) -> Iterator[tuple[str, int]]:
+    """Reads a file of lines with a name and a number each."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        name, *values = line.split()
+        if values and values[0].isdigit():
+            yield name, int(values[0])

@@ -1,0 +1,246 @@
+"""Runs a command in a child of the process that a user or a launcher started, which watches over it.
+
+The process that watches loads nothing and computes nothing. So a signal reaches it at once, whatever the child is busy
+with: compiled code and one line of 300 MB keep Python's handlers of the child waiting for as long as they take. And a
+rank of an MPI job, however busy, tells the others what became of it and hears what became of them (heartbeats.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.heartbeats import GONE, Heartbeats, Verdict
+from data_prep.common.launchers import mpi_rank, mpi_size
+
+GRACE = 2.0
+"""Seconds that a child has to end by itself after a signal; a launcher leaves its ranks a quarter of one."""
+INTERRUPTED = "\ninterrupted; the same command continues where it stopped"
+LAST = 1.0
+"""Seconds that other ranks end after rank 0, since mpirun ends all as soon as the first of them fails."""
+OUT_OF_MEMORY = "often because memory ran out"
+FEWER = "run the same command again to continue where it stopped (fewer --workers need less memory)"
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+BUG, CURABLE, STOPPED = 1, 2, 130  # exit codes
+PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+
+_supervisor: int | None = None
+"""In a child: the end of the pipe by which it tells the process that watches over it."""
+
+_interrupted = False
+"""Whether this process has heard SIGINT or SIGTERM."""
+
+
+def continue_in_child() -> None:
+    """Goes on in a child, and returns in it alone; call it before any thread starts and before what takes long to load.
+
+    The process itself never comes back: it ends with the exit code of the child, or with 130 after SIGINT or SIGTERM.
+    """
+    global _supervisor
+    parent, (heard, told) = os.getpid(), os.pipe()
+    watch = _Watch(heard)
+    child = os.fork()
+    if child:
+        os.close(told)
+        try:
+            os._exit(watch.over(child))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(BUG)
+    watch.forget()
+    end_with_parent(parent)
+    _supervisor = told
+    if mpi_size() > 1:
+        from data_prep.common.ranks import tell_fault
+
+        sys.excepthook = tell_fault
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the system end this process when its parent does, on Linux, even while compiled code keeps Python waiting."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(BUG)
+
+
+def tell_supervisor(**message: Any) -> bool:
+    """Tells the process that watches over this one, where there is one; returns whether there is."""
+    if _supervisor is not None:
+        with suppress(OSError):
+            os.write(_supervisor, json.dumps(message).encode() + b"\n")
+            return True
+    return False
+
+
+def hear_signals() -> None:
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt; further ones change nothing.
+
+    SIGINT stays ignored where it was, as under nohup.
+    """
+
+    def interrupt(*_: object) -> None:
+        global _interrupted
+        _interrupted = True
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def leave(main: Callable[[], int]) -> None:
+    """Ends this process with the code of its main function, at once: no thread or worker that is busy is waited for."""
+    try:
+        code = main()
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        if _interrupted or isinstance(error, KeyboardInterrupt):  # of which compiled code makes errors of its own
+            print(INTERRUPTED, file=sys.stderr)
+            code = STOPPED
+        else:
+            sys.excepthook(*sys.exc_info())
+            code = BUG
+    if not code:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+class _Watch:
+    """What a process does that watches over its child."""
+
+    def __init__(self, reports: int) -> None:
+        """Notes signals from now on, so that none is lost while the child is made."""
+        self._reports, self._heard = reports, b""
+        self._wake, self._awake = os.pipe()
+        for end in (self._wake, self._awake):
+            os.set_blocking(end, False)
+        self._stopped_at: float | None = None
+        self._beats: Heartbeats | None = None
+        self._child, self._fault = 0, ""
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+        for number, handler in self._before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, self._note)
+        self._woken = signal.set_wakeup_fd(self._awake, warn_on_full_buffer=False)
+
+    def forget(self) -> None:
+        """Gives the child back what it inherits of this; a signal while it loads its modules ends it silently."""
+        signal.set_wakeup_fd(self._woken)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler == signal.SIG_IGN else signal.SIG_DFL)
+        for end in (self._reports, self._wake, self._awake):
+            os.close(end)
+
+    def over(self, child: int) -> int:
+        """Watches over the child until it ends; returns the exit code for this process."""
+        self._child = child
+        if self._stopped_at is not None:
+            self._pass_on(signal.SIGTERM)
+        while True:
+            waiting = [self._wake, *([self._reports] if self._reports >= 0 else [])]
+            ready, _, _ = select.select(waiting, [], [], self._patience())
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if self._reports in ready:
+                self._hear()
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return self._conclude(os.waitstatus_to_exitcode(status))
+            if self._stopped_at is not None and time.monotonic() - self._stopped_at > (0 if mpi_size() > 1 else GRACE):
+                self._kill()
+            verdict = self._beats.look() if self._beats is not None else None
+            if verdict is not None:
+                return self._follow(verdict)
+
+    def _patience(self) -> float | None:
+        """Says after how many seconds there is something to look after, where nothing is heard before."""
+        if self._stopped_at is not None:
+            return 0.1
+        return self._beats.pause if self._beats is not None else None
+
+    def _note(self, number: int, _: object) -> None:
+        """Notes a signal and passes it on; a second one is passed on too."""
+        if number == signal.SIGCHLD:
+            return
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        if self._child and mpi_size() == 1:
+            self._pass_on(signal.SIGTERM)  # the terminal sends SIGINT to the child too, which hears the first alone
+
+    def _pass_on(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._child, number)
+
+    def _kill(self) -> None:
+        self._pass_on(signal.SIGKILL)
+
+    def _hear(self) -> None:
+        """Takes in what the child tells, a line of JSON each."""
+        told = os.read(self._reports, 1 << 16)
+        if not told:
+            self._reports = -1
+        *lines, self._heard = (self._heard + told).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "folder" in message:
+                self._beats = Heartbeats(Path(message["folder"]), message["token"], mpi_rank(), message["hosts"])
+                self._beats.begin()
+            self._fault = message.get("fault", "")
+
+    def _follow(self, verdict: Verdict) -> int:
+        """Ends the child, as another rank has ended or is gone."""
+        self._kill()
+        with suppress(ChildProcessError):
+            os.waitpid(self._child, 0)
+        self._say(verdict.text)
+        if self._beats is not None and mpi_rank() == 0:
+            self._beats.end(verdict.code, "")
+        return verdict.code
+
+    def _conclude(self, code: int) -> int:
+        """Makes the end of the child that of this process: says what the child could not, and tells other ranks."""
+        if self._reports >= 0:
+            self._hear()
+        text = ""
+        if code < 0 and self._stopped_at is not None:
+            code, text = STOPPED, INTERRUPTED if mpi_rank() == 0 else ""
+        elif code < 0:
+            name, code = signal.Signals(-code).name, BUG if -code in CRASHES else CURABLE
+            how = f"crashed with {name}" if code == BUG else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
+            text = f"{GONE}its process {how}" if mpi_rank() else f"error: the main process {how}\n{FEWER}"
+        elif mpi_rank():
+            text = self._fault
+        if self._beats is not None and self._beats.end(code, text) and mpi_rank() and code and self._stopped_at is None:
+            verdict = self._beats.wait()
+            return verdict.code if verdict is not None else code
+        self._say(text if mpi_rank() == 0 or not text else f"rank {mpi_rank()} on {socket.gethostname()}: {text}")
+        if code and mpi_rank() and self._stopped_at is None:
+            time.sleep(LAST)
+        return code
+
+    @staticmethod
+    def _say(text: str) -> None:
+        if text:
+            with suppress(OSError):
+                os.write(2, f"{text}\n".encode())

@@ -1,0 +1,151 @@
+"""Ranks hear of one another's end by files in the folder that they share, and of nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.commands import start, wait_for
+
+from data_prep.common.heartbeats import GONE, LOST, PERIOD, Heartbeats, Verdict
+
+HOSTS = ["here", "there", "yonder"]
+
+
+class Job:
+    """The ranks of a job in this process, whose clock is turned by hand."""
+
+    def __init__(self, folder: Path, token: str = "token") -> None:
+        self.now = 0.0
+        clock: Callable[[], float] = lambda: self.now  # noqa: E731
+        self.ranks = [Heartbeats(folder / "ranks", token, rank, HOSTS, clock=clock) for rank in range(len(HOSTS))]
+        for rank in (1, 2, 0):
+            self.ranks[rank].begin()
+
+    def turn(self, seconds: float, *ranks: int, step: float = PERIOD) -> dict[int, Verdict]:
+        """Lets time go by in which only these ranks live; returns what the others' silence has them do."""
+        verdicts: dict[int, Verdict] = {}
+        for _ in range(int(seconds / step)):
+            self.now += step
+            for rank in ranks:
+                if (verdict := self.ranks[rank].look()) is not None:
+                    verdicts.setdefault(rank, verdict)
+        return verdicts
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    job = Job(tmp_path)
+    assert not job.turn(4 * PERIOD, 0, 1, 2)
+    return job
+
+
+def test_ranks_that_count_on_are_never_gone(job: Job) -> None:
+    assert not job.turn(10 * LOST, 0, 1, 2)
+
+
+def test_a_silent_rank_is_named_within_a_minute_and_not_before_half_of_one(job: Job) -> None:
+    assert not job.turn(30, 0, 1)
+    assert job.turn(28, 0, 1) == {
+        0: Verdict("error: rank 2 on yonder is gone (nothing was heard of it for 40 s); the same command continues", 2)
+    }
+
+
+def test_where_rank_0_is_silent_one_rank_says_so_and_all_end(job: Job) -> None:
+    found = job.turn(58, 1, 2)
+    assert "rank 0 on here is gone" in found[1].text
+    assert found[1].code == found[2].code == 2
+    assert not found[2].text
+
+
+def test_a_rank_that_ends_is_told_at_once(job: Job) -> None:
+    assert job.ranks[1].end(2, f"{GONE}its process was killed")
+    assert (
+        job.turn(PERIOD, 0)[0].text
+        == "error: rank 1 on there is gone (its process was killed); the same command continues"
+    )
+
+
+def test_a_fault_keeps_its_words_and_its_code(job: Job) -> None:
+    assert job.ranks[2].end(1, "Traceback of rank 2")
+    assert job.turn(PERIOD, 0)[0] == Verdict("error: rank 2 on yonder: Traceback of rank 2", 1)
+
+
+def test_other_ranks_end_as_rank_0_ends_and_say_nothing(job: Job) -> None:
+    assert job.ranks[0].end(130, "")
+    assert job.turn(PERIOD, 1, 2) == {1: Verdict("", 130), 2: Verdict("", 130)}
+
+
+def test_a_rank_that_was_stopped_itself_blames_no_other(job: Job) -> None:
+    """After Ctrl-Z and a long pause all ranks go on at about the same time."""
+    job.now += 1000
+    assert not job.turn(3 * LOST, 0, 1, 2)
+
+
+def test_when_the_folder_goes_as_the_work_is_done_nobody_is_gone_and_nothing_is_written(
+    job: Job, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "ranks")
+    assert not job.turn(3 * LOST, 0, 1, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_sees_another_folder_is_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path / "shared")
+    alone = Heartbeats(tmp_path / "other" / "ranks", "token", 2, HOSTS)
+    alone.begin()
+    job.turn(PERIOD, 1)
+    assert alone.look() is None
+    assert job.ranks[0].missing() == [2]
+
+
+def test_files_of_an_earlier_job_count_for_nothing(tmp_path: Path) -> None:
+    before = Job(tmp_path, "earlier")
+    before.turn(PERIOD, 0, 1, 2)
+    after = Job(tmp_path, "later")
+    assert after.ranks[0].missing() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"token": "token", "co', b'["token"]', b'{"token": "token", "code": "x"}']
+)
+def test_a_file_that_is_half_written_is_no_end(content: bytes, job: Job, tmp_path: Path) -> None:
+    (tmp_path / "ranks" / "2").write_bytes(content)
+    assert not job.turn(PERIOD, 0)
+
+
+LIVE = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from data_prep.common.heartbeats import Heartbeats
+beats = Heartbeats(Path(sys.argv[1]), "token", int(sys.argv[2]), ["here", "there"], lost=float(sys.argv[3]))
+beats.begin()
+while True:
+    verdict = beats.look()
+    if verdict:
+        sys.exit(verdict.text)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(("gone", "how"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
+def test_a_process_that_is_killed_or_frozen_is_found_by_the_other(
+    gone: int, how: signal.Signals, tmp_path: Path
+) -> None:
+    ranks = [start([sys.executable, "-c", LIVE, str(tmp_path / "r"), rank, "2"]) for rank in "01"]
+    try:
+        wait_for(lambda: (tmp_path / "r" / "1").exists())
+        os.kill(ranks[gone].pid, how)
+        _, errors = ranks[1 - gone].communicate(timeout=30)
+        assert f"rank {gone} on {['here', 'there'][gone]} is gone (nothing was heard of it for 2 s)" in errors
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

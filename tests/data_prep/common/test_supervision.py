@@ -1,0 +1,157 @@
+"""A command ends when its user wants it to, whatever it is busy with, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+from support.commands import start, wait_for
+
+PROGRAM = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from data_prep.common.supervision import continue_in_child, hear_signals, leave
+continue_in_child()
+
+def main():
+    hear_signals()
+    print(os.getpid(), flush=True)
+    try:
+        BODY
+    except KeyboardInterrupt:
+        print("polite", flush=True)
+        return 130
+    return 0
+
+leave(main)
+"""
+DEAF = "sum(range(10**12))"  # holds Python's lock, and its handlers back, for hours
+
+
+def begin(body: str) -> tuple[subprocess.Popen[str], int]:
+    """Starts a command; returns it with the number of its child that does the work."""
+    process = start([sys.executable, "-c", PROGRAM.replace("BODY", body)])
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def ended(number: int) -> bool:
+    """Tells whether a process is gone."""
+    try:
+        return bool(psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.Signals) -> None:
+    process, worker = begin(DEAF)
+    time.sleep(0.2)
+    sent = time.monotonic()
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert time.monotonic() - sent < 3
+    assert process.returncode == 130
+    assert "interrupted; the same command continues where it stopped" in errors
+    assert "polite" not in output
+    assert ended(worker)
+
+
+def test_what_can_be_interrupted_ends_in_its_own_way() -> None:
+    process, _ = begin("time.sleep(100)")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "polite" in output
+    assert not errors
+
+
+def test_an_error_that_compiled_code_makes_of_the_key_is_no_fault() -> None:
+    body = """try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            raise SystemError("returned a result with an exception set")"""
+    process, _ = begin(body)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "\ninterrupted; the same command continues where it stopped\n"
+
+
+def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once() -> None:
+    process, worker = begin("time.sleep(100)")
+    for _ in range(3):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            for member in (worker, process.pid):
+                if psutil.pid_exists(member):
+                    os.kill(member, number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert output.count("polite") <= 1
+    assert "Traceback" not in errors
+    assert "ignored" not in errors
+
+
+def test_a_process_that_ignores_the_key_as_under_nohup_goes_on() -> None:
+    code = (
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.execv(sys.executable, sys.argv[1:])"
+    )
+    body = "time.sleep(1)\n        print('done', flush=True)"
+    command = [sys.executable, "-c", code, sys.executable, "-c", PROGRAM.replace("BODY", body)]
+    process = start(command)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "done" in output
+
+
+def test_a_main_process_killed_from_outside_is_told() -> None:
+    process, worker = begin(DEAF)
+    os.kill(worker, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "error: the main process was killed from outside with SIGKILL, often because memory ran out" in errors
+    assert "run the same command again to continue where it stopped" in errors
+
+
+def test_a_crash_is_told_as_one() -> None:
+    process, _ = begin("os.kill(os.getpid(), signal.SIGSEGV)")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "the main process crashed with SIGSEGV" in errors
+
+
+def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:
+    process, worker = begin(DEAF)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: ended(worker), 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("return 3", 3, ""),
+        ("sys.exit(4)", 4, ""),
+        ("sys.exit('why')", 1, "why\n"),
+        ("sys.exit()", 0, ""),
+        ("raise ValueError('a bug')", 1, "ValueError: a bug"),
+        ("import threading; threading.Thread(target=time.sleep, args=[100]).start(); return 2", 2, ""),
+    ],
+)
+def test_a_command_ends_with_the_code_of_its_main_function(body: str, code: int, said: str) -> None:
+    process, _ = begin(body)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert said in errors
+    assert bool(errors) == bool(said)

@@ -1,0 +1,363 @@
+"""Whatever is in a folder of shards, show.py and verify.py answer with a message and an exit code, and stay in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import ROOT, write_wiki
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep import shard, show, verify
+from data_prep.common.files import json_bytes, sha256
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, MANIFEST, PLAN, WORK, read_shard, seal
+
+SETTINGS = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
+SHARD = "length-32/duplicate-0/shard-00000.arrow"
+CODES = {0, 1, 2, 3}
+GB = 10**9
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    text = write_wiki(folder / "wiki", documents=40)
+    assert shard.main(["--docs", str(text), "--out", str(folder / "out"), *SETTINGS]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def data(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "data"))
+
+
+def rewrite(data: Path, change: Callable[[dict[str, Any]], object], sealed: bool = True) -> None:
+    """Changes a manifest, and makes fingerprint and checksum fit as one who means harm does."""
+    content = json.loads((data / MANIFEST).read_text())
+    change(content)
+    if sealed:
+        seal(content)
+    (data / MANIFEST).write_bytes(json_bytes(content))
+
+
+def record_anew(data: Path, name: str) -> None:
+    """Makes the record of a file fit what the file is now."""
+
+    def change(content: dict[str, Any]) -> None:
+        for record in content["files"] + [record for one in content["sets"] for record in one["shards"]]:
+            if record["path"] == name:
+                record.update(size=(data / name).stat().st_size, sha256=sha256(data / name))
+
+    rewrite(data, change)
+
+
+def look(main: Callable[[list[str]], int], data: Path) -> tuple[int, str]:
+    """Runs show.py or verify.py; returns the exit code and all that was said."""
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = main([str(data)])
+    return code, said.getvalue()
+
+
+def look_aside(name: str, data: Path, memory: int = 3 * GB) -> subprocess.CompletedProcess[str]:
+    """Runs show.py or verify.py as a user does, with bounded memory."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / f"data_prep/{name}.py"), str(data)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """Makes a change of a manifest: a value at a place such as sets.0.shards.0.rows, or its absence for None."""
+
+    def change(content: Any) -> None:
+        *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        for key in parents:
+            content = content[key]
+        if value is None:
+            del content[last]
+        else:
+            content[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("sets", 5, "sets is 5, not a list"),
+        ("sets", [5], "sets[0] is 5, not an object"),
+        ("sets.0.shards", {}, "sets[0].shards is a dict, not a list"),
+        ("sets.0.length", "32", "sets[0].length is '32', not a whole number from 1"),
+        ("sets.0.length", 10**30, "sets[0].length is 1"),
+        ("sets.0.duplicate", -1, "sets[0].duplicate is -1"),
+        ("sets.0.validation", 1, "sets[0].validation is 1, not true or false"),
+        ("sets.0.histogram", [float("nan")], "sets[0].histogram[0] is nan"),
+        ("sets.0.examples", None, "sets[0] lacks examples"),
+        ("sets.0.shards.0.rows", -1, "sets[0].shards[0].rows is -1"),
+        ("sets.0.shards.0.rows", float("nan"), "sets[0].shards[0].rows is nan"),
+        ("sets.0.shards.0.rows", 2**70, "sets[0].shards[0].rows is 1180591620717411303424"),
+        ("sets.0.shards.0.rows", True, "sets[0].shards[0].rows is True"),
+        ("sets.0.shards.0.size", 1e300, "sets[0].shards[0].size is 1e+300"),
+        ("sets.0.shards.0.sha256", None, "sets[0].shards[0] lacks sha256"),
+        ("sets.0.shards.0.path", "../out/vocab.txt", "sets[0].shards[0].path is '../out/vocab.txt', not a path in"),
+        ("sets.0.shards.0.path", "/etc/passwd", "not a path in the folder"),
+        ("sets.0.shards.0.path", "a\0b", "not a path in the folder"),
+        ("files.0.path", "length-32/../../x", "not a path in the folder"),
+        ("files", "x", "files is 'x', not a list"),
+        ("vocabulary", [], "vocabulary is a list, not an object"),
+        ("vocabulary.size", 0, "vocabulary.size is 0"),
+        ("vocabulary.size", 2**40, "vocabulary.size is 1099511627776"),
+        ("vocabulary.cased", "no", "vocabulary.cased is 'no'"),
+        ("corpus.documents", None, "corpus lacks documents"),
+        ("corpus", None, "lacks corpus"),
+        ("settings.pairs", None, "settings lacks pairs"),
+        ("fingerprint", 7, "fingerprint is 7, not a text"),
+    ],
+)
+def test_a_manifest_of_other_values_is_named(path: str, value: object, said: str, data: Path) -> None:
+    rewrite(data, set_at(path, value), sealed=False)
+    for main, code in ((show.main, 2), (verify.main, 1)):
+        found, text = look(main, data)
+        assert found == code
+        assert f"{data / MANIFEST}: " in text
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{", b"[" * 100_000, b'{"format": 1}', b"\xff\xfe", b"1" * 9999]
+)
+def test_what_is_no_manifest_is_named(content: bytes, data: Path) -> None:
+    (data / MANIFEST).write_bytes(content)
+    for main in (show.main, verify.main):
+        code, said = look(main, data)
+        assert code in (1, 2)
+        assert f"{data / MANIFEST}: " in said
+
+
+def test_a_manifest_of_two_gigabytes_and_one_that_never_ends_are_not_read(data: Path) -> None:
+    os.truncate(data / MANIFEST, 2 << 30)
+    assert "2,147,483,648 bytes" in look(show.main, data)[1]
+    (data / MANIFEST).unlink()
+    os.mkfifo(data / MANIFEST)
+    for main in (show.main, verify.main):
+        assert look(main, data)[0] in (1, 2)
+
+
+def test_links_that_lead_out_of_the_folder_are_not_followed(data: Path, tmp_path: Path) -> None:
+    (data / SHARD).rename(tmp_path / "elsewhere")
+    (data / SHARD).symlink_to(tmp_path / "elsewhere")
+    for main in (show.main, verify.main):
+        code, said = look(main, data)
+        assert code in (1, 2)
+        assert f"{data / SHARD}: leads out of {data}" in said
+
+
+def test_a_folder_may_itself_be_a_link(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(data)
+    assert look(verify.main, tmp_path / "link")[0] == 0
+    assert look(show.main, tmp_path / "link")[0] == 0
+
+
+def forge(data: Path, change: Callable[[np.ndarray[Any, Any]], None], column: str = "pieces") -> None:
+    """Changes the offsets of a column where they stand in the shard, and makes its record fit."""
+    offsets = np.array(read_shard(data / SHARD)[column].offsets)
+    content = (data / SHARD).read_bytes()
+    at = content.index(offsets.tobytes())
+    change(offsets)
+    (data / SHARD).write_bytes(content[:at] + offsets.tobytes() + content[at + offsets.nbytes :])
+    record_anew(data, SHARD)
+
+
+@pytest.mark.parametrize("column", ["pieces", "masked"])
+@pytest.mark.parametrize("value", [-5, 2**31 - 1, 10**8])
+@pytest.mark.parametrize("row", [0, 1, -1])
+def test_offsets_out_of_range_are_damage_and_no_crash(row: int, value: int, column: str, data: Path) -> None:
+    forge(data, lambda offsets: offsets.__setitem__(row, value), column)
+    for main in (show.main, verify.main):
+        code, said = look(main, data)
+        assert code in (1, 2)
+        assert f"{data / SHARD}: " in said
+
+
+def write_as_shard(data: Path, batch: pa.RecordBatch, compression: str | None = None) -> None:
+    """Puts a record batch in the place of a shard, and makes its record fit."""
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    (data / SHARD).unlink()  # the batch may lie in it
+    with pa.ipc.new_file(str(data / SHARD), batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    record_anew(data, SHARD)
+
+
+def test_values_that_are_none_are_damage(data: Path) -> None:
+    batch = read_shard(data / SHARD)
+    columns = list(batch.columns)
+    columns[2] = pa.array([None] * batch.num_rows, columns[2].type)
+    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
+    for main in (show.main, verify.main):
+        code, said = look(main, data)
+        assert code in (1, 2)
+        assert "values that are none" in said
+
+
+def test_a_piece_that_no_vocabulary_has_is_damage(data: Path) -> None:
+    batch = read_shard(data / SHARD)
+    pieces = batch["pieces"].to_pylist()
+    kind = batch.schema.field("pieces").type.value_type
+    pieces[0][1] = 2 ** (8 * kind.bit_width // 8) - 1
+    columns = [pa.array(pieces, batch.schema.field("pieces").type), *batch.columns[1:]]
+    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
+    code, said = look(show.main, data)
+    assert code == 2
+    assert "has a piece beyond its vocab.txt" in said
+
+
+def test_an_example_of_a_million_pieces_is_not_shown(data: Path) -> None:
+    batch = read_shard(data / SHARD)
+    pieces = [[5] * 10**6, *batch["pieces"].to_pylist()[1:]]
+    columns = [pa.array(pieces, batch.schema.field("pieces").type), *batch.columns[1:]]
+    write_as_shard(data, pa.record_batch(columns, schema=batch.schema))
+    assert "example 0 has 1,000,000 pieces, longer than its length" in look(show.main, data)[1]
+    assert "example 0 is longer than its length" in look(verify.main, data)[1]
+
+
+def test_a_table_that_unpacks_to_more_than_memory_is_named(data: Path) -> None:
+    titles, others = pa.array(["a" * 50 * 10**6] * 12), pa.array([""] * 12)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(str(data / DOCUMENTS), DOCUMENTS_SCHEMA, options=options) as writer:
+        writer.write_batch(pa.record_batch([others, titles, others], schema=DOCUMENTS_SCHEMA))
+    assert (data / DOCUMENTS).stat().st_size < 10**6
+    record_anew(data, DOCUMENTS)
+    for name in ("show", "verify"):
+        done = look_aside(name, data, memory=GB // 2)
+        assert done.returncode in (1, 2)
+        assert f"{data / DOCUMENTS}: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [2**60, 2**31, -1])
+def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> None:
+    """The numbers of rows stand in the metadata as they are, for the batch and for each of its columns."""
+    rows = read_shard(data / SHARD).num_rows
+    content = (data / SHARD).read_bytes()
+    changed = content.replace(rows.to_bytes(8, "little"), number.to_bytes(8, "little", signed=True))
+    assert changed != content
+    (data / SHARD).write_bytes(changed)
+    record_anew(data, SHARD)
+    for name in ("show", "verify"):
+        done = look_aside(name, data)
+        assert done.returncode in (1, 2)
+        assert f"{data / SHARD}: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "plan", ["[]", "{}", '{"settings": 5}', '{"settings": {"lengths": [], "duplicates": 1, "cased": true}}']
+)
+def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) -> None:
+    (data / MANIFEST).unlink()
+    (data / WORK).mkdir()
+    (data / PLAN).write_text(plan)
+    code, said = look(show.main, data)
+    assert code == 2
+    assert f"{data / PLAN}: " in said
+
+
+@pytest.mark.parametrize("records", ["[]", '{"records": 5}', '{"records": [{"files": [{"path": "../x"}]}]}', "{"])
+def test_an_unfinished_folder_with_other_records_is_named(records: str, data: Path) -> None:
+    (data / MANIFEST).unlink()
+    (data / WORK).mkdir()
+    (data / PLAN).write_text("{}")
+    (data / WORK / "documents.json").write_text(records)
+    code, said = look(verify.main, data)
+    assert code == 1
+    assert f"{data / WORK}" in said
+
+
+def look_in_a_fork(data: Path) -> tuple[list[int], str]:
+    """Runs show.py and verify.py in processes of their own, which may crash; returns their codes and what was said."""
+    codes = []
+    report = data.parent / "said"
+    for main in (show.main, verify.main):
+        child = os.fork()
+        if not child:
+            code = 99
+            try:
+                resource.setrlimit(resource.RLIMIT_DATA, (3 * GB, 3 * GB))
+                code, said = look(main, data)
+                report.write_text(said)
+            except BaseException as error:
+                report.write_text(f"Traceback: {error!r}")
+            os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return codes, report.read_text()
+
+
+FILES = (SHARD, DOCUMENTS, "vocab.txt", MANIFEST)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1), near_an_end=st.booleans(), value=st.integers(1, 255))
+def test_a_byte_that_is_changed_anywhere_is_found(
+    sound: Path, tmp_path: Path, name: str, place: float, near_an_end: bool, value: int
+) -> None:
+    """What Arrow says of a file stands at its ends; so half of the changes are made there."""
+    data = tmp_path / "data"
+    if not data.exists():
+        shutil.copytree(sound, data)
+    before = (data / name).read_bytes()
+    at = int(place * (len(before) - 1))
+    if near_an_end:
+        at = int(place * 2000) - 1000
+    content = bytearray(before)
+    content[at % len(before)] ^= value
+    (data / name).write_bytes(content)
+    (looked, verified), said = look_in_a_fork(data)
+    (data / name).write_bytes(before)
+    assert looked in CODES, said
+    assert verified in (1, 2), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from((SHARD, DOCUMENTS)),
+    places=st.lists(st.integers(-1500, 1500), min_size=1, max_size=8),
+    value=st.integers(1, 255),
+)
+def test_changed_bytes_that_the_records_fit_never_crash(
+    sound: Path, tmp_path: Path, name: str, places: list[int], value: int
+) -> None:
+    """Here checksums fit, so that what reads the files meets the damage."""
+    data = tmp_path / "data"
+    if not data.exists():
+        shutil.copytree(sound, data)
+    kept, manifest = (sound / name).read_bytes(), (sound / MANIFEST).read_bytes()
+    content = bytearray(kept)
+    for at in places:
+        content[at % len(kept)] ^= value
+    (data / name).write_bytes(content)
+    (data / MANIFEST).write_bytes(manifest)
+    record_anew(data, name)
+    codes, said = look_in_a_fork(data)
+    (data / name).write_bytes(kept)
+    (data / MANIFEST).write_bytes(manifest)
+    assert set(codes) <= CODES, said
