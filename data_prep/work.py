@@ -118,9 +118,9 @@ class WorkFolder:
     def read_plan(self) -> Record:
         """Reads the settings and sources that the run began with."""
         plan: Record = read_json(self.out / PLAN)
-        if plan.get("layout") != LAYOUT:
+        if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(
-                f"{self.out}: begun by another version of shard.py: remove the folder, or take another --out"
+                f"{self.out / PLAN}: damaged, or of another version: remove the folder, or take another --out"
             )
         return plan
 

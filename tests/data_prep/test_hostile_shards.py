@@ -269,7 +269,13 @@ def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "plan", ["[]", "{}", '{"settings": 5}', '{"settings": {"lengths": [], "duplicates": 1, "cased": true}}']
+    "plan",
+    [
+        "[]",
+        "{}",
+        '{"layout": 2, "settings": 5}',
+        '{"layout": 2, "settings": {"lengths": [], "duplicates": 1, "cased": true}}',
+    ],
 )
 def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) -> None:
     (data / MANIFEST).unlink()
@@ -280,12 +286,14 @@ def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) 
     assert f"{data / PLAN}: " in said
 
 
-@pytest.mark.parametrize("records", ["[]", '{"records": 5}', '{"records": [{"files": [{"path": "../x"}]}]}', "{"])
+@pytest.mark.parametrize(
+    "records", ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{"]
+)
 def test_an_unfinished_folder_with_other_records_is_named(records: str, data: Path) -> None:
     (data / MANIFEST).unlink()
     (data / WORK).mkdir()
     (data / PLAN).write_text("{}")
-    (data / WORK / "documents.json").write_text(records)
+    (data / WORK / "documents.jsonl").write_text(records + "\n")
     code, said = look(verify.main, data)
     assert code == 1
     assert f"{data / WORK}" in said

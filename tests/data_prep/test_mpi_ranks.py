@@ -61,7 +61,7 @@ class Ranks:
         self.folder, self.out = folder, folder / "out"
         wrapped = [sys.executable, "-c", PATIENT, str(folder), *command(corpus, self.out, "--duplicates", "60")]
         self.process = start([*MPIRUN, "-n", str(number), *wrapped])
-        wait_for(lambda: list(self.out.glob(".cloze-work/records/examples/*")))
+        wait_for(lambda: list(self.out.glob(".cloze-work/examples-*.jsonl")))
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def watching(self, rank: int) -> psutil.Process:
