@@ -7,6 +7,7 @@ together say what larger corpora take, which no machine at hand could hold.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -99,9 +100,9 @@ def watched_run(docs: Sequence[str], vocabulary: Path, size: int, part_bytes: in
             start, private, files, parts = time.perf_counter(), 0, 0, 0
             while process.poll() is None:
                 private = max([private, *(memory_of(each) for each in children(process.pid))])
-                folders = [folder for folder in (out / WORK).glob("*/*") if folder.is_dir()]
-                files = max([files, *(sum(1 for _ in folder.iterdir()) for folder in folders if folder.is_dir())])
-                parts = max(parts, sum(1 for _ in (out / WORK / "tokens").rglob("*.arrow")))
+                counts = {folder: len(names) for folder, _, names in os.walk(out / WORK)}
+                files = max([files, *counts.values()])
+                parts = max(parts, sum(count for folder, count in counts.items() if "/tokens/" in folder))
                 time.sleep(0.5)
             seconds = time.perf_counter() - start
             assert process.returncode == 0

@@ -50,7 +50,9 @@ class SortedFiles:
 
     def path(self, number: int) -> str:
         """Names a file, relative to the output folder."""
-        return f"{WORK}/{self.step}/{number:04}.arrow" if self.round else examples_path(self.length, number)
+        if not self.round:
+            return examples_path(self.length, number)
+        return f"{WORK}/{self.step}/{number // 1000:04}/{number:07}.arrow"
 
 
 @dataclass(frozen=True)
