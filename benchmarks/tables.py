@@ -327,12 +327,20 @@ def cleanliness(found: Results) -> Iterator[Block]:
     yield matrix("", rows)
 
 
+def parts(found: Results) -> Iterator[Block]:
+    """Runs with more and more parts, what a part and a byte take, and what that makes of larger texts."""
+    yield matrix("Runs", found["parts"])
+    yield matrix("Milliseconds of a core that a part takes by itself", found["core_ms_of_a_part"])
+    yield matrix("Seconds of a core for a GB of text", found["core_seconds_of_a_gb"])
+    yield matrix("Whole runs", found["sums"])
+    yield matrix("The steps of one of them", [row for row in found["arithmetic"] if row["text"] == "1 TB"])
+
+
 SHORT: dict[str, Callable[[Results], Iterable[Block]]] = {
     **{
         each.__name__: each
-        for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients, cleanliness)
+        for each in (throughput, finetuning, inference, scaling, calibration, downstream, gradients, cleanliness, parts)
     },
     "preparation": blocks_of,
-    "parts": blocks_of,
 }
 """What pages of documentation have of a benchmark."""

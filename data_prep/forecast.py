@@ -268,7 +268,7 @@ def forecast(
     seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
     kept = sum(step.files for step in steps if step.name.startswith("shards"))
     shards = sum(costs.shards.values()) * size * costs.text
-    trained = "" if given else ", and a minute or so for the vocabulary"
+    trained = "" if given else ", and up to a minute or two for the vocabulary"
     console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
     largest = size_of(max(step.disk for step in steps))
     console.print(f"disk: {largest} at the largest, of which {size_of(shards)} in {kept:,} shards stay")

@@ -56,7 +56,7 @@ class Runner:
         for task in tasks():
             total += task.weight
             done += task.weight if task.name in places else 0
-        progress = StepProgress(self.console, step, unit, total, done)
+        progress = StepProgress(self.console, step.replace("-", " "), unit, total, done)
         try:
             with progress.shown():
                 waiting = (task for task in tasks() if task.name not in places)

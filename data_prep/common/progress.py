@@ -39,7 +39,7 @@ class StepProgress:
         seconds = max(time.monotonic() - self._start, 1e-3)
         rate = (self._done - self._before) / seconds
         share = 100 if finished else min(99, 100 * self._done // max(self._total, 1))
-        text = f"{self._step:<11}{share:>4}%"
+        text = f"{self._step:<13}{share:>4}%"
         if self._unit:
             text += f"  {self._done / 1e6:>9,.1f} M{self._unit}  {rate / 1e6:>7,.1f} M{self._unit}/s"
         if self._items:
