@@ -123,6 +123,16 @@ def test_files_that_shrink_or_vanish_meanwhile(tmp_path: Path) -> None:
             assert "No such file or directory" in problems.skipped[0]
 
 
+def test_a_fault_that_all_spans_of_a_file_meet_is_listed_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", b"".join(json_lines(100)))
+    spans = READERS["jsonl"].spans(path, 1000)
+    path.unlink()
+    options = Options(Problems("skip"))
+    assert len(spans) > 3
+    assert [document for span in spans for document in READERS["jsonl"].read(span, options)] == []
+    assert options.problems.skipped == [f"{path}: cannot be read: No such file or directory"]
+
+
 @pytest.mark.parametrize("format", [name for name in READERS if name != "parquet"])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 def test_a_disk_that_cannot_be_read(tmp_path: Path, format: str, suffix: str) -> None:
