@@ -82,8 +82,8 @@ def sum_of(arithmetic: list[dict[str, Any]], name: str) -> dict[str, Any]:
     steps = [row for row in arithmetic if row["text"] == name]
     return {
         "text": name,
-        "core_hours": round(sum(row["core_hours"] for row in steps), 1),
-        f"hours_on_{WORKERS}_workers": round(sum(row[f"hours_on_{WORKERS}_workers"] for row in steps), 2),
+        "core_hours": round(sum(row["core_hours"] for row in steps), 2),
+        f"minutes_on_{WORKERS}_workers": round(60 * sum(row[f"hours_on_{WORKERS}_workers"] for row in steps), 1),
         "disk_gb": max(row["disk_gb"] for row in steps),
         "files": sum(row["files"] for row in steps),
     }

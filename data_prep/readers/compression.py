@@ -131,10 +131,17 @@ def _pieces(file: BinaryIO, suffix: str, most: int) -> Iterator[tuple[bytes, int
             data = b""
             yield from ((piece[start : start + most], stream) for start in range(0, len(piece), most))
         data = expander.unused_data or file.read(step)
-        while suffix == ".gz" and data and not data.strip(b"\0"):  # what a tape pads its blocks with
-            data = file.read(step)
+        if suffix == ".gz":
+            data = _past_padding(data, file)
         stream = file.tell() - len(data)
         yield b"", stream
+
+
+def _past_padding(data: bytes, file: BinaryIO) -> bytes:
+    """Passes over the zeros that may follow a member of .gz, as gzip does: a tape fills its blocks with them."""
+    while data and not data.strip(b"\0"):
+        data = file.read(1 << 14)
+    return data.lstrip(b"\0")
 
 
 def _fault(path: Path, stream: int, count: int, error: Exception) -> UnreadableError:

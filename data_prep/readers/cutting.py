@@ -24,7 +24,7 @@ Blocks = Iterator[tuple[bytes, int, int]]
 
 def whole(path: Path, span_bytes: int) -> list[Span]:
     """Makes one span of a file that has to be read from its beginning, none of an empty one."""
-    size = path.stat().st_size
+    size = _size(path)
     return [Span(str(path), 0, size)] if size else []
 
 
@@ -32,7 +32,7 @@ def ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that can be read from anywhere; a compressed one stays whole."""
     if path.suffix in COMPRESSED:
         return whole(path, span_bytes)
-    size, step = path.stat().st_size, max(span_bytes, len(BYTE_ORDER_MARK) + 1)  # the first holds what follows the mark
+    size, step = _size(path), max(span_bytes, len(BYTE_ORDER_MARK) + 1)  # the first holds what follows the mark
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
@@ -40,8 +40,16 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
     if path.suffix != ".bz2":
         return ranges(path, span_bytes)
-    size, step = path.stat().st_size, max(1, span_bytes // 4)
+    size, step = _size(path), max(1, span_bytes // 4)
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
+
+
+def _size(path: Path) -> int:
+    """Looks up the size of a file that was there a moment ago."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise UnreadableError.of(path, error) from error
 
 
 def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
 ROWS = 1000  # that are read at once
+FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
@@ -63,24 +64,25 @@ def _batches(span: Span, columns: list[str]) -> Iterator[tuple[str, list[tuple[s
         at = 0
         try:
             file = _open(span.path)
-            _refuse_bomb(span.path, file, group, columns)
+            _refuse_bomb(span.path, file, group)
             for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
                 values = [_values(batch.column(name)) for name in columns]
                 rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
                 yield f"{group}:{at}", [(f"{group}:{at + number}", row) for number, row in enumerate(rows)]
                 at += len(rows)
-        except (pa.ArrowException, OSError) as error:
+        except FAULTS as error:
             what = f"{span.path}: row group {group}: damaged: {error}"
             raise UnreadableError(what, "--errors skip leaves the rest of the row group out and lists it") from error
 
 
-def _refuse_bomb(path: str, file: pq.ParquetFile, group: int, columns: list[str]) -> None:
-    """Raises UnreadableError where a row group says that it expands to far more than a text does."""
-    parts = [file.metadata.row_group(group).column(number) for number in range(file.metadata.num_columns)]
-    own = [part for part in parts if part.path_in_schema in columns]
-    size, most = sum(part.total_uncompressed_size for part in own), sum(part.total_compressed_size for part in own)
+def _refuse_bomb(path: str, file: pq.ParquetFile, group: int) -> None:
+    """Raises UnreadableError where a row group says that it expands to far more than a text does.
+
+    It asks for nothing of single columns: where that is damaged, pyarrow ends the process.
+    """
+    size, most = file.metadata.row_group(group).total_byte_size, os.stat(path).st_size
     if size > compression.EXPANDS_FREELY + compression.MOST_TIMES * most:
-        what = f"{path}: row group {group}: {most:,} bytes expand to {size // 10**6:,} MB, as a bomb does"
+        what = f"{path}: row group {group}: {size // 10**6:,} MB in a file of {most:,} bytes, as a bomb does"
         raise UnreadableError(what, "--errors skip leaves the row group out and lists it")
 
 
@@ -153,14 +155,16 @@ def _open(path: str) -> pq.ParquetFile:
     try:
         status = os.stat(path)
         return _opened(path, status.st_size, status.st_mtime_ns)
-    except (pa.ArrowException, OSError) as error:
+    except FAULTS as error:
         raise UnreadableError(f"{path}: not a whole Parquet file: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
     """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
-    return pq.ParquetFile(path, buffer_size=BLOCK)
+    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # of files that have checksums
+    file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
+    return file
 
 
 def is_whole(path: str) -> bool:

@@ -1,0 +1,252 @@
+"""What --errors skip saves of files that are cut, damaged, gone or in the way: all that comes before the damage."""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import itertools
+import pickle
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.reading import COMPRESS, in_streams, many_pages, read, wiki_dump, write
+
+from data_prep.common.errors import UserError
+from data_prep.readers import READERS
+from data_prep.readers.reader import Document, Options, Problems, Span, UnreadableError
+from data_prep.readers.sources import find_files, make_bundles
+
+IN_A_STREAM = 7
+
+
+def json_lines(count: int, seed: int = 1) -> list[bytes]:
+    draw = random.Random(seed)
+    return [b'{"text": "%s", "id": "%d"}\n' % (draw.randbytes(60).hex().encode(), n) for n in range(count)]
+
+
+def all_of(path: Path, problems: Problems) -> list[Document]:
+    """Reads a file as shard.py does: from finding out what it is to its documents."""
+    options = Options(problems)
+    bundles = make_bundles(find_files([str(path)], problems=problems))
+    return [d for bundle in bundles for span in bundle.spans for d in READERS[bundle.format].read(span, options)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes one folder for all the examples that a property is tested with."""
+    return tmp_path_factory.mktemp("cut")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@given(place=st.floats(0, 1), long=st.booleans())
+def test_a_file_cut_anywhere_gives_the_documents_before(folder: Path, suffix: str, place: float, long: bool) -> None:
+    lines = json_lines(2000 if long else 40)
+    size = 500 if long else IN_A_STREAM
+    streams = [COMPRESS[suffix](b"".join(lines[at : at + size])) for at in range(0, len(lines), size)]
+    data = b"".join(streams)
+    cut = round(place * len(data))
+    ends = [0, *itertools.accumulate(map(len, streams))]
+    problems = Problems("skip")
+    path = write(folder / f"x.jsonl{suffix}", data[:cut])
+    try:
+        found = [document.id for document in all_of(path, problems)]
+    except UserError:
+        found = []
+        assert cut < ends[1]  # nothing can be read of it
+    assert found == [str(number) for number in range(len(found))]
+    assert len(found) >= min((bisect.bisect(ends, cut) - 1) * size, len(lines))  # all of the streams that are whole
+    assert cut in ends or not found or len(problems.skipped) == 1
+
+
+def test_a_record_is_kept_that_is_whole_before_the_cut(tmp_path: Path) -> None:
+    """The damage comes between two streams, so the text before it ends with a whole record."""
+    doc = '<doc id="{}" title="A">\nA\n\nSome text.\n</doc>\n'
+    cases = {
+        "jsonl": ['{"text": "a"}\n', '{"text": "b"}\n'],
+        "wikiextractor": [doc.format(1), doc.format(2)],
+        "sentences": ["One.\nTwo.\n\n", "Three.\nFour.\n\n"],
+        "mediawiki": many_pages(2),
+    }
+    for format, records in cases.items():
+        head = wiki_dump().decode().partition("</mediawiki>")[0] if format == "mediawiki" else ""
+        whole = gzip.compress((head + "".join(records)).encode())
+        path = write(tmp_path / "x.gz", whole + gzip.compress(b"more")[:10])
+        documents, problems = read(path, format, "skip")
+        assert len(documents) == 2, (format, problems.skipped)
+        assert len(problems.skipped) == 1
+        cut = (head + "".join(records)).rstrip()[:-1].encode()
+        documents, _ = read(write(path, gzip.compress(cut) + b"garbage"), format, "skip")
+        assert len(documents) == 1, format
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_a_cut_book_is_left_out(tmp_path: Path, suffix: str) -> None:
+    data = COMPRESS[suffix](random.Random(1).randbytes(200_000).hex().encode())
+    path = write(tmp_path / f"x.txt{suffix}", data[: len(data) * 3 // 4])
+    documents, problems = read(path, "text", "skip")
+    assert documents == []
+    assert problems.skipped[0].startswith(f"{path}: truncated or damaged {suffix}: the stream at byte 0: ")
+
+
+def test_a_dump_with_a_damaged_stream_goes_on_in_the_next_span(tmp_path: Path) -> None:
+    content = bytearray(in_streams(wiki_dump(*many_pages(200)), 5000))
+    at = content.index(b"BZh9", len(content) // 2)
+    content[at + 20 : at + 300] = bytes(280)
+    path = write(tmp_path / "x.xml.bz2", bytes(content))
+    documents, problems = read(path, "mediawiki", "skip", step=20_000)
+    assert 180 < len(documents) < 200
+    assert documents[-1].title == "T199"
+    assert f"{path}: truncated or damaged .bz2: the stream at byte {at:,}: Invalid data stream" in problems.skipped
+
+
+def test_files_that_shrink_or_vanish_meanwhile(tmp_path: Path) -> None:
+    lines = json_lines(100)
+    for suffix in ("", ".gz"):
+        path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)))
+        (span,) = READERS["jsonl"].spans(path, 1 << 20)
+        write(path, COMPRESS[suffix](b"".join(lines[:50])))
+        with pytest.raises(UserError, match=r"shorter since the run began\nbegin anew; --errors skip keeps"):
+            list(READERS["jsonl"].read(span, Options(Problems("fail"))))
+        problems = Problems("skip")
+        assert len(list(READERS["jsonl"].read(span, Options(problems)))) == 50
+        assert problems.skipped[0].endswith(" bytes: it has become shorter since the run began")
+        path.unlink()
+        for format in ("jsonl", "text", "demo", "parquet"):
+            problems = Problems("skip")
+            assert list(READERS[format].read(span, Options(problems))) == []
+            assert "No such file or directory" in problems.skipped[0]
+
+
+def test_a_fault_that_all_spans_of_a_file_meet_is_listed_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", b"".join(json_lines(100)))
+    spans = READERS["jsonl"].spans(path, 1000)
+    path.unlink()
+    options = Options(Problems("skip"))
+    assert len(spans) > 3
+    assert [document for span in spans for document in READERS["jsonl"].read(span, options)] == []
+    assert options.problems.skipped == [f"{path}: cannot be read: No such file or directory"]
+
+
+@pytest.mark.parametrize("format", [name for name in READERS if name != "parquet"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+def test_a_disk_that_cannot_be_read(tmp_path: Path, format: str, suffix: str) -> None:
+    """The memory of a process is a file whose first bytes give EIO."""
+    path = tmp_path / f"x{suffix}"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=rf"x{suffix}: cannot be read: Input/output error\n.*--errors skip"):
+        list(READERS[format].read(Span(str(path), 0, 9), Options(Problems("fail"))))
+    problems = Problems("skip")
+    assert list(READERS[format].read(Span(str(path), 0, 9), Options(problems))) == []
+    assert problems.skipped == [f"{path}: cannot be read: Input/output error"]
+
+
+def test_a_record_that_is_too_long_is_left_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.readers.cutting.LARGEST_DOCUMENT", 10_000)
+    monkeypatch.setattr("data_prep.readers.cutting.BLOCK", 1000)
+    lines = json_lines(90)
+    lines[40] = b'{"text": "%s"}\n' % (b"x" * 50_000)
+    for suffix in ("", ".gz"):
+        path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)))
+        for step in (1 << 20, 700):
+            documents, problems = read(path, "jsonl", "skip", step=step)
+            assert [document.id for document in documents] == [str(number) for number in range(90) if number != 40]
+            assert len(problems.skipped) == 1
+            assert f"byte {sum(map(len, lines[:40])):,}" in problems.skipped[0]
+    documents, problems = read(write(tmp_path / "x.txt", "word " * 3000), "text", "skip")
+    assert (documents, len(problems.skipped)) == ([], 1)
+
+
+# Parquet
+
+
+def parquet(path: Path, texts: list[str], **options: object) -> Path:
+    table = pa.table({"id": [str(number) for number in range(len(texts))], "text": texts})
+    pq.write_table(table, path, row_group_size=100, **options)
+    return path
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with ids", "texts alone"])
+def test_damaged_row_groups_are_left_out(tmp_path: Path, alone: bool) -> None:
+    texts = [f"text {number} ." for number in range(1000)]
+    path = parquet(tmp_path / "x.parquet", texts)
+    if alone:
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=100)
+    content = bytearray(path.read_bytes())
+    metadata = pq.read_metadata(path)
+    for group in (0, 4):
+        column = metadata.row_group(group).column(metadata.num_columns - 1)
+        start = column.dictionary_page_offset or column.data_page_offset
+        content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    write(path, bytes(content))
+    with pytest.raises(UserError, match=r"row group 0: damaged: [\s\S]*\n--errors skip leaves"):
+        read(path, "parquet")
+    problems = Problems("skip")
+    documents = all_of(path, problems)
+    assert len(documents) == (8 if alone else 800)
+    places = [fault.partition(": damaged: ")[0] for fault in problems.skipped]
+    assert places == [f"{path}: row group 0", f"{path}: row group 4"]
+
+
+@given(at=st.floats(0, 1), value=st.integers(0, 255))
+def test_parquet_with_any_byte_changed_never_ends_in_a_fault_of_ours(folder: Path, at: float, value: int) -> None:
+    path = folder / "whole.parquet"
+    if not path.exists():
+        parquet(path, [f"text {number}.\nMore of it." for number in range(300)])
+    content = bytearray(path.read_bytes())
+    content[round(at * (len(content) - 1))] = value
+    problems = Problems("skip")
+    with suppress(UserError):
+        all_of(write(folder / "changed.parquet", bytes(content)), problems)
+
+
+def test_pages_are_checked_where_they_have_checksums(tmp_path: Path) -> None:
+    texts = ["".join(random.Random(number).choices("abcdefgh", k=90)) for number in range(300)]
+    path = parquet(tmp_path / "x.parquet", texts, compression="none", write_page_checksum=True, use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(texts[150].encode(), b"x" * 90))
+    problems = Problems("skip")
+    assert len(all_of(path, problems)) == 200
+    assert len(problems.skipped) == 1
+
+
+def test_the_footer_of_parquet_is_parsed_once_for_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet(tmp_path / "x.parquet", [f"text {number}" for number in range(3000)])
+    opened: list[object] = []
+
+    class Counted(pq.ParquetFile):  # type: ignore[misc]
+        def __init__(self, *arguments: object, **options: object) -> None:
+            opened.append(arguments)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", Counted)
+    assert len(all_of(path, Problems("fail"))) == 3000
+    assert len(opened) == 1
+    parquet(path, ["another text"] * 10)  # which is seen, though its name is the same
+    assert len(all_of(path, Problems("fail"))) == 10
+
+
+def test_a_row_group_that_is_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a " * 3_000_000, "b"]}), path, compression="zstd")
+    monkeypatch.setattr("data_prep.readers.compression.EXPANDS_FREELY", 1 << 20)
+    problems = Problems("skip")
+    assert all_of(path, problems) == []
+    assert "row group 0: " in problems.skipped[0]
+    assert "as a bomb does" in problems.skipped[0]
+    monkeypatch.setattr("data_prep.readers.compression.EXPANDS_FREELY", 1 << 30)
+    monkeypatch.setattr("data_prep.readers.cutting.LARGEST_DOCUMENT", 1 << 20)
+    problems = Problems("skip")
+    assert [document.passages for document in all_of(path, problems)] == [["b"]]
+    assert problems.skipped == [f"{path}: row group 0, row 0: a document of more than 1 MB"]
+
+
+def test_the_error_says_the_same_after_it_came_from_a_worker() -> None:
+    error = UnreadableError("x: what", "cure")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "x: what\ncure"
+    assert again.what == "x: what"
