@@ -8,6 +8,7 @@ what opening one takes.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -20,10 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from data_prep.common.errors import UserError
 from data_prep.common.languages import DEFAULT
 from data_prep.common.progress import duration
 from data_prep.examples.lengths import add_counts, estimated_bytes
-from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
+from data_prep.examples.making import TOGETHER, ExamplesTask, make_examples, shard_sets
 from data_prep.examples.merging import MergeTask, SortedFiles, merge, merging_rounds
 from data_prep.examples.parts import FEW_PARTS, HELD_OUT, PARTNER_PARTS, read_parts, write_parts
 from data_prep.examples.rehearsal import rehearse
@@ -84,7 +86,7 @@ def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) 
         Step("tokens", parts, seconds.get("tokens", 0), documents + tokens, parts),
     ]
     finished, sets = 0.0, settings.duplicates + 1
-    sweeps = -(-sets // 6) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
+    sweeps = -(-sets // TOGETHER) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
     for length in settings.lengths:
         made, written = costs.examples.get(length, 0) * text, costs.shards.get(length, 0) * text
         opening = parts * sweeps * OPEN_SECONDS
@@ -123,11 +125,9 @@ def expanded(files: list[SourceFile]) -> float:
 
 
 def free_bytes(folder: Path) -> int:
-    """Finds how much room there is where a folder is, or will be."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    """Finds how much room there is for a folder, with what an earlier run has left in it."""
+    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    return shutil.disk_usage(existing(folder)).free + used
 
 
 def disk_note(folder: Path, steps: list[Step]) -> str:
@@ -194,7 +194,9 @@ class Sample:
             cut = bundle.weight > bundle.part_bytes and bundle.spans[0].path.endswith(COMPRESSED)
             limit = SAMPLE_BYTES / SAMPLES if cut else math.inf
             text_field = s.text_field_of(bundle.source)
-            record = extract(ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, "skip", limit=limit))
+            record = extract(
+                ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, "skip", s.formulas, limit)
+            )
             sizes = [file["text_bytes"] for file in record["files"]]
             self.parts += [
                 PartTask(self.folder, file["path"], size, s.cased)
@@ -225,6 +227,8 @@ class Sample:
         self.costs.tokens = self._size_of(iter(paths))
         self.num_pieces = len(vocabulary)
         kept = [record for record in records if record["documents"]]
+        if not kept:
+            raise UserError("no document has any text in the sample; is the text in this format, and in this field?")
         write_parts(self.folder, zip(paths, (r["documents"] for r in kept), (r["pieces"] for r in kept), strict=True))
         digests = [np.asarray(map_batches(self.folder / path).get_batch(0)["digest"]) for path in paths]
         np.save(
@@ -260,6 +264,8 @@ def forecast(
 ) -> None:
     """Says what a run into a folder will take."""
     bundles = make_bundles(files)
+    if not bundles:
+        raise UserError("the files have nothing in them to read")
     costs = measure(settings, given, bundles, folder, console)
     size = sum(file.size for file in files)
     parts = max(len(bundles), round(size * costs.text / bundles[0].part_bytes))

@@ -3,8 +3,10 @@
 documents  every file becomes Arrow files of documents and their sentences          readers/extraction.py
 vocabulary words are counted and a vocabulary is trained, or a given one is copied  vocabulary/
 tokens     sentences become pieces                                                  vocabulary/tokens.py
-examples   pairs, truncation, masks, for every length and duplicate                 examples/making.py
-shards     the global shuffle                                                       examples/shuffle.py
+(chosen)   copies and what is over a share are left out, some documents held out    examples/selection.py
+examples   pairs, truncation, masks, for every duplicate of a length                examples/making.py
+(merged)   sorted examples of many parts come into fewer files                      examples/merging.py
+shards     the global shuffle; then the next length                                 examples/shuffle.py
 
 A task writes its files, then its record, all in the work folder (work.py), which goes when the manifest is written.
 Nothing here depends on who ran which task, or when: results are taken in the order of tasks.
@@ -36,7 +38,8 @@ from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.lengths import Length
 from data_prep.examples.rehearsal import rehearse
-from data_prep.examples.selection import SPLIT, Selection, hash_of
+from data_prep.examples.selection import MARKED, SPLIT, Selection, hash_of
+from data_prep.examples.sifting import SHARES_TOO_SMALL
 from data_prep.forecast import disk_note, expanded, forecast, steps_of, usual_costs
 from data_prep.inspection.figures import vocabulary_line
 from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_first_records
@@ -68,12 +71,14 @@ from data_prep.work import (
     changed_settings,
     changed_sources,
     file_records,
+    missing_sources,
     refuse_changes,
     refuse_foreign,
 )
 
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
+READING = ("format", "text_field")  # settings by which files are read, which a task is named after
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
 NO_LOCKS = "this file system has no locks; see to it that no other run writes into the folder"
 
@@ -128,6 +133,8 @@ class Pipeline:
         files = find_files(s.sources, s.formats, self.folder, problems)
         for flag, named in (("--text-field", s.text_fields), ("--max-share", s.max_shares)):
             check_names(flag, named, [file.source for file in files])
+        if {file.source for file in files} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
+            raise UserError(SHARES_TOO_SMALL)
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self.console.print(line, markup=False, soft_wrap=True)
         if not (self.folder / MANIFEST).exists():
@@ -159,11 +166,20 @@ class Pipeline:
             before = self.work.read_plan()
             if before["settings"]["errors"] == "fail":  # what was read without a fault is the same under any policy
                 before["settings"]["errors"] = self.settings.errors
+            reading = {name: plan["settings"][name] for name in READING}
+            read_anew = [f"--{name}" for name in READING if before["settings"][name] != reading[name]]
+            before["settings"] |= reading
             if changed_settings(before, plan):
                 refuse_changes(self.folder, before, plan)
+            if self.work.is_finished(SPLIT) and (gone := missing_sources(before, plan)):
+                raise UserError(
+                    f"{self.folder}: {len(gone)} of the files that it was begun with are gone, such as {gone[0]}\n"
+                    "bring them back, or start anew in another --out: all examples would be others without them"
+                )
             self.console.print(f"continuing in {self.folder}", markup=False)
-            if (names := changed_sources(before, plan)) is not None:
-                self._take_changes(names)
+            names = changed_sources(before, plan)
+            if names is not None or read_anew:
+                self._take_changes([*(names or []), *read_anew])
         self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:
@@ -173,7 +189,7 @@ class Pipeline:
         self.console.print(f"{change}; what comes of the other files is kept as far as it can be", markup=False)
         kept = ("documents", "words", "tokens")
         self.work.reopen(*kept)
-        self.work.undo(SPLIT, *(step for step in self.work.steps() if step not in kept))
+        self.work.undo(MARKED, SPLIT, *(step for step in self.work.steps() if step not in kept))
         for length in self.settings.lengths:
             shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
 
@@ -248,7 +264,8 @@ class Pipeline:
             pairs = zip(bundles, records, strict=True)
             own = (record for bundle, record in pairs if (bundle.source, bundle.format) == (source, format))
             faults = [f"  left out: {fault}" for record in own for fault in record["skipped"]][:3]
-            self.work.remove()
+            if not found.total():
+                self.work.remove()
             raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
 
     def _vocabulary(self, documents: Records, given: Vocabulary | None) -> Vocabulary:
@@ -270,6 +287,7 @@ class Pipeline:
                 os.environ["TOKENIZERS_PARALLELISM"] = "false"
             if given is not None:
                 self.console.print(str(extension), markup=False, soft_wrap=True)
+            self.work.reopen("vocabulary")
             vocabulary.write(self.folder)
             self.work.finish("vocabulary", key)
         return load_vocabulary(self.folder / VOCABULARY, self.settings.cased)
@@ -336,7 +354,7 @@ def sources_of_parts(documents: Records) -> Iterator[str]:
 def corpus_figures(documents: Records, tokens: Records, validation: int, left_out: Problems) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
-    totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown", "text_bytes"), 0))
+    totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown"), 0))
     more: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
         books: int = record["books"] if "books" in record else record["documents"]
@@ -345,15 +363,15 @@ def corpus_figures(documents: Records, tokens: Records, validation: int, left_ou
         more.update({name: record[name] for name in ("copies", "over_share") if name in record})
         if "books" in record:  # passages for validation are cut out of the documents
             more["passages"] += record["documents"]
-    faults, replaced = list(left_out.skipped), 0
+    faults, replaced = [without_place(fault, left_out.names) for fault in left_out.skipped], 0
     for record in documents:
-        faults += record["skipped"]
+        faults += record["left_out"]
         replaced += record["replaced"]
     return {
         **totals,
         **more,
         "validation_documents": validation,
         "documents_by_source": dict(by_source),
-        "skipped": [without_place(fault, left_out.names) for fault in faults],
+        "skipped": faults,
         "replaced": replaced,
     }

@@ -50,7 +50,9 @@ class Runner:
         journal = self.work.journal(step)
         if self.work.is_finished(step):
             places = {task: place for task, place, _ in journal.read()}
-            return Records(journal.path, tuple(places[task.name] for task in tasks()))
+            if all(task.name in places for task in tasks()):
+                return Records(journal.path, tuple(places[task.name] for task in tasks()))
+            self.work.reopen(step)  # a record that was not on the disk yet when the machine lost its power
         places = dict(self.work.whole(step))
         total, done = 0, 0
         for task in tasks():

@@ -6,20 +6,26 @@ OUT/.cloze-work/
   STEP.jsonl               the records of the tasks of a step that are done: what each has written, a line for each
   STEP.finished            says that all tasks of the step are done
   parts.arrow held-out.npy where the token documents are, and which of them are held out for validation
-  documents/ words/ tokens/ examples/ merged/     the Arrow files that steps hand on to later ones
+  copies.u8                which documents have the text of an earlier one, where such are left out
+  ranks/                   what the ranks of an MPI job tell of themselves
+  documents/ words/ tokens/ unique/ limited/ passages/ examples-128/ merged-128-1/
+                           the Arrow files that steps hand on to later ones
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, read_json, write_json
+from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.shards import PLAN, WORK, meant
 
 Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
@@ -57,7 +63,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: RawIOBase | None = None
 
     def read(self) -> Iterator[tuple[str, int, Record]]:
         """Yields the names of the tasks that are done, where their records begin, and the records."""
@@ -77,23 +83,24 @@ class Journal:
 
     def add(self, task: str, record: Record) -> int:
         """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
+        line = json.dumps({"task": task, "record": record}, separators=(",", ":")).encode() + b"\n"
         try:
             file = self._open()
-            place = file.tell()
-            file.write(json.dumps({"task": task, "record": record}, separators=(",", ":")).encode() + b"\n")
-            file.flush()
+            place = file.seek(0, os.SEEK_END)
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())  # before anything is deleted that the task has consumed
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         return place
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> RawIOBase:
         """Opens the file for what is to be added, behind its last whole line."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
-            whole = sum(len(line) for line in self.path.open("rb") if line.endswith(b"\n"))
-            self._file.truncate(whole)
-            self._file.seek(whole)
+            self._file = self.path.open("ab", buffering=0)
+            with self.path.open("rb") as written:
+                self._file.truncate(sum(len(line) for line in written if line.endswith(b"\n")))
         return self._file
 
     def close(self) -> None:
@@ -159,8 +166,8 @@ class WorkFolder:
 
     def finish(self, step: str, key: str = "") -> None:
         """Marks a step as finished."""
-        self._mark(step).parent.mkdir(parents=True, exist_ok=True)
-        self._mark(step).write_text(key)
+        with replacing(self._mark(step)) as file:
+            file.write(key.encode())
 
     def reopen(self, *steps: str) -> None:
         """Marks steps as not finished, so that their tasks are looked at one by one."""
@@ -229,6 +236,12 @@ def changed_sources(before: Record, now: Record) -> list[str] | None:
     keys = SOURCE_KEYS if all("content" in file for file in before["sources"]) else OLD_SOURCE_KEYS
     old, new = ([tuple(file[key] for key in keys) for file in plan["sources"]] for plan in (before, now))
     return None if old == new else sorted({file[1] for file in {*old} ^ {*new}})
+
+
+def missing_sources(before: Record, now: Record) -> list[str]:
+    """Names the files that are gone since a folder was begun."""
+    old, new = ({(file["source"], file["name"]) for file in plan["sources"]} for plan in (before, now))
+    return sorted(name for _, name in old - new)
 
 
 def _spelled(value: Any) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,7 @@ SCHEMA = pa.schema(
     ]
 )
 TRAINING, VALIDATION = 0, 1
+MOST_POOLS = 8  # that a worker keeps
 
 
 class Pool(NamedTuple):
@@ -51,7 +54,8 @@ class Pool(NamedTuple):
     training: bool
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """All files of token documents, in the order of the corpus."""
 
     paths: pa.StringArray
@@ -60,6 +64,13 @@ class Parts(NamedTuple):
     firsts: Array
     """The numbers of the documents with which the parts begin; at the end, how many documents there are."""
     held_out: Array
+    pools: dict[tuple[int, int, bool], Pool] = field(default_factory=dict)
+    """Pools that were asked for, since parts that follow each other have the same one."""
+
+    @cached_property
+    def held_out_before(self) -> Array:
+        """Counts for every part how many documents held out are before it."""
+        return np.searchsorted(self.held_out, self.firsts)
 
     @property
     def num_documents(self) -> int:
@@ -82,12 +93,22 @@ class Parts(NamedTuple):
 
     def pool(self, part: int, seed: int, validation: bool) -> Pool:
         """Finds the documents among which the partners of a part are drawn."""
-        before = np.searchsorted(self.held_out, self.firsts)  # how many documents held out are before every part
+        neighbours = part // NEIGHBOURS if len(self.paths) > FEW_PARTS else 0
+        key = (neighbours, seed, validation)
+        if key not in self.pools:
+            if len(self.pools) > MOST_POOLS:
+                self.pools.clear()
+            self.pools[key] = self._draw_pool(*key)
+        return self.pools[key]
+
+    def _draw_pool(self, neighbours: int, seed: int, validation: bool) -> Pool:
+        """Takes all documents where parts are few, or draws some parts."""
+        before = self.held_out_before
         ranks = np.asarray(before if validation else self.firsts - before, np.int64)
         if len(self.paths) <= FEW_PARTS:
             firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
         else:
-            state = stream(seed, 0, VALIDATION if validation else TRAINING, part // NEIGHBOURS)
+            state = stream(seed, 0, VALIDATION if validation else TRAINING, neighbours)
             drawn = np.array([below(state, ranks[-1]) for _ in range(PARTNER_PARTS if ranks[-1] else 0)], np.int64)
             chosen = np.searchsorted(ranks, drawn, side="right") - 1
             firsts, sizes = ranks[chosen], np.diff(ranks)[chosen]

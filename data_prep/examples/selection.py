@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from data_prep.examples.sifting import (
     SiftTask,
     choose_passages,
     cut_passages,
+    delete_replaced,
     kept_shares,
     leave_out_copies,
     leave_out_share,
@@ -32,7 +34,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, Records
 
 UNIQUE, LIMITED, CUT = "unique", "limited", "passages"  # the steps that choose, each where it is wanted or needed
-SPLIT = "split"
+MARKED, SPLIT = "marked", "split"  # what is done at once: the copies are found, and the documents are divided
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,12 @@ class Selection:
         `sources` goes through the names of the sources of the files of token documents.
         """
         s = self.settings
+        if not count(tokens, "documents"):
+            raise UserError("no document has any text in it once it is cut into pieces")
         if s.drop_copies:
-            if not self.runner.work.is_finished(UNIQUE):
+            if not self.runner.work.is_finished(MARKED):
                 mark_copies(self.folder, lambda: self._digests(tokens), count(tokens, "documents"))
+                self.runner.work.finish(MARKED)
             tokens = self._sifted(UNIQUE, leave_out_copies, tokens)
         if s.max_shares:
             pieces: Counter[str] = Counter()
@@ -61,41 +66,42 @@ class Selection:
                 pieces[source] += record["pieces"]
             shares = kept_shares(pieces, s.max_shares)
             tokens = self._sifted(
-                LIMITED, leave_out_share, tokens, ({"kept_share": shares[source]} for source in sources())
+                LIMITED, leave_out_share, tokens, lambda: ({"kept_share": shares[source]} for source in sources())
             )
         passages = choose_passages(count(tokens, "documents"), count(tokens, "sentences"), s.validation, s.seed)
-        return self._sifted(CUT, cut_passages, tokens, passages_of(tokens, passages)) if passages else tokens
+        if not passages:
+            return tokens
+        digests, counts = np.unique(np.concatenate([*self._digests(tokens)]), return_counts=True)
+        copied = tuple(digests[counts > 1].tolist())
+        return self._sifted(CUT, cut_passages, tokens, lambda: passages_of(tokens, passages, copied))
 
     def _sifted(
         self,
         step: str,
         function: Callable[[SiftTask], Record],
         tokens: Records,
-        more: Iterable[dict[str, Any]] | None = None,
+        more: Callable[[], Iterable[dict[str, Any]]] = lambda: repeat({}),
     ) -> Records:
         """Runs a step on all files of token documents; `more` says what its tasks need besides."""
-        told = list(more) if more is not None else [{}] * len(tokens)
         unknown = self.vocabulary.special.unk
 
         def tasks() -> Iterator[SiftTask]:
             first = 0
-            for number, (record, extra) in enumerate(zip(tokens, told, strict=True)):
+            for number, (record, extra) in enumerate(zip(tokens, more(), strict=False)):
                 yield SiftTask(
                     self.folder, step, number, record, unknown, **{"first": first, "seed": self.settings.seed, **extra}
                 )
                 first += record["documents"]
 
-        return self.runner.run(step, function, tasks, "pieces")
+        after = delete_replaced if step != CUT else lambda _: None  # of which the digests are looked at again
+        return self.runner.run(step, function, tasks, "pieces", after=after)
 
     def split(self, tokens: Records) -> tuple[str, int]:
         """Numbers the documents and chooses those held out for validation.
 
         Returns what stands for the corpus as it is then, and how many documents are held out.
         """
-        num_documents = count(tokens, "documents")
-        if not num_documents:
-            raise UserError("no document has any text in it once it is cut into pieces")
-        work = self.runner.work
+        work, num_documents = self.runner.work, count(tokens, "documents")
         if not work.is_finished(SPLIT):
             write_parts(self.folder, ((path, record["documents"], record["pieces"]) for path, record in filled(tokens)))
             with replacing(self.folder / HELD_OUT) as file:
@@ -117,7 +123,7 @@ class Selection:
     def _digests(self, tokens: Records) -> Iterator[Array]:
         """Goes through the digests of all documents, file by file."""
         for path, _ in filled(tokens):
-            yield np.asarray(map_batches(self.folder / path).get_batch(0)["digest"])
+            yield np.array(map_batches(self.folder / path).get_batch(0)["digest"])  # a copy: the file is not mapped on
 
 
 def filled(tokens: Records) -> Iterator[tuple[str, Record]]:
@@ -132,12 +138,13 @@ def count(records: Records, name: str) -> int:
     return sum(record[name] for record in records)
 
 
-def passages_of(tokens: Records, passages: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def passages_of(tokens: Records, passages: list[tuple[int, int]], copied: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Divides passages among the files that they are in; their beginnings count from those of the files then."""
-    first, left = 0, list(passages)
+    first = 0
     for record in tokens:
         end = first + record["sentences"]
-        yield {"passages": tuple((start - first, size) for start, size in left if first <= start < end)}
+        own = tuple((start - first, size) for start, size in passages if first <= start < end)
+        yield {"passages": own, "copied": copied}
         first = end
 
 

@@ -8,7 +8,9 @@ All of it rewrites files of token documents, one task a file; a file of which no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,12 @@ from data_prep.shards import WORK, list_offsets, map_batches, write_batches
 from data_prep.vocabulary.tokens import digests_of
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
-BUCKET_BYTES = 128 << 20  # of digests that are compared in memory at once, about
-SHORTEST, USUAL, TOGETHER = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
-RANKS = 2.0**64
+DIGEST = np.dtype([("digest", np.uint64), ("number", np.int64)])
+BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # of digests in one file, about; and files
+ROWS = 4 << 20  # digests that are in memory at once
+SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
+NUM_RANKS = 2.0**64
+SHARES_TOO_SMALL = "--max-share: the shares of all sources make no more than 100%; leave one without a limit"
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,18 @@ class SiftTask:
     seed: int = 0
     passages: tuple[tuple[int, int], ...] = ()
     """Where passages for validation begin among the sentences of the file, and how many sentences they have."""
+    copied: tuple[int, ...] = ()
+    """The digests of documents that have copies, from which no passage is taken: the copy would be in training."""
 
     @property
     def name(self) -> str:
         """Tells the task from the others of its step."""
         return f"{self.number:07}"
+
+    @property
+    def target(self) -> str:
+        """Names the file that is written where anything changes, relative to the output folder."""
+        return f"{WORK}/{self.step}/{self.number // 1000:04}/{self.name}.arrow"
 
     @property
     def weight(self) -> int:
@@ -72,7 +84,7 @@ def leave_out_share(task: SiftTask) -> dict[str, Any]:
     """Leaves out so many documents that their share stays, whichever those are."""
     kept = np.ones(task.record["documents"], bool)
     if task.kept_share < 1 and len(kept):
-        kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * RANKS)
+        kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * NUM_RANKS)
     return _keep(task, kept, "over_share")
 
 
@@ -83,7 +95,10 @@ def cut_passages(task: SiftTask) -> dict[str, Any]:
     batch = _batch(task)
     column = batch["sentences"]
     ends = np.asarray(column.offsets)[1:].astype(np.int64)
-    spans = np.array([_within(ends, *passage) for passage in task.passages], np.int64).reshape(-1, 2)
+    rows = np.searchsorted(ends, [start for start, _ in task.passages], side="right")
+    single = ~np.isin(np.asarray(batch["digest"])[rows], np.array(task.copied, np.uint64))
+    chosen = itertools.compress(task.passages, single)
+    spans = np.array([_within(ends, *passage) for passage in chosen], np.int64).reshape(-1, 2)
     new_ends = np.unique(np.concatenate([ends, spans.ravel()]))
     new_ends = new_ends[new_ends > 0]
     books = np.searchsorted(ends, new_ends)
@@ -128,40 +143,66 @@ def _keep(task: SiftTask, kept: Array, cause: str) -> dict[str, Any]:
 
 def _write(task: SiftTask, batch: pa.RecordBatch) -> dict[str, Any]:
     """Writes a file of token documents that takes the place of another; returns its record."""
-    name = f"{WORK}/{task.step}/{task.number // 1000:04}/{task.name}.arrow"
-    return {**task.record, "files": [write_batches(task.folder, name, batch.schema, [batch]).as_json()]}
+    return {**task.record, "files": [write_batches(task.folder, task.target, batch.schema, [batch]).as_json()]}
+
+
+def delete_replaced(task: SiftTask) -> None:
+    """Deletes the file that another has taken the place of, if one has."""
+    if (task.folder / task.target).exists():
+        (task.folder / task.record["files"][0]["path"]).unlink(missing_ok=True)
 
 
 def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_documents: int) -> None:
     """Notes of every document whether an earlier one has its text; keeps few of the digests in memory at a time."""
-    copies = np.memmap(folder / COPIES, np.uint8, "w+", shape=(num_documents,))
-    num_buckets = -(-16 * num_documents // BUCKET_BYTES)
-    for same in _buckets(folder / WORK / "digests", digests, num_buckets):
-        order = np.lexsort((same["number"], same["digest"]))
-        again = np.flatnonzero(same["digest"][order[1:]] == same["digest"][order[:-1]]) + 1
-        copies[same["number"][order[again]]] = 1
-    copies.flush()
+    path, buckets = folder / COPIES, folder / WORK / "digests"
+    count = min(MOST_BUCKETS, -(-DIGEST.itemsize * num_documents // BUCKET_BYTES))
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_documents)
+        copies = np.memmap(path, np.uint8, "r+", shape=(num_documents,))
+        _divide(buckets, digests, count)
+        for index in range(count):
+            _mark_bucket(buckets / f"{index:04}", copies)
+        copies.flush()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _buckets(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> Iterator[Array]:
-    """Divides the digests with the numbers of their documents into groups, none of which parts equal ones."""
-    kind = np.dtype([("digest", np.uint64), ("number", np.int64)])
-    number = 0
+def _divide(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:
+    """Divides the digests with the numbers of their documents among files, none of which parts equal ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{index:04}" for index in range(count)]
-    for path in paths:
-        path.write_bytes(b"")
-    for part in digests():
-        rows = np.empty(len(part), kind)
-        rows["digest"], rows["number"] = part, np.arange(number, number + len(part))
-        number += len(part)
-        home = ((part >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-        for index in np.unique(home).tolist():
-            with paths[index].open("ab") as file:
-                rows[home == index].tofile(file)
-    for path in paths:
-        yield np.fromfile(path, kind)
-        path.unlink()
+    for index in range(count):
+        (folder / f"{index:04}").write_bytes(b"")
+    number, waiting = 0, list[Array]()
+    for part in itertools.chain(digests(), [None]):
+        if part is not None:
+            rows = np.empty(len(part), DIGEST)
+            rows["digest"], rows["number"] = part, np.arange(number, number + len(part))
+            number += len(part)
+            waiting.append(rows)
+        if waiting and (part is None or number - waiting[0]["number"][0] > ROWS):
+            rows = np.concatenate(waiting)
+            home = ((rows["digest"] >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+            order = np.argsort(home, kind="stable")
+            bounds = np.searchsorted(home[order], np.arange(count + 1, dtype=np.uint64))
+            for index in np.flatnonzero(np.diff(bounds)).tolist():
+                with (folder / f"{index:04}").open("ab") as file:
+                    rows[order[bounds[index] : bounds[index + 1]]].tofile(file)
+            waiting = []
+
+
+def _mark_bucket(path: Path, copies: Array) -> None:
+    """Marks the copies in a file of digests, some at a time: all but the first document of each digest."""
+    seen = np.empty(0, np.uint64)
+    with path.open("rb") as file:
+        while len(rows := np.fromfile(file, DIGEST, ROWS)):
+            different, firsts = np.unique(rows["digest"], return_index=True)
+            fresh = ~np.isin(different, seen, assume_unique=True)
+            again = np.ones(len(rows), bool)
+            again[firsts[fresh]] = False
+            copies[rows["number"][again]] = 1
+            seen = np.concatenate([seen, different[fresh]])
+    path.unlink()
 
 
 def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
@@ -171,7 +212,7 @@ def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[
         free = sum(count for name, count in pieces.items() if name not in limited)
         rest = 1 - sum(limits[name] for name in limited)
         if not free or rest <= 0:
-            raise UserError("--max-share: the shares of all sources make less than 100%; leave one without a limit")
+            raise UserError(SHARES_TOO_SMALL)
         total = free / rest
         over = {name for name in limits.keys() - limited if pieces.get(name, 0) > limits[name] * total}
         if not over:
@@ -188,7 +229,7 @@ def choose_passages(num_documents: int, num_sentences: int, share: float, seed: 
     if not share or round(num_documents * share) >= FEWEST_HELD_OUT or LARGEST_SHARE * num_documents >= FEWEST_HELD_OUT:
         return []
     wanted = share * num_sentences
-    count = max(FEWEST_HELD_OUT, round(wanted / TOGETHER))
+    count = max(FEWEST_HELD_OUT, round(wanted / LONGEST))
     size = int(min(max(USUAL, wanted / count), max(share, LARGEST_SHARE) * num_sentences / count))
     apart = num_sentences // count
     if size < SHORTEST or apart <= 3 * size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -13,9 +14,9 @@ from data_prep.examples.streams import mix
 from data_prep.settings import num_held_out
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
-COPIES = 4  # of a text that are held out together, however few are wanted
+MOST_COPIES = 4  # of a text that are held out together, however few are wanted
 MARGIN = 1000  # digests that are looked at beyond those that are likely needed
-RANKS = 2.0**64
+NUM_RANKS = 2.0**64
 
 
 def choose_held_out(digests: Digests, num_documents: int, share: float, seed: int) -> Array:
@@ -32,7 +33,7 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
     looked_at = 1.1 * wanted + MARGIN
     while True:
         everything = looked_at >= num_documents
-        limit = np.uint64(2**64 - 1) if everything else np.uint64(int(looked_at / num_documents * RANKS))
+        limit = np.uint64(2**64 - 1) if everything else np.uint64(int(looked_at / num_documents * NUM_RANKS))
         ranks, copies = _smallest(digests, limit, salt)
         chosen = _first_texts(ranks, copies, wanted, everything)
         if chosen is not None:
@@ -47,21 +48,23 @@ def _smallest(digests: Digests, limit: np.uint64, salt: np.uint64) -> tuple[Arra
     """Finds the different ranks up to a limit, and how many documents have each."""
     ranks, copies = np.empty(0, np.uint64), np.empty(0, np.int64)
     waiting: list[Array] = []
-    for part in (*digests(), None):
+    num_waiting = 0
+    for part in itertools.chain(digests(), [None]):
         if part is not None:
             here = _ranks(part, salt)
             waiting.append(here[here <= limit])
-        if part is None or sum(map(len, waiting)) > max(len(ranks), 1 << 20):
+            num_waiting += len(waiting[-1])
+        if part is None or num_waiting > max(len(ranks), 1 << 20):
             fresh, counts = np.unique(np.concatenate([*waiting, ranks[:0]]), return_counts=True)
             ranks, home = np.unique(np.concatenate([ranks, fresh]), return_inverse=True)
             copies = np.bincount(home, np.concatenate([copies, counts]), len(ranks)).astype(np.int64)
-            waiting = []
+            waiting, num_waiting = [], 0
     return ranks, copies
 
 
 def _first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> Array | None:
     """Takes the texts of the smallest ranks until there are as many documents as wanted; None where more are needed."""
-    few = copies <= max(wanted // 4, COPIES)
+    few = copies <= max(wanted // 4, MOST_COPIES)
     if everything and not few.any():
         few = copies == copies.min()
     taken = np.cumsum(copies[few])

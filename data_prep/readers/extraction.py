@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ import pyarrow as pa
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
-from data_prep.readers.reader import Document, Options, Problems
+from data_prep.readers.reader import Document, Options, Problems, without_place
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
-from data_prep.settings import Errors, Formulas
+from data_prep.settings import TEXT_FIELD, Errors, Formulas
 from data_prep.shards import WORK, write_batches
 
 FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
@@ -44,8 +45,10 @@ class ExtractTask:
 
     @property
     def name(self) -> str:
-        """Tells the task from the others of its step."""
-        return self.bundle.name
+        """Tells the task from the others of its step, and from the same one with its text in another field."""
+        if self.bundle.format not in FIELDED or self.text_field == TEXT_FIELD:
+            return self.bundle.name
+        return f"{self.bundle.name}-{hashlib.sha256(self.text_field.encode()).hexdigest()[:8]}"
 
     @property
     def weight(self) -> int:
@@ -98,6 +101,7 @@ def extract(task: ExtractTask) -> dict[str, Any]:
         "files": parts,
         "source": task.bundle.source,
         "skipped": problems.skipped,
+        "left_out": [without_place(fault, dict(task.bundle.called)) for fault in problems.skipped],
         "replaced": problems.num_replaced,
     }
 

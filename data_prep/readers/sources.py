@@ -42,8 +42,6 @@ class SourceFile:
     """The name of the reader that reads the file."""
     how: str = BY_CONTENT
     """How the format was found."""
-    modified: int = 0
-    """When the file was changed last, in nanoseconds: it says nothing of whether the content is another."""
     content: str = ""
     """The key of the content (identity.py), by which a file of the same size is told that has changed."""
     place: tuple[int, int] = (0, 0)
@@ -63,6 +61,8 @@ class Bundle:
     """How many bytes the spans take on the disk."""
     part_bytes: int
     """How much text goes into one file of documents, in bytes."""
+    called: tuple[tuple[str, str], ...] = ()
+    """The paths of the files, and what they are called in the manifest."""
 
 
 def find_files(
@@ -170,7 +170,7 @@ def _files_of(
 def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
     """Puts together what is known of a file."""
     place = (status.st_dev, status.st_ino)
-    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, status.st_mtime_ns, content, place)
+    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place)
 
 
 def _demo_file(source: str, path: str) -> SourceFile:
@@ -288,13 +288,19 @@ def make_bundles(files: list[SourceFile]) -> list[Bundle]:
     total = sum(file.size for file in files)
     bundle_bytes = 1 << (min(max(total // FEWEST_BUNDLES, SMALLEST_BUNDLE), LARGEST_BUNDLE).bit_length() - 1)
     bundles: list[Bundle] = []
+    names: Counter[str] = Counter()
     spans: list[tuple[SourceFile, Span]] = []
     weight = 0
 
     def close() -> None:
         nonlocal spans, weight
         if spans:
-            bundles.append(_bundle(spans, weight, bundle_bytes))
+            name = _name_of_spans(spans, bundle_bytes)
+            names[name] += 1
+            first, own = spans[0][0], tuple(span for _, span in spans)
+            called = tuple(dict.fromkeys((file.path, f"{file.source}/{file.name}") for file, _ in spans))
+            again = f"-{names[name]}" if names[name] > 1 else ""  # another source has the same files
+            bundles.append(Bundle(name + again, first.source, first.format, own, weight, bundle_bytes, called))
         spans, weight = [], 0
 
     for file in files:
@@ -312,9 +318,8 @@ def make_bundles(files: list[SourceFile]) -> list[Bundle]:
     return bundles
 
 
-def _bundle(spans: list[tuple[SourceFile, Span]], weight: int, part_bytes: int) -> Bundle:
-    """Makes a task of spans of files."""
+def _name_of_spans(spans: list[tuple[SourceFile, Span]], part_bytes: int) -> str:
+    """Names a task after what it reads."""
     first = spans[0][0]
     contents = [(file.name, file.content, span.start, span.end) for file, span in spans]
-    name = hashlib.sha256(repr((first.source, first.format, part_bytes, contents)).encode()).hexdigest()[:16]
-    return Bundle(name, first.source, first.format, tuple(span for _, span in spans), weight, part_bytes)
+    return hashlib.sha256(repr((first.source, first.format, part_bytes, contents)).encode()).hexdigest()[:16]

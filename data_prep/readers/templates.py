@@ -68,11 +68,6 @@ def _second(given: Arguments) -> str | None:
     return given.first("2", "text", "texte") or None
 
 
-def _second_or_first(given: Arguments) -> str | None:
-    """Writes a template that names something, and may say otherwise how it is shown."""
-    return given.first("2", "1") or None
-
-
 def _last(given: Arguments) -> str | None:
     """Writes a template whose text comes after one or several things that say what it is."""
     return next((place for place in reversed(given.places()) if place), None)

@@ -141,7 +141,7 @@ def read_corpus(path: Path, first: int) -> Corpus:
     batch = map_batches(path).get_batch(0)
     column = batch["sentences"]
     sentences = column.values
-    books = np.asarray(batch["book"]) if "book" in batch.schema.names else np.arange(len(column), dtype=np.uint32)
+    books = np.array(batch["book"]) if "book" in batch.schema.names else np.arange(len(column), dtype=np.uint32)
     ends = np.asarray(sentences.offsets)[1:], np.asarray(column.offsets)[1:]
     return Corpus(np.asarray(sentences.values), *ends, np.int64(first), books)
 

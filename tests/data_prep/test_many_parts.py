@@ -175,7 +175,7 @@ def test_shards_of_a_text_that_changed_are_not_left_behind(
         patched.setattr("data_prep.pipeline.write_json", stop)
         assert run(docs, out) == 130
     for number in range(12):
-        (docs / f"{number:02}.jsonl").unlink()
+        (docs / f"{number:02}.jsonl").write_text('{"text": "Nothing."}\n')
     assert run(docs, out) == 0
     assert run(docs, tmp_path / "fresh") == 0
     assert tree(out) == tree(tmp_path / "fresh")
@@ -196,3 +196,98 @@ def test_other_settings_are_refused_whatever_the_text(
     assert run(docs, out, "--duplicates", "3") == 2
     assert "--duplicates was 2, now 3" in capfd.readouterr().err
     assert shard.main(["--docs", str(docs), "--out", str(out), *SETTINGS, "--check"]) == 0
+
+
+def test_the_field_with_the_text_may_be_corrected(
+    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but what a wrong field was read from is done anew, also where copies were looked for already."""
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+    for path in docs.iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text(
+            "".join(json.dumps({"body": line["text"], "text": "Short. Too short."}) + "\n" for line in lines)
+        )
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.write_shard", stop)
+        assert run(docs, out, "--drop-copies") == 130
+    assert run(docs, out, "--drop-copies", "--text-field", "body") == 0
+    assert "changed since the run began: --text_field;" in capfd.readouterr().out
+    assert run(docs, tmp_path / "fresh", "--drop-copies", "--text-field", "body") == 0
+    assert tree(out) == tree(tmp_path / "fresh")
+
+
+def test_files_that_are_gone_are_missed_where_much_would_be_lost(
+    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.write_shard", stop)
+        assert run(docs, out) == 130
+    text = (docs / "07.jsonl").read_text()
+    (docs / "07.jsonl").unlink()
+    assert run(docs, out) == 2
+    assert "1 of the files that it was begun with are gone, such as 07.jsonl" in capfd.readouterr().err
+    (docs / "07.jsonl").write_text(text)
+    assert run(docs, out) == 0
+
+
+def test_a_source_without_text_that_is_added_costs_no_work(
+    small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+    (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.pipeline.encode_part", stop)
+        assert run(docs, out) == 130
+    arguments = ["--docs", str(docs), str(tmp_path / "blank.md"), "--out", str(out), "--workers", "1", *SETTINGS]
+    assert shard.main(arguments) == 2
+    assert "no document in blank" in capfd.readouterr().err
+    assert run(docs, out) == 0
+    assert "MB earlier)" in next(line for line in capfd.readouterr().out.splitlines() if line.startswith("documents"))
+
+
+def test_sources_of_one_name_with_the_same_files_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 10)
+    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 10)
+    draw = random.Random(3)
+    text = " ".join(sentence(draw) for _ in range(300))
+    for place in "xy":
+        (tmp_path / place / "wiki").mkdir(parents=True)
+        (tmp_path / place / "wiki" / "a.txt").write_text(text)
+    docs = [str(tmp_path / place / "wiki") for place in "xy"]
+    assert shard.main(["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "2", *SETTINGS]) == 0
+    assert Manifest.read(tmp_path / "out").content["corpus"]["documents"] == 2
+    bundles = sources.make_bundles(sources.find_files(docs))
+    assert len({bundle.name for bundle in bundles}) == len(bundles) == 2
+
+
+def test_a_record_that_a_power_cut_took_is_made_again(
+    small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("data_prep.examples.lengths.make_examples", stop)
+        assert run(docs, out) == 130
+    for step in ("tokens", "documents"):
+        journal = out / WORK / f"{step}.jsonl"
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"task": "torn')
+    assert run(docs, out) == 0
+    assert run(docs, tmp_path / "fresh") == 0
+    assert tree(out) == tree(tmp_path / "fresh")

@@ -56,11 +56,12 @@ def test_copies_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFi
     assert tree(tmp_path / "other") == tree(tmp_path / "out")
 
 
-@pytest.mark.parametrize("bucket", [16 * 50, 16 * 1000, 1 << 27])
+@pytest.mark.parametrize(("bucket", "rows"), [(16 * 50, 300), (16 * 1000, 64), (1 << 27, 100), (1 << 27, 1 << 20)])
 def test_copies_are_found_however_few_digests_are_in_memory(
-    bucket: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sifting, "BUCKET_BYTES", bucket)
+    monkeypatch.setattr(sifting, "ROWS", rows)
     digests = np.random.default_rng(1).integers(0, 2**64, 2000, np.uint64)[
         np.random.default_rng(2).integers(0, 2000, 3000)
     ]
@@ -221,6 +222,20 @@ def test_passages_do_not_depend_on_workers_and_are_told(
     out = capfd.readouterr().out
     assert "passages for validation, out of all documents" in out
     assert verify.main([str(prepared)]) == 0
+
+
+def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    for number in range(6):
+        text = "\n".join(f"b{number} {sentence(draw)}" for _ in range(1500))
+        for copy in ("x", "y") if number < 4 else ("x",):
+            (tmp_path / "docs" / copy).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "docs" / copy / f"{number}.txt").write_text(text)
+    assert run(tmp_path / "docs", tmp_path / "out", "--format", "sentences") == 0
+    held_out = words_of(tmp_path / "out")[True]
+    books = {word for a, b, _ in held_out for word in (*a, *b) if word[0] == "b" and word[1:].isdigit()}
+    assert books
+    assert books <= {"b4", "b5"}
 
 
 def test_one_long_book_has_validation_too(tmp_path: Path) -> None:
