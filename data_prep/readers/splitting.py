@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 
 import sentencex
 
@@ -12,6 +12,8 @@ from data_prep.readers.abbreviations import rejoin
 
 WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
+CERTAIN_END = re.compile(r"[^。！？]*[。！？]+[」』）】”’]*|[^。！？]+")  # what ends no abbreviation
+LONG = 5000  # characters, beyond which a paragraph with such ends is divided at them
 
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
@@ -27,7 +29,25 @@ def _segment(language: str, passage: str) -> list[str]:
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
     plain spaces. Should it stumble all the same, one paragraph in a corpus is split at its full stops instead.
     """
-    text = passage if passage.isascii() else WHITE_SPACE.sub(" ", passage)
+    if passage.isascii():
+        return _segment_text(language, passage)
+    text = WHITE_SPACE.sub(" ", passage)
+    return [sentence for part in _parts(text) for sentence in _segment_text(language, part)]
+
+
+def _parts(text: str) -> list[str]:
+    """Divides a very long paragraph of Chinese or Japanese, in whose length the time of sentencex is quadratic."""
+    if len(text) <= LONG:
+        return [text]
+    ends = [0]
+    for match in CERTAIN_END.finditer(text):
+        if match.end() - ends[-1] > LONG:
+            ends.append(match.end())
+    return [part for start, end in pairwise((*ends, len(text))) if (part := text[start:end])]
+
+
+def _segment_text(language: str, text: str) -> list[str]:
+    """Calls sentencex, or splits at full stops what it cannot split."""
     try:
         return list(sentencex.segment(language, text))
     except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,3 +72,21 @@ def test_an_interruption_is_not_taken_for_a_fault(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sentencex.segment", interrupt)
     with pytest.raises(KeyboardInterrupt):
         split_sentences("en", ["One. Two!"])
+
+
+def test_a_very_long_paragraph_is_split_as_short_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentencex takes time that grows with the square of a paragraph of Japanese, so it is handed parts of it."""
+    sentences = ["吾輩は猫である。", "名前はまだ無い！", "どこで生れたかとんと見当がつかぬ。", "「そうか。」"]
+    text = "".join(sentences * 300)
+    longest = 0
+
+    def measured(language: str, part: str) -> list[str]:
+        nonlocal longest
+        longest = max(longest, len(part))
+        return list(segment(language, part))
+
+    segment = sentencex.segment
+    expected = list(segment("ja", text))
+    monkeypatch.setattr(sentencex, "segment", measured)
+    assert split_sentences("ja", [text]) == expected
+    assert longest < 6000 < len(text)
