@@ -354,7 +354,7 @@ def sources_of_parts(documents: Records) -> Iterator[str]:
 def corpus_figures(documents: Records, tokens: Records, validation: int, left_out: Problems) -> Record:
     """Sums up the corpus in the numbers that the manifest has of it."""
     by_source: Counter[str] = Counter()
-    totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown"), 0))
+    totals = Counter(dict.fromkeys(("documents", "empty", "sentences", "pieces", "unknown", "text_bytes"), 0))
     more: Counter[str] = Counter()
     for source, record in zip(sources_of_parts(documents), tokens, strict=True):
         books: int = record["books"] if "books" in record else record["documents"]

@@ -297,10 +297,14 @@ def checksum(content: dict[str, Any]) -> str:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself."""
+    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself.
+
+    The checksums of the shards are in it, so the keys of the sources, which earlier versions had not, need not be.
+    """
     others = ("fingerprint", "versions", "vocabulary_source", "checksum")
     parts = {key: value for key, value in content.items() if key not in others}
     parts["settings"] = meant(parts["settings"])
+    parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 

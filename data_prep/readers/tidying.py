@@ -65,7 +65,8 @@ def tidy(text: str, word: str) -> str:
         text = POWER.sub(lambda shift: "^" if shift[1] == RAISED else "_", text).translate(SHIFTS)
     if GONE in text or HOLE in text:
         text = _without_marks(text)
-    text = EMPTY_BRACKETS.sub("", text)
+    for _ in range(DEEPEST_PAIR):
+        text = EMPTY_BRACKETS.sub("", text)
     return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
 
 
