@@ -78,7 +78,7 @@ def test_ten_kills_among_five_hundred_parts_end_in_the_same_bytes(
 def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wiki = write_wiki(tmp_path / "wiki", documents=600, files=30)
+    wiki = write_wiki(tmp_path / "wiki", documents=240, files=30)
     monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
     monkeypatch.setattr(parts, "FEW_PARTS", 8)
     monkeypatch.setattr(parts, "PARTNER_PARTS", 3)

@@ -20,7 +20,7 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_merging_changes_no_byte(many_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wiki = write_wiki(tmp_path / "wiki", documents=600, files=30)
+    wiki = write_wiki(tmp_path / "wiki", documents=240, files=30)
     assert run(wiki, tmp_path / "direct", "--shard-size", "64KB") == 0
     with monkeypatch.context() as patched:
         patched.setattr(merging, "MOST_FILES", 3)

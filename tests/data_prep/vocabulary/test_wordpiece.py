@@ -94,6 +94,7 @@ def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path
 
 
 @pytest.mark.realdata
+@pytest.mark.slow
 def test_all_of_a_folder_of_wikipedia_has_the_pieces_of_the_reference(real_data: Path) -> None:
     table = load_vocabulary(real_data / "vocab.txt", cased=False)
     expected = BertTokenizerFast(str(real_data / "vocab.txt")).backend_tokenizer
