@@ -82,6 +82,8 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
         if asked:
             cause = "there is one document, and a short one" if total == 1 else "all documents are copies of one"
             cure = "take more text, or give --validation 0 if that is meant"
+            if "passages" in corpus:
+                cause, cure = "every long document has a copy", "--drop-copies leaves the copies out"
             yield f"nothing is held out for validation: {cause}; {cure}"
         return
     share = _validation_share(manifest)

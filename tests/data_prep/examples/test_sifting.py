@@ -238,6 +238,19 @@ def test_no_passage_is_of_a_text_that_has_a_copy(tmp_path: Path) -> None:
     assert books <= {"b4", "b5"}
 
 
+def test_where_all_books_have_copies_it_is_said_what_helps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw = random.Random(7)
+    for number in range(3):
+        text = "\n".join(sentence(draw) for _ in range(1500))
+        for copy in "xy":
+            (tmp_path / "docs" / copy).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "docs" / copy / f"{number}.txt").write_text(text)
+    assert run(tmp_path / "docs", tmp_path / "out", "--format", "sentences") == 0
+    assert "every long document has a copy; --drop-copies leaves the copies out" in capfd.readouterr().out
+    assert run(tmp_path / "docs", tmp_path / "apart", "--format", "sentences", "--drop-copies") == 0
+    assert Manifest.read(tmp_path / "apart").content["corpus"]["validation_documents"] == 10
+
+
 def test_one_long_book_has_validation_too(tmp_path: Path) -> None:
     draw = random.Random(5)
     (tmp_path / "book.txt").write_text("\n".join(sentence(draw) for _ in range(5000)))
