@@ -132,13 +132,15 @@ class MiniSlurm:
     def wait(self, job: str, *states: str, seconds: float = 180.0) -> str:
         """Waits until the job is in one of these states; a failure says what its log says.
 
-        Slurm holds a job that it could not start on a node, such as one that is only just back. An administrator lets
-        go of it.
+        Slurm holds a job that it could not start on a node, such as one that is only just back, and drains a node on
+        which it could not end a job while the cable was out. An administrator lets go of both.
         """
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
             if state == "PENDING" and self.job(job).get("Reason") == "launch_failed_requeued_held":
                 self.run("scontrol", "release", job)
+            if state == "PENDING" and "DRAINED" in self.job(job).get("Reason", ""):
+                self.resume_drained()
             over = state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
             if over or time.monotonic() > deadline:
                 described = self.job(job)
@@ -147,6 +149,13 @@ class MiniSlurm:
                 raise AssertionError(f"job {job} is {state}, not {' or '.join(states)}: {described}\n{text}")
             time.sleep(0.1)
         return state
+
+    def resume_drained(self) -> None:
+        """Takes the nodes back that Slurm drained because a job on them would not end."""
+        for line in self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N|%T|%E").stdout.splitlines():
+            name, state, reason = line.split("|", 2)
+            if state.startswith("drain") and reason in ("Kill task failed", "batch job complete failure"):
+                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
     def idle(self) -> bool:
         """Whether every node is there and has nothing to do."""
