@@ -104,9 +104,7 @@ class Pipeline:
 
     def run(self) -> Record:
         """Does what is left to do and returns the manifest."""
-        given = find_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
-        if given is not None:
-            self.settings = replace(self.settings, cased=given.cased)
+        given = self._given_vocabulary()
         files, left_out = self._find_files()
         plan = describe(self.settings, files, given)
         if (self.folder / MANIFEST).exists():
@@ -122,10 +120,16 @@ class Pipeline:
 
     def forecast(self) -> None:
         """Says what a run will take; makes nothing."""
-        given = find_vocabulary(self.settings.vocab, self.settings.cased) if self.settings.vocab else None
-        settings = replace(self.settings, cased=given.cased) if given else self.settings
-        files, _ = self._find_files()
-        forecast(settings, given, files, self.folder, settings.workers or num_cores(), self.console)
+        given, (files, _) = self._given_vocabulary(), self._find_files()
+        forecast(self.settings, given, files, self.folder, self.settings.workers or num_cores(), self.console)
+
+    def _given_vocabulary(self) -> Vocabulary | None:
+        """Finds the vocabulary that the user names, if any, and takes over whether it keeps case."""
+        if not self.settings.vocab:
+            return None
+        given = find_vocabulary(self.settings.vocab, self.settings.cased)
+        self.settings = replace(self.settings, cased=given.cased)
+        return given
 
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
         """Finds what is to be read, and what is left out of it; says so."""

@@ -27,7 +27,7 @@ def _segment(language: str, passage: str) -> list[str]:
     """Splits one paragraph into sentences, whatever is in it.
 
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
-    plain spaces. Should it stumble all the same, one paragraph in a corpus is split at its full stops instead.
+    plain spaces.
     """
     if passage.isascii():
         return _segment_text(language, passage)
@@ -47,7 +47,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _segment_text(language: str, text: str) -> list[str]:
-    """Calls sentencex, or splits at full stops what it cannot split."""
+    """Calls sentencex; should it stumble, one paragraph in a corpus is split at its full stops instead."""
     try:
         return list(sentencex.segment(language, text))
     except BaseException as error:

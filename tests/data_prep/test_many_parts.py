@@ -19,7 +19,6 @@ from data_prep.examples import merging, parts
 from data_prep.readers import sources
 from data_prep.shards import MANIFEST, WORK, Manifest
 
-PARTS = 500
 SMALL_BUNDLES = (
     "import sys; from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = 8192; "
     "from data_prep import shard; sys.exit(shard.main(sys.argv[1:]))"
@@ -95,6 +94,17 @@ def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
 # Texts that change while a run is not finished
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, function: str, docs: Path, out: Path, *more: str) -> None:
+    """Begins a run that is interrupted where it calls a function."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(function, stop)
+        assert run(docs, out, *more) == 130
+
+
 def write_texts(folder: Path) -> Path:
     """Writes two dozen files, of which some tasks have several and one only a part."""
     folder.mkdir()
@@ -144,18 +154,10 @@ def test_an_added_file_is_taken_by_a_restart(
     if vocabulary == "given":
         assert run(docs, tmp_path / "other") == 0
         more = ["--vocab", str(tmp_path / "other")]
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.write_shard", stop)
-        assert run(docs, out, *more) == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out, *more)
     tokens = {line for line in repeated(out) if "/tokens/" in line}
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.make_examples", stop)
-        assert run(docs, out, *more) == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.make_examples", docs, out, *more)
     assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
     assert run(docs, out, *more) == 0
     assert run(docs, tmp_path / "fresh", *more) == 0
@@ -167,13 +169,7 @@ def test_shards_of_a_text_that_changed_are_not_left_behind(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.pipeline.write_json", stop)
-        assert run(docs, out) == 130
+    interrupt(monkeypatch, "data_prep.pipeline.write_json", docs, out)
     for number in range(12):
         (docs / f"{number:02}.jsonl").write_text('{"text": "Nothing."}\n')
     assert run(docs, out) == 0
@@ -185,13 +181,7 @@ def test_other_settings_are_refused_whatever_the_text(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.write_shard", stop)
-        assert run(docs, out) == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out)
     (docs / "00.jsonl").unlink()
     assert run(docs, out, "--duplicates", "3") == 2
     assert "--duplicates was 2, now 3" in capfd.readouterr().err
@@ -208,13 +198,7 @@ def test_the_field_with_the_text_may_be_corrected(
         path.write_text(
             "".join(json.dumps({"body": line["text"], "text": "Short. Too short."}) + "\n" for line in lines)
         )
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.write_shard", stop)
-        assert run(docs, out, "--drop-copies") == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out, "--drop-copies")
     assert run(docs, out, "--drop-copies", "--text-field", "body") == 0
     assert "changed since the run began: --text_field;" in capfd.readouterr().out
     assert run(docs, tmp_path / "fresh", "--drop-copies", "--text-field", "body") == 0
@@ -225,13 +209,7 @@ def test_files_that_are_gone_are_missed_where_much_would_be_lost(
     small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.write_shard", stop)
-        assert run(docs, out) == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out)
     text = (docs / "07.jsonl").read_text()
     (docs / "07.jsonl").unlink()
     assert run(docs, out) == 2
@@ -245,13 +223,7 @@ def test_a_source_without_text_that_is_added_costs_no_work(
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.pipeline.encode_part", stop)
-        assert run(docs, out) == 130
+    interrupt(monkeypatch, "data_prep.pipeline.encode_part", docs, out)
     arguments = ["--docs", str(docs), str(tmp_path / "blank.md"), "--out", str(out), "--workers", "1", *SETTINGS]
     assert shard.main(arguments) == 2
     assert "no document in blank" in capfd.readouterr().err
@@ -278,13 +250,7 @@ def test_a_record_that_a_power_cut_took_is_made_again(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.make_examples", stop)
-        assert run(docs, out) == 130
+    interrupt(monkeypatch, "data_prep.examples.lengths.make_examples", docs, out)
     for step in ("tokens", "documents"):
         journal = out / WORK / f"{step}.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"task": "torn')
