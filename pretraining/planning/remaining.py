@@ -36,4 +36,5 @@ class RemainingWork:
         """The seconds that are left where the clock decides; None where steps do."""
         if any(schedule.steps is not None for schedule in self._schedules):
             return None
-        return max(0.0, sum(schedule.length for schedule in self._schedules[phase:]) - phase_seconds)
+        this, *later = (schedule.length for schedule in self._schedules[phase:])
+        return max(0.0, this - phase_seconds) + sum(later)

@@ -189,7 +189,7 @@ class Trainer:
         evaluates = is_due(step, recipe.evaluation.every) and not last
         decision = self.decide(checks=logs or saves or self.engine.device.type == "cpu")
         phase.clock.step()
-        if logs or saves or not phase.clock.agreed:
+        if logs or saves or not phase.clock.agreed or phase.is_over(self.state):  # the estimate alone ends no phase
             phase.clock.agree()
         if logs:
             self.log_step(phase)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import jumping_clock
+from support.faults import jumping_clock, slow_steps
 from support.marks import slow
 from support.training import (
     ENDLESS,
@@ -37,20 +38,31 @@ def test_the_time_limit(place: Place, told: str) -> None:
     assert finished_checkpoints(place.folder / "run")[-1].name == f"step-{going.step:08}"
 
 
+def by_the_clock(place: Place, hours: float, *shares: float) -> Place:
+    """The place with a recipe whose two phases have these shares of the hours."""
+    text = f"hours = {hours}\n" + place.recipe.read_text()
+    for steps, share in zip((5, 3), shares, strict=True):
+        text = text.replace(f"steps = {steps}", f"share = {share}")
+    recipe = place.folder / "clock.toml"
+    recipe.write_text(text)
+    return dataclasses.replace(place, recipe=recipe)
+
+
+def seconds_of(lines: list[dict[str, float]], phase: int) -> float:
+    """The seconds that the steps of a phase took, by the lines of the log."""
+    before = [0, *(line["step"] for line in lines[:-1])]
+    each = zip(lines, before, strict=True)
+    return sum(line["seconds_per_step"] * (line["step"] - done) for line, done in each if line["phase"] == phase)
+
+
 def test_by_the_clock(place: Place) -> None:
     """It ends on time, and says how much is left."""
-    recipe = place.folder / "clock.toml"
-    recipe.write_text(
-        "hours = 0.002\n"
-        + place.recipe.read_text().replace("steps = 5", "share = 0.75").replace("steps = 3", "share = 0.25")
-    )
-    place = dataclasses.replace(place, recipe=recipe)
+    place = by_the_clock(place, 0.002, 0.75, 0.25)
     output = assert_well(train(place.command("run", "--logging.every", "7")))
     lines = records(place.folder / "run")
     ends = [max(line["step"] for line in lines if line["phase"] == phase) for phase in (1, 2)]
-    before = [0, *(line["step"] for line in lines[:-1])]
-    trained = sum(line["seconds_per_step"] * (line["step"] - done) for line, done in zip(lines, before, strict=True))
-    assert 5.0 < trained < 9.0
+    assert 5.35 < seconds_of(lines, 1) < 7.0
+    assert 1.75 < seconds_of(lines, 2) < 3.0
     left = [line["seconds_left"] for line in lines]
     assert left == sorted(left, reverse=True)
     assert left[0] == pytest.approx(7.2, abs=1.5)
@@ -61,6 +73,16 @@ def test_by_the_clock(place: Place) -> None:
     assert "/0" not in output
 
 
+def test_slow_steps_end_no_phase_early(place: Place) -> None:
+    """Those that follow are thought to be as slow, until all look at the clock."""
+    place = by_the_clock(place, 0.001, 0.5, 0.5)
+    command = place.command("run", "--logging.every", "7")
+    assert_ended(launch(command, fault=partial(slow_steps, last=7, seconds=0.15)), 0)
+    lines = records(place.folder / "run")
+    assert seconds_of(lines, 1) > 1.75
+    assert [line["seconds_left"] for line in lines if line["phase"] == 1][-1] == pytest.approx(1.8)
+
+
 def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
     assert_ended(launch(place.command("run", *SAVES), fault=jumping_clock), 0)
     assert_same(place.folder / "run", straight)
@@ -69,12 +91,8 @@ def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
 
 
 def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
-    text = place.recipe.read_text().replace("steps = 5", "share = 0.5").replace("steps = 3", "share = 0.5")
-    place = dataclasses.replace(place, recipe=place.folder / "clock.toml")
-    place.recipe.write_text("hours = 0.001\n" + text)
+    place = by_the_clock(place, 0.001, 0.5, 0.5)
     assert_ended(launch(place.command("run"), fault=jumping_clock), 0)
     lines = records(place.folder / "run")
-    for phase in (1, 2):
-        trained = sum(line["seconds_per_step"] for line in lines if line["phase"] == phase)
-        assert 1.0 < trained < 60.0  # of 1.8, and what the last step takes more
+    assert all(1.0 < seconds_of(lines, phase) < 60.0 for phase in (1, 2))  # of 1.8, and what the last step takes more
     assert all(0 <= line["seconds_left"] <= 3.6 for line in lines)

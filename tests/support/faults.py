@@ -176,6 +176,18 @@ def jumping_clock() -> None:
     time.time = lambda: now() + 3600 * (-5, 0, 7)[next(count) % 3]
 
 
+def slow_steps(last: int, seconds: float) -> None:
+    """A fault: the steps of the run up to the last of these each take longer."""
+    train_step = Trainer.train_step
+
+    def step_slowly(self: Trainer, *arguments: Any) -> None:
+        train_step(self, *arguments)
+        if self.state.step <= last:
+            time.sleep(seconds)
+
+    replace(Trainer, "train_step", step_slowly)
+
+
 def all_of(*faults: Callable[[], None]) -> None:
     """Several faults."""
     for fault in faults:

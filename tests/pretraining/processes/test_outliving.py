@@ -26,7 +26,8 @@ if act == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 
 def hear(number, _):
-    (folder / "heard").write_text(signal.Signals(number).name)
+    (folder / "hearing").write_text(signal.Signals(number).name)
+    (folder / "hearing").rename(folder / "heard")  # so that nobody sees it empty
     os._exit(3)
 
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
