@@ -47,7 +47,7 @@ class Run:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
         batches = closing(self.batches.iterate(self.state.step))
-        with self.log, control.interruptible(self.log.say, lambda: CONTINUES), batches as ahead:
+        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES), batches as ahead:
             self.meter.begin()
             try:
                 self.score_where_due()  # a stop may have come before it

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.partition import Part
 from pretraining.engine.precision import name_dtype
+from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
@@ -55,6 +57,8 @@ FULL = 1 << 16
 EVERYTHING = "*"
 POLL_SECONDS = 0.02
 """The pause between two looks for the files of other ranks."""
+COMPLETE_SECONDS = 60.0
+"""How long an error waits for the checkpoint that is being written."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,10 @@ class Save:
 
 
 class Saver:
-    """This rank's part of saving; all ranks call `save` and `finish` together."""
+    """This rank's part of saving; all ranks call `save` and `finish` together.
+
+    An error of the user within `with saver:` leaves it only when the checkpoint that is being written is complete.
+    """
 
     def __init__(self, run: Path, settings: Checkpoints, say: Callable[[str], None]):
         """`say` is told the name of every checkpoint that is complete."""
@@ -86,11 +93,30 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved: list[Path] = []
+        self._unfinished: Path | None = None  # the folder of the last save, while nothing went wrong with it
         self._closed = threading.Event()
         self.stalled = 0.0
         """seconds for which training has waited for saving in all"""
         self.longest = 0.0
         """seconds that the slowest checkpoint took from its beginning to its name"""
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Lets the ranks complete what they are writing where an error of the user ends the run: the state is good."""
+        others_are_gone = isinstance(error, UnreachedError)
+        if not isinstance(error, UserError) or others_are_gone:
+            return
+        deadline = time.monotonic() + COMPLETE_SECONDS
+        if self._thread is not None:
+            self._thread.join(COMPLETE_SECONDS)
+        while self._unfinished is not None and self._unfinished.exists() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        with suppress(UserError):  # the one that is on its way says why the run ends
+            self.report()
 
     def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: dict[str, Any]) -> None:
         """Copies the state of the engine, with the caller's section, and writes it from then on."""
@@ -104,6 +130,7 @@ class Saver:
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in KINDS}
         save = Save(folder, unfinished, tensors, describe_engine(engine, step, caller), rank_state, begin)
+        self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
         self.stalled += time.monotonic() - begin
@@ -157,7 +184,7 @@ class Saver:
                 self._saved.append(save.folder)
                 self.longest = max(self.longest, time.monotonic() - save.begin)
         except BaseException as error:
-            self._error = error
+            self._error, self._unfinished = error, None
 
     def _write(self, save: Save) -> None:
         files = []

@@ -93,7 +93,7 @@ class Trainer:
     def train(self) -> None:
         """Trains the phases that are left."""
         begin, request = time.monotonic(), self.request
-        with self.log, self.profile or nullcontext():
+        with self.log, self.saver, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")

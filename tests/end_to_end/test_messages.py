@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from support.damage import flip
+from support.faults import slow_save
 from support.processes import start
 from support.training import Place, assert_ended, assert_well, be_train_py, launch, records, train
 
@@ -88,7 +90,8 @@ def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("damage", ["nothing", "half-finished", "changed"])
 def test_shards_that_cannot_be_used(place: Place, damage: str) -> None:
-    """On two ranks; a shard that was changed is found by the rank that checks it, when it is first read."""
+    """On two ranks; a shard that was changed is found by the rank that checks it, when it is first read, and what was
+    trained until then is kept, though it is still being written."""
     data = Path(shutil.copytree(place.data, place.folder / "data"))
     if damage == "nothing":
         (data / "manifest.json").unlink()
@@ -103,7 +106,8 @@ def test_shards_that_cannot_be_used(place: Place, damage: str) -> None:
         for shard in shards:
             flip(shard)
         wanted = "its SHA-256 is not that of its record: the content changed after it was written; copy it again"
-    assert_ended(launch(dataclasses.replace(place, data=data).command("run")), 2, "error: ", wanted)
+    going = launch(dataclasses.replace(place, data=data).command("run"), fault=partial(slow_save, 0.3))
+    assert_ended(going, 2, "error: ", wanted)
     if damage == "changed":
         assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4, 5]
         assert [path.name for path in finished_checkpoints(place.folder / "run")] == ["step-00000005"]
