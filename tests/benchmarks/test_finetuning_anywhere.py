@@ -13,6 +13,7 @@ from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
 
 
+@pytest.mark.slow
 def test_without_data_or_peer_we_are_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finetuning, "missing", lambda: ["transformers"])
     console, out = Console(record=True, width=160), tmp_path / "out.json"

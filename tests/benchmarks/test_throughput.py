@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ROOT
 from rich.console import Console
+from support.mistakes import mistake_of
 from support.shards import make_shards
 
 from benchmarks import throughput
@@ -109,17 +110,25 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--device", "cuda"), "a GPU was asked for"),
         (("--shards", "benchmarks"), "benchmarks: no shards there"),
         (("--contests", "huge-128-2"), "huge-128-2: no contest"),
         (("--against", "bing"), "--against bing: is none of"),
     ],
 )
-def test_a_users_mistake_ends_with_2_and_one_line(words: tuple[str, ...], told: str) -> None:
-    done = measured(*words, environment={"CUDA_VISIBLE_DEVICES": ""})
+def test_a_users_mistake_is_told_in_one_line(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = mistake_of(throughput.main, words, capsys)
+    assert errors.startswith("error: ")
+    assert told in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_gpu_that_is_not_there_is_told_in_one_line() -> None:
+    done = measured("--device", "cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+    assert "a GPU was asked for" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from conftest import write_wiki
 from support.commands import kill_group, wait_for
+from support.marks import slow
 from support.sharding import begin, command, tree
 
 from data_prep import shard
@@ -45,7 +46,7 @@ def test_two_workers_write_the_same_bytes(corpus: Path, expected: dict[str, str]
     assert tree(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, slow(2), 3])
 def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)

@@ -287,6 +287,7 @@ def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.Co
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("surroundings")
 def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetched once for both ranks, kept in the cache, and named in the card; without the network from the cache."""

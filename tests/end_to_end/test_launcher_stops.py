@@ -184,7 +184,7 @@ be_train_py(sys.argv[1:], partial(slow_save, 60))
 """
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, TORCHRUN], ids=lambda text: Path(text.split()[0]).name)
+@pytest.mark.parametrize("launcher", [PLAIN, slow(TORCHRUN)], ids=lambda text: Path(text.split()[0]).name)
 def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str) -> None:
     """The first one saves, which takes minutes here."""
     entry = place.folder / "slow_save.py"

@@ -127,7 +127,7 @@ def test_so_over_ssh(place: Place, straight: Path, words: str, program: str) -> 
     assert_same_curve(place.folder / "run", straight, 1e-6)
 
 
-DEATHS = [(STATIC, 1, False), slow(STATIC, 0, True), slow(C10D, 0, False)]
+DEATHS = [slow(STATIC, 1, False), slow(STATIC, 0, True), slow(C10D, 0, False)]
 
 
 @pytest.mark.parametrize(("words", "victim", "power_cut"), DEATHS)

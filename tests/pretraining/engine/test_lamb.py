@@ -52,7 +52,7 @@ def under_nccl(engine: Engine) -> Engine:
     return engine
 
 
-@pytest.fixture(scope="module", params=[slow(1), 2, 3])
+@pytest.fixture(scope="module", params=[slow(1), slow(2), 3])
 def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
     done = spawn(request.param, on_all_stages, timeout=240)
     assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param

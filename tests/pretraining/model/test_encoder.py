@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.determinism import OnlyDeterministic
+from support.marks import slow
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from support.waits import no_waits
 from torch import Tensor
@@ -150,12 +151,13 @@ def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> Non
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), ("padded", False)], indirect=["gpu"])
+@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), slow("padded", False)], indirect=["gpu"])
 def test_all_sizes_need_few_translations(compiled: Compiled, recompute: bool) -> None:
     """Dynamo refuses to make more than eight."""
     assert_few_translations(compiled, model_without_data(recompute, FEW_LAYERS), "meta")
 
 
+@pytest.mark.slow
 def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
     assert_few_translations(compiled, Bert(FEW_LAYERS).initialize(1), "cpu")
 
