@@ -359,6 +359,7 @@ def slow_down(node: Sequence[str]) -> None:
         pytest.skip("no right to slow a network down")
 
 
+@pytest.mark.timed
 def test_the_speed_of_a_cable_between_two_machines(place: Place) -> None:
     command = [sys.executable, str(SCRIPT), "--data", str(place.data), "--out", str(place.folder / "run")]
     processes = []

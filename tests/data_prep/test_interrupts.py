@@ -55,6 +55,7 @@ def nobody(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGINT), (1, signal.SIGTERM)])
 def test_every_step_ends_within_three_seconds_of_the_key(
     workers: int, number: signal.Signals, line: Path, tmp_path: Path

@@ -49,6 +49,7 @@ def ended(number: int) -> bool:
         return True
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.Signals) -> None:
     process, worker = begin(DEAF)

@@ -234,6 +234,7 @@ def test_the_second_segments_are_copied_to_their_rows() -> None:
         assert second[example].tolist() == b + [9999] * (room - len(b))
 
 
+@pytest.mark.timed
 def test_a_sentence_of_millions_of_pieces_takes_no_time() -> None:
     make(corpus_of([[500], [700]]), 128)  # compiles
     corpus = corpus_of([[5_000_000], [3_000_000, 4]])
