@@ -103,6 +103,7 @@ def test_a_folder_without_text_is_a_message(tmp_path: Path) -> None:
     assert "has no wiki/" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CLOZE_DATA"}
     options = ["--rounds", "1", "--peer-mb", "0.01", "--growth-mb", "0", "--out", str(tmp_path / "found.json")]

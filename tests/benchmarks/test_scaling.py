@@ -146,6 +146,7 @@ def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
             read_notes(tmp_path / "notes")
 
 
+@pytest.mark.slow
 def test_the_whole_command(tmp_path: Path) -> None:
     shards, out = make_shards(tmp_path / "data"), tmp_path / "found" / "scaling.json"
     sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]

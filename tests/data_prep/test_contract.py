@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import WORDS
-from support.marks import slow
 
 from data_prep import shard
 from data_prep.shards import Manifest, ShardSet, map_batches, read_shard
@@ -216,8 +215,9 @@ def test_whole_words_are_masked_whole(marked_text: Path, tmp_path: Path) -> None
                 assert (position in chosen) == (before in chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
-@pytest.mark.parametrize("more", [[], slow(["--lengths", "128", "--duplicates", "1"])])
+@pytest.mark.parametrize("more", [[], ["--lengths", "128", "--duplicates", "1"]])
 def test_a_stored_piece_takes_at_most_2_7_bytes(more: list[str], real_data: Path, tmp_path: Path) -> None:
     arguments = ["--docs", str(real_data / "wiki/AA"), "--vocab", str(real_data / "vocab.txt")]
     assert shard.main([*arguments, "--out", str(tmp_path / "out"), *more]) == 0

@@ -115,6 +115,7 @@ def test_tensorboard_has_each_step_once_and_trust_ratios(place: Place) -> None:
     assert ratios.num == 16, "as many as the paper's layer has parameters"
 
 
+@pytest.mark.slow
 def test_copied_positions_are_the_same_under_every_stage(place: Place) -> None:
     """The second phase begins with them, on all ranks and in a run that stopped between the phases."""
     copied = ["--phases.1.new_positions", "copied"]

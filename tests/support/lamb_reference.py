@@ -1,6 +1,6 @@
 """LAMB under any ZeRO stage, ranks and precision, and plain LAMB in fp64 on one process to compare it with.
 
-Every parameter of a small BERT is pulled by given forces, 20 steps of 2 micro-batches, through the real engine. Beside
+Every parameter of a small BERT is pulled by given forces, 10 steps of 2 micro-batches, through the real engine. Beside
 it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
 """
 
@@ -26,7 +26,7 @@ from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
-STEPS, MICRO = 20, 2
+STEPS, MICRO = 10, 2
 LEARNING_RATES = [1e-3 * (1 + step % 7) for step in range(STEPS)]
 NVIDIA: dict[str, Any] = {"clip": 1.0}
 """the settings of NVIDIA's recipe, which are the defaults otherwise"""
