@@ -20,8 +20,14 @@ from support.commands import wait_for
 from data_prep.shards import WORK
 from data_prep.verify import FINE, UNFINISHED
 
-STEPS = {"documents": "lock", "words": "documents.json", "vocabulary": "words.json", "tokens": "vocabulary.json"}
-STEPS |= {"examples": "tokens.json", "shards": "examples.json"}
+STEPS = {
+    "documents": "lock",
+    "words": "documents.finished",
+    "vocabulary": "words.finished",
+    "tokens": "vocabulary.finished",
+    "examples": "split.finished",
+    "shards": "examples-128.finished",
+}
 """The steps, each with a file of the work folder that is there once it begins."""
 
 
