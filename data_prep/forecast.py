@@ -230,7 +230,7 @@ class Sample:
         if not kept:
             raise UserError("no document has any text in the sample; is the text in this format, and in this field?")
         write_parts(self.folder, zip(paths, (r["documents"] for r in kept), (r["pieces"] for r in kept), strict=True))
-        digests = [np.asarray(map_batches(self.folder / path).get_batch(0)["digest"]) for path in paths]
+        digests = [np.array(map_batches(self.folder / path).get_batch(0)["digest"]) for path in paths]
         np.save(
             self.folder / HELD_OUT,
             choose_held_out(lambda: digests, sum(map(len, digests)), self.settings.validation, 0),

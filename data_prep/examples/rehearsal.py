@@ -66,7 +66,7 @@ def _steps(folder: Path, settings: Settings, size: int) -> Iterator[None]:
     yield
     tokens = encode_part(task)["files"][0]["path"]
     yield
-    digests = np.asarray(map_batches(folder / tokens).get_batch(0)["digest"])
+    digests = np.array(map_batches(folder / tokens).get_batch(0)["digest"])  # a copy, as a run takes
     np.save(folder / HELD_OUT, choose_held_out(lambda: [digests], len(digests), 0.01, settings.seed))
     write_parts(folder, [(tokens, len(digests), 0)])
     once = dataclasses.replace(settings, duplicates=1, docs=())
