@@ -91,6 +91,8 @@ end
 function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
 """
 """Knows one account, and answers as accounting would: 2045 is ESLURM_INVALID_ACCOUNT."""
+DRAINED_BY_SLURM = ("Kill task failed", "batch job complete failure", "Duplicate jobid")
+"""Reasons that it gives itself."""
 
 
 class MiniSlurm:
@@ -151,10 +153,10 @@ class MiniSlurm:
         return state
 
     def resume_drained(self) -> None:
-        """Takes the nodes back that Slurm drained because a job on them would not end."""
+        """Takes the nodes back that Slurm drained because a job on them would not end, or was there still."""
         for line in self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N|%T|%E").stdout.splitlines():
             name, state, reason = line.split("|", 2)
-            if state.startswith("drain") and reason in ("Kill task failed", "batch job complete failure"):
+            if state.startswith("drain") and reason in DRAINED_BY_SLURM:
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
     def idle(self) -> bool:
