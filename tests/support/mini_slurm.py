@@ -91,8 +91,6 @@ end
 function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
 """
 """Knows one account, and answers as accounting would: 2045 is ESLURM_INVALID_ACCOUNT."""
-DRAINED_BY_SLURM = ("Kill task failed", "batch job complete failure", "Duplicate jobid")
-"""Reasons that it gives itself."""
 
 
 class MiniSlurm:
@@ -135,7 +133,8 @@ class MiniSlurm:
         """Waits until the job is in one of these states; a failure says what its log says.
 
         Slurm holds a job that it could not start on a node, such as one that is only just back, and drains a node on
-        which it could not end a job while the cable was out. An administrator lets go of both.
+        which it could not end a job while the cable was out, or where it finds that job when it starts it again. An
+        administrator lets go of both.
         """
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
@@ -153,10 +152,10 @@ class MiniSlurm:
         return state
 
     def resume_drained(self) -> None:
-        """Takes the nodes back that Slurm drained because a job on them would not end, or was there still."""
-        for line in self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N|%T|%E").stdout.splitlines():
-            name, state, reason = line.split("|", 2)
-            if state.startswith("drain") and reason in DRAINED_BY_SLURM:
+        """Takes the nodes back that Slurm drained because a job on them would not end, or was still there."""
+        for line in self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T").stdout.splitlines():
+            name, state = line.split()
+            if state.startswith("drain"):
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
     def idle(self) -> bool:
