@@ -61,8 +61,10 @@ def test_by_the_clock(place: Place) -> None:
     output = assert_well(train(place.command("run", "--logging.every", "7")))
     lines = records(place.folder / "run")
     ends = [max(line["step"] for line in lines if line["phase"] == phase) for phase in (1, 2)]
-    assert 5.35 < seconds_of(lines, 1) < 9.0
-    assert 1.75 < seconds_of(lines, 2) < 5.0
+    first, second = (seconds_of(lines, phase) for phase in (1, 2))
+    assert first > 5.35
+    assert second > 1.75
+    assert first + second < 9.0
     left = [line["seconds_left"] for line in lines]
     assert left == sorted(left, reverse=True)
     assert left[0] == pytest.approx(7.2, abs=1.5)
