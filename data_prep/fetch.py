@@ -8,9 +8,15 @@
 Whatever interrupts it, the same command continues it. Then `shard.py` makes shards from what it fetched.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
 from collections.abc import Callable
 
 from data_prep.fetching.addresses import Url

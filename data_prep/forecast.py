@@ -194,9 +194,8 @@ class Sample:
             cut = bundle.weight > bundle.part_bytes and bundle.spans[0].path.endswith(COMPRESSED)
             limit = SAMPLE_BYTES / SAMPLES if cut else math.inf
             text_field = s.text_field_of(bundle.source)
-            record = extract(
-                ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, "skip", s.formulas, limit)
-            )
+            language = s.language_of(bundle.source) or DEFAULT
+            record = extract(ExtractTask(self.folder, bundle, language, text_field, "skip", s.formulas, limit))
             sizes = [file["text_bytes"] for file in record["files"]]
             self.parts += [
                 PartTask(self.folder, file["path"], size, s.cased)

@@ -19,7 +19,7 @@ import platform
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -135,7 +135,12 @@ class Pipeline:
         """Finds what is to be read, and what is left out of it; says so."""
         s, problems = self.settings, Problems(self.settings.errors)
         files = find_files(s.sources, s.formats, self.folder, problems)
-        for flag, named in (("--text-field", s.text_fields), ("--max-share", s.max_shares)):
+        named_sources: dict[str, Mapping[str, object]] = {
+            "--text-field": s.text_fields,
+            "--language": s.languages,
+            "--max-share": s.max_shares,
+        }
+        for flag, named in named_sources.items():
             check_names(flag, named, [file.source for file in files])
         if {file.source for file in files} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
             raise UserError(SHARES_TOO_SMALL)
@@ -241,7 +246,8 @@ class Pipeline:
         def tasks() -> Iterator[ExtractTask]:
             for bundle in bundles:
                 text_field = s.text_field_of(bundle.source)
-                yield ExtractTask(self.folder, bundle, s.language or DEFAULT, text_field, s.errors, s.formulas)
+                language = s.language_of(bundle.source) or DEFAULT
+                yield ExtractTask(self.folder, bundle, language, text_field, s.errors, s.formulas)
 
         records = self.runner.run("documents", extract, tasks, "B", num_documents)
         self._refuse_barren(bundles, records)

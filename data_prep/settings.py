@@ -24,7 +24,8 @@ from data_prep.common.languages import language_fault
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
-REPEATED = ("docs", "format", "text_field", "max_share")  # flags that may be given several times, in place of a file's
+REPEATED = ("docs", "format", "text_field", "language", "max_share")
+"""Flags that may be given several times, in place of what a file of settings says."""
 NOT_IN_THE_BYTES = (
     "config",
     "docs",
@@ -37,7 +38,7 @@ NOT_IN_THE_BYTES = (
 FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
 LARGEST_SHARE = 0.05  # of the text that validation should have at most, since training lacks it
 
-Format = Literal["mediawiki", "wikiextractor", "parquet", "jsonl", "sentences", "text", "demo"]
+Format = Literal["mediawiki", "wikiextractor", "parquet", "csv", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
 Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
@@ -60,9 +61,10 @@ class Settings:
     format: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Format of the files, or of those of one source as NAME=FORMAT (default: found out for each file)."""
     text_field: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Field or column with the text, in JSON lines and Parquet, or NAME=FIELD for one source (default: text)."""
-    language: str | None = None
-    """Language of the text, for the ends of sentences: a code such as de or zh (default: they end as in English)."""
+    """Field or column with the text, in JSON lines, Parquet and CSV, or NAME=FIELD for one source (default: text)."""
+    language: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Language of the text, for the ends of sentences: a code such as de or zh, or NAME=CODE for one source (default:
+    they end as in English)."""
     errors: Errors = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
     formulas: Formulas = "drop"
@@ -133,6 +135,15 @@ class Settings:
         """Maps the names of sources to the largest shares of the text that they may have."""
         return {name: float(share) for name, share in by_source(flat(self.max_share)).items()}
 
+    @property
+    def languages(self) -> dict[str, str]:
+        """Maps the names of sources to the languages that the user says they have; "" stands for all others."""
+        return by_source(flat(self.language))
+
+    def language_of(self, source: str) -> str | None:
+        """Names the language of a source, where the user has said it."""
+        return self.languages.get(source, self.languages.get(""))
+
     def text_field_of(self, source: str) -> str:
         """Names the field or column that has the texts of a source."""
         return self.text_fields.get(source, self.text_fields[""])
@@ -150,7 +161,8 @@ class Settings:
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
         values["max_share"] = self.max_shares
-        for name, named in (("format", self.formats), ("text_field", self.text_fields)):
+        by_name = {"format": self.formats, "text_field": self.text_fields, "language": self.languages}
+        for name, named in by_name.items():
             values[name] = named if named.keys() - {""} else named.get("")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -242,7 +254,7 @@ def _typed(name: str, value: Any) -> Any:
         return ((value,) if isinstance(value, str) else tuple(str(said) for said in value),)
     if name == "out":
         return Path(value)
-    default = {"workers": 1, "language": ""}.get(name, Settings.__dataclass_fields__[name].default)
+    default = {"workers": 1}.get(name, Settings.__dataclass_fields__[name].default)
     if isinstance(default, bool) or isinstance(value, bool):
         if type(default) is not type(value):
             raise TypeError(name)
@@ -276,7 +288,8 @@ def _check_text(s: Settings) -> Checks:
     formats = get_args(Format)
     for said in flat(s.format):
         yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
-    for flag, values in (("--format", flat(s.format)), ("--text-field", flat(s.text_field))):
+    named = {"--format": s.format, "--text-field": s.text_field, "--language": s.language}
+    for flag, values in ((flag, flat(said)) for flag, said in named.items()):
         once = len(by_source(values)) == len(values)
         yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
     for said in flat(s.max_share):
@@ -284,8 +297,9 @@ def _check_text(s: Settings) -> Checks:
         yield name and _is_share(share), f"--max-share {said}: NAME=SHARE, such as wiki=0.5"
     once = len(by_source(flat(s.max_share))) == len(flat(s.max_share))
     yield once, f"--max-share {' '.join(flat(s.max_share))}: once for each source"
-    fault = "" if s.language is None else language_fault(s.language)
-    yield not fault, f"--language {s.language}: {fault}"
+    for said in flat(s.language):
+        fault = language_fault(said.rpartition("=")[2])
+        yield not fault, f"--language {said}: {fault}"
 
 
 def _is_share(text: str) -> bool:

@@ -7,12 +7,17 @@
 Whatever interrupts it, the same command continues it. Then `verify.py` checks the result and `show.py` prints it.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
 import time
 from functools import partial
-from pathlib import Path
 
 from data_prep.common.supervision import INTERRUPTED, continue_in_child, hear_signals, leave
 
@@ -54,7 +59,7 @@ def main(arguments: list[str]) -> int:
                 console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
                 for warning in warnings(manifest):
                     console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
-    except UserError as error:
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2
     except KeyboardInterrupt:

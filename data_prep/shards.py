@@ -36,6 +36,8 @@ from data_prep.common.languages import DEFAULT
 FORMAT = 1
 LATER: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
 """Settings that earlier versions had not, with what they did in all folders then."""
+LATER_FIGURES = ("text", "own", "lost_parted", "parted")
+"""Figures of a set of shards that follow from its settings and text, and that earlier versions had not."""
 MANIFEST = "manifest.json"
 PATH = Check("a path in the folder", lambda value: isinstance(value, str) and is_inside(value))
 FILE_FORM = {"path": PATH, "size": COUNT, "rows": COUNT, "sha256": str}
@@ -299,12 +301,14 @@ def checksum(content: dict[str, Any]) -> str:
 def fingerprint(content: dict[str, Any]) -> str:
     """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself.
 
-    The checksums of the shards are in it, so the keys of the sources, which earlier versions had not, need not be.
+    The checksums of the shards are in it, so what earlier versions had not need not be: the keys of the sources, and
+    some figures.
     """
     others = ("fingerprint", "versions", "vocabulary_source", "checksum")
     parts = {key: value for key, value in content.items() if key not in others}
     parts["settings"] = meant(parts["settings"])
     parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
+    parts["sets"] = [{name: said for name, said in one.items() if name not in LATER_FIGURES} for one in parts["sets"]]
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 

@@ -6,12 +6,17 @@
 Also works on a folder that is not finished, from the moment that it has examples.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
 
 import io
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -48,7 +53,7 @@ def main(arguments: list[str]) -> int:
     place = Place(wanted.data, wanted.length, wanted.index, wanted.duplicate, wanted.validation)
     try:
         example, vocabulary = find_example(place)
-    except UserError as error:
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2
     console.print(heading(wanted.index, example), markup=False)

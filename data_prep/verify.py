@@ -7,11 +7,16 @@ Exits with 0 if all is right, with 1 naming each damaged file, with 2 if there i
 is there is right but the folder is not finished.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
+
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
@@ -42,7 +47,7 @@ def main(arguments: list[str]) -> int:
             state, faults = UNFINISHED, list(unfinished_faults(folder, console))
         else:
             state, faults = FINE, list(finished_faults(folder, Manifest.read(folder), console))
-    except UserError as error:
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return DAMAGED if isinstance(error, DamageError) else UNUSABLE
     for fault in faults:

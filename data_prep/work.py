@@ -32,7 +32,7 @@ Record = dict[str, Any]  # what a task tells of its work; its "files" are those 
 SOURCE_KEYS = ("source", "name", "size", "format", "content")
 """What a plan has of each source file, by which plans are compared: nothing of this machine, nor of when."""
 OLD_SOURCE_KEYS = SOURCE_KEYS[:-1]  # of plans and manifests of before, without the key of the content
-LAYOUT = 2  # of this folder; another version may have another one
+LAYOUT = 3  # of this folder; another version may have another one
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def compiled(function: Function) -> Function:
 def _version() -> str:
     """Names what is compiled from: these sources, by this numba."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(SOURCES.rglob("*.py")):
+    for path in sorted((*SOURCES.glob("*.py"), *SOURCES.glob("[!_]*/*.py"))):  # no look at what others delete meanwhile
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -46,7 +46,8 @@ def _cache_folder() -> Path:
         try:
             if not folder.is_dir():
                 for old in place.glob(f"{PREFIX}*"):
-                    shutil.rmtree(old, ignore_errors=True)
+                    if old != folder:  # which another process may have made by now
+                        shutil.rmtree(old, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -92,8 +93,13 @@ def sha256(path: Path) -> str:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for writing that takes its name `path` only when it is complete and on the disk.
 
-    So an interruption leaves the file that was there before, or none, but no half of one.
+    So an interruption leaves the file that was there before, or none, but no half of one. A pipe or a device has no
+    name to take, and is written as it comes.
     """
+    if is_stream(path):
+        with path.open("ab") as file:  # appended: >> may have led standard output to a file
+            yield file
+        return
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +115,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except UserError:  # of what makes the content
         unfinished.unlink()
         raise
+
+
+def absence(path: Path, what: str = "file") -> str:
+    """Says why something that is asked for is not found: that it is not there is only one of the reasons."""
+    try:
+        path.stat()
+    except PermissionError as error:
+        return f"permission denied: {error.filename} may not be looked up by this user"
+    except OSError as error:
+        return f"no such {what}" if error.errno in (errno.ENOENT, errno.ENOTDIR) else f"{error.strerror}"
+    return f"not a {what}"
+
+
+def is_stream(path: Path) -> bool:
+    """Tells a pipe, a device or an open descriptor, such as /dev/stdout, from a file or a folder."""
+    opened = path.parent.resolve().parts[:2] == ("/", "proc") or str(path) in ("/dev/stdout", "/dev/stderr")
+    return opened or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path))
 
 
 def write_json(path: Path, content: Any) -> None:

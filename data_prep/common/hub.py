@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import absence
 from data_prep.common.terminal import is_terminal
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -25,14 +27,15 @@ def find_folder(given: str, files: Sequence[str], fetch: Callable[[str, Sequence
     another way than `fetch_model`.
     """
     path = Path(given)
-    if path.exists():
+    if os.path.exists(path):
         return path
     if not NAME.fullmatch(given):
-        raise UserError(f"{given}: no such folder, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
+        why = absence(path, "folder")
+        raise UserError(f"{given}: {why}, and not the name of a model on the Hugging Face hub (OWNER/NAME)")
     try:
         return (fetch or fetch_model)(given, files)
     except UserError as error:
-        raise UserError(f"{given}: no such folder here; as a name on the hub: {error}") from error
+        raise UserError(f"{given}: {absence(path, 'folder')} here; as a name on the hub: {error}") from error
 
 
 def fetch_model(name: str, files: Sequence[str], revision: str | None = None, from_cache: bool = False) -> Path:

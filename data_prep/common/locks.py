@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.common.errors import UserError
+
+LOCK = "lock"
+"""What the file is called in the folder of a run."""
+FLOCK = struct.Struct("hhqqi")
+"""A lock of POSIX, as Linux has it: kind, whence, start, length, process."""
 
 
 class HeldError(UserError):
@@ -57,3 +64,30 @@ def locked(
         except OSError as error:
             raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
         yield protected
+
+
+def deserter(path: Path) -> str | None:
+    """The process that a lock file names, where that ran on this machine and is gone: nobody holds the lock, and there
+    is no such process, or it began after the file was written. None where it lives, or nobody can tell."""
+    try:
+        with path.open("rb") as file:
+            owner = file.read(1000).decode(errors="replace")
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            written = os.fstat(file.fileno()).st_mtime
+        found = re.fullmatch(r"process (\d+) on (.+)", owner)
+        is_free = FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
+        here = found is not None and found[2] == socket.gethostname()
+        return owner if found and here and is_free and not _lives(found[1], written) else None
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def _lives(process: str, since: float) -> bool:
+    """Whether a process of this number runs, and ran at that time already."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return False
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    began = time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] != "Z" and began < since + 2.0  # of clocks that count in steps

@@ -33,19 +33,21 @@ OUT_OF_MEMORY = "often because memory ran out"
 FEWER = "run the same command again to continue where it stopped (fewer --workers need less memory)"
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 BUG, CURABLE, STOPPED = 1, 2, 130  # exit codes
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a launcher or a shutdown, and a terminal that was closed or lost."""
 PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 
 _supervisor: int | None = None
 """In a child: the end of the pipe by which it tells the process that watches over it."""
 
 _interrupted = False
-"""Whether this process has heard SIGINT or SIGTERM."""
+"""Whether this process has heard one of the signals that end it."""
 
 
 def continue_in_child() -> None:
     """Goes on in a child, and returns in it alone; call it before any thread starts and before what takes long to load.
 
-    The process itself never comes back: it ends with the exit code of the child, or with 130 after SIGINT or SIGTERM.
+    The process itself never comes back: it ends with the exit code of the child, or with 130 after one of `ENDING`.
     """
     global _supervisor
     parent, (heard, told) = os.getpid(), os.pipe()
@@ -85,21 +87,21 @@ def tell_supervisor(**message: Any) -> bool:
 
 
 def hear_signals() -> None:
-    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt; further ones change nothing.
+    """Turns the first signal of `ENDING` into a KeyboardInterrupt; further ones change nothing.
 
-    SIGINT stays ignored where it was, as under nohup.
+    What was ignored stays so, as SIGHUP under nohup.
     """
 
     def interrupt(*_: object) -> None:
         global _interrupted
         _interrupted = True
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heard:
             signal.signal(number, lambda *_: None)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, interrupt)
+    heard = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, interrupt)
 
 
 def leave(main: Callable[[], int]) -> None:
@@ -137,7 +139,7 @@ class _Watch:
         self._stopped_at: float | None = None
         self._beats: Heartbeats | None = None
         self._child, self._fault = 0, ""
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+        self._before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGCHLD)}
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, self._note)

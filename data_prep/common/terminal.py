@@ -28,6 +28,12 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and not started_by_mpi()
 
 
+def say_at_once(text: str) -> None:
+    """Prints a line where a person looks, before a command loads what it needs: on the first rank alone."""
+    if is_terminal(sys.stdout) and os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
 def open_console(*, stderr: bool = False, **options: Any) -> Console:
     """A console on one of the process's streams, which is plain where no person looks at it."""
     plain: dict[str, Any] = {"force_terminal": False, "color_system": None} if started_by_mpi() else {}

@@ -28,6 +28,7 @@ class Draft(NamedTuple):
     """The examples of one set of shards, from one file of documents, when their segments are known."""
 
     shards: ShardSet
+    rows: Array  # the documents that they are made of
     plan: Plan
     second: Array  # (examples, room) the pieces of segment B
 

@@ -15,6 +15,7 @@ from data_prep.common.arrays import Array
 from data_prep.examples.assembly import Draft, Finished, finish, keyed_schema
 from data_prep.examples.masking import Masking, num_predictions
 from data_prep.examples.pairs import copy_second, place_partners, plan_pairs, plan_sentences, truncate
+from data_prep.examples.parting import Parted, part_sentences, use_of
 from data_prep.examples.parts import Parts, read_parts
 from data_prep.settings import Settings
 from data_prep.shards import ShardSet, example_schema, write_batches
@@ -49,11 +50,10 @@ class ExamplesTask:
 def make_examples(task: ExamplesTask) -> dict[str, Any]:
     """Writes a file of examples, with a record batch for every set of shards."""
     settings, parts = task.settings, read_parts(task.folder, task.corpus_key)
-    corpus = read_corpus(task.folder / parts.path(task.part), parts.firsts[task.part])
     vocabulary = _vocabulary(task.folder / VOCABULARY, settings.cased, task.corpus_key)
     counts: list[dict[str, Any]] = []
     schema = keyed_schema(example_schema(task.length, len(vocabulary), parts.num_documents))
-    finished = _finish_sets(task, corpus, parts, vocabulary, schema)
+    finished = _finish_sets(task, parts, vocabulary, schema)
     name = examples_path(task.length, task.part)
     return {
         "files": [write_batches(task.folder, name, schema, _noting(finished, counts)).as_json()],
@@ -86,19 +86,31 @@ def _vocabulary(path: Path, cased: bool, corpus_key: str) -> Vocabulary:  # noqa
     return load_vocabulary(path, cased)
 
 
-def _finish_sets(
-    task: ExamplesTask, corpus: Corpus, parts: Parts, vocabulary: Vocabulary, schema: pa.Schema
-) -> Iterator[Finished]:
+def _finish_sets(task: ExamplesTask, parts: Parts, vocabulary: Vocabulary, schema: pa.Schema) -> Iterator[Finished]:
     """Makes the examples of all sets of the length, a few at a time, so that duplicates cost no memory."""
     settings = task.settings
     pairs, rules = settings.pairs == "nsp", masking_rules(settings, task.length, vocabulary)
     sets = shard_sets(task.length, settings.duplicates, parts.held_out.size > 0)
+    own = _read(task.part, parts, task, vocabulary)
     for at in range(0, len(sets), TOGETHER):
-        drafts = [_draft(shards, corpus, parts, task) for shards in sets[at : at + TOGETHER]]
+        drafts = [_draft(shards, own.corpus, parts, task) for shards in sets[at : at + TOGETHER]]
         if pairs:
-            _add_partners(drafts, corpus, parts, task)
+            _add_partners(drafts, own.corpus, parts, task, vocabulary)
         for draft in drafts:
-            yield finish(draft, corpus, vocabulary.special, rules, schema, pairs)
+            finished = finish(draft, own.corpus, vocabulary.special, rules, schema, pairs)
+            finished.counts.update(use_of(draft.plan, draft.rows, own))
+            yield finished
+
+
+def _read(part: int, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -> Parted:
+    """Reads a part of the corpus, with its sentences parted so that all fit into an example."""
+    corpus = read_corpus(task.folder / parts.path(part), parts.firsts[part])
+    return part_sentences(corpus, vocabulary.marks, room(task.length, task.settings))
+
+
+def room(length: int, settings: Settings) -> int:
+    """Counts the pieces of text that an example has room for, beside [CLS] and a [SEP] for each segment."""
+    return length - (3 if settings.pairs == "nsp" else 2)
 
 
 def _noting(finished: Iterable[Finished], counts: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -116,13 +128,13 @@ def _draft(shards: ShardSet, corpus: Corpus, parts: Parts, task: ExamplesTask) -
     key = (shards.length, shards.duplicate, settings.seed, settings.short_probability)
     if settings.pairs == "nsp":
         pool = parts.pool(task.part, settings.seed, shards.validation)
-        plan, room = plan_pairs(corpus, rows, pool, *key), shards.length - 3
+        plan, room_b = plan_pairs(corpus, rows, pool, *key), room(shards.length, settings)
     else:
-        plan, room = plan_sentences(corpus, rows, *key), 0
-    return Draft(shards, plan, np.empty((len(plan.row), room), corpus.pieces.dtype))
+        plan, room_b = plan_sentences(corpus, rows, *key), 0
+    return Draft(shards, rows, plan, np.empty((len(plan.row), room_b), corpus.pieces.dtype))
 
 
-def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: ExamplesTask) -> None:
+def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -> None:
     """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
     homes = []
     for draft in drafts:
@@ -133,7 +145,7 @@ def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: Examples
     for part in np.unique(np.concatenate([sorted_homes for _, sorted_homes in homes])).tolist():
         if part < 0:
             continue  # what follows in the document itself
-        corpus = own if part == task.part else read_corpus(task.folder / parts.path(part), parts.firsts[part])
+        corpus = own if part == task.part else _read(part, parts, task, vocabulary).corpus
         for draft, (order, sorted_homes) in zip(drafts, homes, strict=True):
             chosen = order[slice(*np.searchsorted(sorted_homes, [part, part + 1]))]
             place_partners(chosen, draft.plan, corpus)

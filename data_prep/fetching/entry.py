@@ -27,7 +27,7 @@ def run_entry(
     try:
         command = parse_command(kinds, arguments)
         console.print(f"next:\n    {fetch(command, Client(console, command))}")
-    except UserError as error:
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", style="red" if errors.is_terminal else "")
         return 2
     except KeyboardInterrupt:

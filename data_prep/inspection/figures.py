@@ -9,6 +9,8 @@ from rich.table import Table
 
 from data_prep.settings import LARGEST_SHARE, num_held_out
 
+MOST_LOST = 0.005
+"""The share of the text that over-long sentences may lose without a warning."""
 FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
 
@@ -39,6 +41,14 @@ def figures_table(manifest: dict[str, Any]) -> Table:
     table.add_row("pieces", f"{corpus['pieces']:,}", f"{unknown:.3f}% of them [UNK]")
     for figures in sets:
         table.add_row(*_set_row(figures))
+    for length, use in _use_of_text(manifest).items():
+        own, lost = (100 * use[name] / use["text"] for name in ("own", "lost_parted"))
+        table.add_row(
+            f"{length} text",
+            f"{own:.1f}%",
+            f"is in A or a true B; truncation took {100 - own:.1f}%, "
+            f"{lost:.2f}% of over-long sentences ({use['parted']:,} parted)",
+        )
     stored, size = sum(figures["pieces"] for figures in sets), manifest["bytes"]
     table.add_row("bytes", f"{size:,}", f"{size / max(stored, 1):.2f} for each of {stored:,} pieces stored")
     return table
@@ -75,6 +85,27 @@ def percent(share: float) -> str:
 
 
 def warnings(manifest: dict[str, Any]) -> Iterator[str]:
+    """Says what a user should know of the text and of validation before training on it, and what to do."""
+    for length, use in _use_of_text(manifest).items():
+        if use["lost_parted"] > MOST_LOST * use["text"]:
+            lost = percent(use["lost_parted"] / use["text"])
+            yield (
+                f"over-long sentences lose {lost} of the text at length {length}: they have no full stop for more than "
+                "an example has room for, and are parted before words; give such text line breaks where sentences end"
+            )
+    yield from _validation_warnings(manifest)
+
+
+def _use_of_text(manifest: dict[str, Any]) -> dict[int, dict[str, int]]:
+    """Looks up what became of the pieces of the text, by the lengths of examples; earlier versions did not count it."""
+    return {
+        figures["length"]: figures
+        for figures in manifest["sets"]
+        if not figures["validation"] and not figures["duplicate"] and figures.get("text")
+    }
+
+
+def _validation_warnings(manifest: dict[str, Any]) -> Iterator[str]:
     """Says where validation is too small to measure a model by, or takes too much of the text, and what to do."""
     corpus, asked = manifest["corpus"], manifest["settings"]["validation"]
     number, total = corpus["validation_documents"], corpus["documents"]

@@ -12,6 +12,11 @@ from operator import itemgetter
 from data_prep.common.languages import DEFAULT, RULES
 
 ANYTHING, NAME, NUMBER, NAME_AT_START = "anything", "a name", "a number", "a name, at the start"
+DATE = "a month or century"
+DATES = frozenset(
+    "Januar Jänner Februar Feber März April Mai Juni Juli August September Oktober November Dezember "
+    "Jahrhundert Jahrhunderts Jahrhunderte Jahrhunderten Jh".split()
+)
 OPENINGS = ("", *"(\"'“‘[„«")
 AFTER = {
     "en": {
@@ -22,11 +27,14 @@ AFTER = {
         "Jan. Feb. Mar. Apr. Aug. Sep. Sept. Oct. Nov. Dec.",
         ANYTHING: "e.g. i.e. E.g. I.e. cf. Cf. vs. viz. approx. Approx. a.k.a.",
     },
-    "de": {NUMBER: "Bd. Nr. S. Abb. Kap. Abs. Art. Tab. Jg. H. vgl. ca."},
+    "de": {
+        NUMBER: "Bd. Nr. S. Abb. Kap. Abs. Art. Tab. Jg. H. vgl. ca.",
+        DATE: " ".join(f"{number}." for number in range(1, 32)),
+    },
     "fr": {
-        NAME: "M. MM. Mme. Mmes. Mlle. Dr. Mgr. Pr. Me.",
-        NUMBER: "vol. no. nos. p. pp. fig. chap. t. art. v. n°.",
-        ANYTHING: "cf. Cf. env. c.-à-d.",
+        NAME: "St. Ste. Mme. Mmes. Mlle. Dr. Mgr. Pr. Me.",
+        NUMBER: "vol. no. nos. p. pp. fig. chap. t. art. v. n°. janv. févr. avr. juill. sept. oct. nov. déc.",
+        ANYTHING: "M. MM. cf. Cf. env. av. apr. c.-à-d.",
     },
     "es": {
         NUMBER: "vol. Vol. núm. n.º pág. págs. p. pp. cap. fig. art.",
@@ -74,4 +82,6 @@ def _goes_on(what: str, sentence: str, after: str) -> bool:
     first = after.lstrip("".join(OPENINGS))[:1]
     if what == NAME_AT_START:
         return first.isupper() and " " not in sentence[:-1]
+    if what == DATE:
+        return after.split(maxsplit=1)[0].rstrip(".,;:!?)") in DATES
     return what == ANYTHING or (first.isdigit() if what == NUMBER else first.isupper())

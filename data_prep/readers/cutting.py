@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +17,7 @@ from data_prep.readers.compression import KEEPS, expanded
 from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
+MOST_COUNTED = 1 << 32  # bytes before a span whose lines are counted for a message: a second or two
 LARGEST_DOCUMENT = 1 << 27  # bytes: a worker takes ten times that to cut a document into sentences, 1.4 GB
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
@@ -127,6 +130,44 @@ def records(
         base, searched, start = base + drop, len(buffer), None if start is None else 0
     if start is not None and (not blocks.is_cut or (closing and closing.search(buffer, max(0, len(buffer) - CONTEXT)))):
         yield base, bytes(buffer)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A place in a file, spelled by the number of its line; the lines before its span are counted only then."""
+
+    span: Span
+    offset: int
+    first: int
+    """The offset of the first record of the span."""
+    passed: int
+    """How many line ends are between that and the place."""
+
+    def __str__(self) -> str:
+        if self.first > MOST_COUNTED:
+            return self.span.at(self.offset)
+        return f"{self.span.path}: line {1 + self.passed + _line_ends(self.span.path, self.first):,}"
+
+
+def numbered(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
+    """Adds to the records of a span the lines that they begin in."""
+    first, passed = None, 0
+    for offset, record in found:
+        first = offset if first is None else first
+        yield offset, Line(span, offset, first, passed), record
+        passed += record.count(b"\n")
+
+
+@functools.lru_cache(maxsize=1)
+def _line_ends(path: str, stop: int) -> int:
+    """Counts the line ends in a file before an offset in its expanded content."""
+    count = 0
+    for block in decompressed(Path(path)) if stop else ():
+        count += block[:stop].count(b"\n")
+        stop -= len(block)
+        if stop <= 0:
+            break
+    return count
 
 
 def _cut(buffer: bytearray, start: int, end: int) -> bytes:

@@ -49,7 +49,7 @@ def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
     is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
     if said is not None and not (said in TEXTS and is_record):
         return (not_text(head) if said != "parquet" else None) or Found(said, AS_SAID)
-    if (reader is None or reader.name in TEXTS) and (foreign := not_text(head)):
+    if (reader is None or reader.name in (*TEXTS, "csv")) and (foreign := not_text(head)):
         return foreign
     if reader is None:
         return unknown_text(name, head)

@@ -19,7 +19,7 @@ from data_prep.readers.splitting import split_sentences
 from data_prep.settings import TEXT_FIELD, Errors, Formulas
 from data_prep.shards import WORK, write_batches
 
-FIELDED = ("jsonl", "parquet")  # formats whose records have their text in a field
+FIELDED = ("jsonl", "parquet", "csv")  # formats whose records have their text in a field
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),

@@ -45,16 +45,10 @@ UTF_16 = {
 }
 """Text in UTF-16 that begins without a mark, by which byte of a character is zero in Latin script."""
 BINARY = Foreign("no text but binary data")
-PARQUET = (
-    "import sys, pyarrow.csv as c, pyarrow.parquet as p; lines = c.ParseOptions(newlines_in_values=True); "
-    "p.write_table(c.read_csv(sys.argv[1], parse_options=lines), sys.argv[2])"
-)
 JSON_LINES = "import json, sys; [print(json.dumps(record)) for record in json.load(open(sys.argv[1]))]"
 OVER_LINES = Foreign("JSON whose objects go over several lines", "jq -c . FILE > NEW.jsonl makes JSON lines of it")
 NOT_WHOLE = Foreign("a Parquet file that is not whole", "fetch or write it anew")
 BY_NAME = {
-    (".csv",): Foreign("a table as CSV", f'python -c "{PARQUET}" FILE NEW.parquet makes Parquet of it'),
-    (".tsv",): Foreign("a table with tabs", "save it as Parquet, or as JSON lines"),
     (".html", ".htm", ".xhtml"): Foreign("a web page", "save it as plain text"),
     (".tex",): Foreign("LaTeX", "pandoc -t plain FILE -o NEW.txt makes a text of it"),
 }

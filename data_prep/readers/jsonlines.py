@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.readers.cutting import ranges, records
+from data_prep.readers.cutting import numbered, ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
@@ -24,8 +24,7 @@ WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the lines that begin in a span, a document from every one."""
     name = Path(span.path).name
-    for offset, record in records(span, OPENING, options.problems, CLOSING):
-        where = span.at(offset)
+    for offset, where, record in numbered(span, records(span, OPENING, options.problems, CLOSING)):
         line = options.problems.decode(record, span, offset)
         if line is None or not line.strip():
             continue

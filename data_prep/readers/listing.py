@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import absence
 from data_prep.readers.foreign import NO_FILES, Foreign
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
 
@@ -31,7 +32,9 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
 
     Raises UnreadableError for what cannot be looked up, unless the user wants such left out.
     """
-    listing = Listing()
+    listing, arguments = Listing(), list(arguments)
+    if out is not None:
+        _refuse_within(out, arguments)
     paths = {path for argument in arguments for path in _expand(argument, listing)}
     own = _Inside(out) if out is not None and out.is_dir() else None
     for path in sorted(paths, key=lambda path: Path(path).parts):
@@ -55,6 +58,16 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
     return listing
 
 
+def _refuse_within(out: Path, arguments: list[str]) -> None:
+    """Raises UserError where the output folder lies in a folder that is read, so that it would become text itself."""
+    whole = out.resolve()
+    for argument in arguments:
+        for found in [argument] if os.path.lexists(argument) else glob.glob(argument, recursive=True):
+            if os.path.isdir(found) and (place := Path(found).resolve()) in (whole, *whole.parents):
+                inside = "is" if place == whole else "lies within"
+                raise UserError(f"--out {out}: {inside} --docs {argument}, which is read whole; name one beside it")
+
+
 def _expand(path: str, listing: Listing) -> list[str]:
     """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
     if os.path.isfile(path):
@@ -64,7 +77,8 @@ def _expand(path: str, listing: Listing) -> list[str]:
     else:
         found = glob.glob(path, recursive=True)
         if not found:
-            raise UserError(f"--docs {path}: no such file or folder" + (" (no match)" if glob.has_magic(path) else ""))
+            none = " (no match)" if glob.has_magic(path) else ""
+            raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}{none}")
     files: set[str] = set()
     for place in found:
         files.update(_walk(place, listing) if os.path.isdir(place) else [str(Path(place))])

@@ -81,7 +81,7 @@ class Problems:
             self.bad(f"{span.at(offset + error.start)}: not UTF-8 ({bad})", NOT_UTF8)
             return None
 
-    def clean(self, text: str, where: str) -> str | None:
+    def clean(self, text: str, where: object) -> str | None:
         """Frees a text of lone surrogates, which JSON can spell and no file can hold; None leaves the document out."""
         try:
             text.encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 import sentencex
 
@@ -13,6 +13,11 @@ from data_prep.readers.abbreviations import rejoin
 WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 CERTAIN_END = re.compile(r"[^。！？]*[。！？]+[」』）】”’]*|[^。！？]+")  # what ends no abbreviation
+DOUBTFUL = 120  # characters beyond which a sentence whose marks do not pair up is looked at without them
+ENCLOSING = re.compile(r"""["“”„‘’«»‹›「」《》()\[\]{}]+""")
+BRACKETS, QUOTES = ("()", "[]", "{}"), ("“”„", "«»")
+WRONG_WAY = re.compile(r"""(?:[^"]*"[^"]*")*(?:[^"]*[\w.,;:!?]"(?=\s)|[^"]*"[^"]*(?<=\s)"(?=\w))""")
+"""Text with a quotation mark that ends where one should begin, as in 6" wide, or begins where one should end."""
 LONG = 5000  # characters, beyond which a paragraph with such ends is divided at them
 
 
@@ -29,10 +34,40 @@ def _segment(language: str, passage: str) -> list[str]:
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
     plain spaces.
     """
-    if passage.isascii():
-        return _segment_text(language, passage)
-    text = WHITE_SPACE.sub(" ", passage)
-    return [sentence for part in _parts(text) for sentence in _segment_text(language, part)]
+    parts = [passage] if passage.isascii() else _parts(WHITE_SPACE.sub(" ", passage))
+    found = [sentence for part in parts for sentence in _segment_text(language, part)]
+    if max(map(len, found), default=0) <= DOUBTFUL:
+        return found
+    return [sentence for one in found for sentence in _split_quotation(language, one)]
+
+
+def _split_quotation(language: str, sentence: str) -> list[str]:
+    """Splits what sentencex takes for one sentence as it is enclosed, where the marks around it do not pair up.
+
+    All between two quotation marks is one to it, and a mark that has no partner (6" wide) finds one far away. A real
+    quotation stays whole, however long.
+    """
+    if len(sentence) <= DOUBTFUL or _pairs_up(sentence):
+        return [sentence]
+    parts = _segment_text(language, ENCLOSING.sub("", sentence))
+    ends, left_out = [], 0  # of the parts within the sentence
+    marks = ENCLOSING.finditer(sentence)
+    mark = next(marks, None)
+    for end in accumulate(map(len, parts[:-1])):
+        while mark and mark.start() - left_out < end:
+            left_out += len(mark[0])
+            mark = next(marks, None)
+        ends.append(end + left_out)
+    return [sentence[start:end] for start, end in pairwise((0, *ends, len(sentence)))]
+
+
+def _pairs_up(sentence: str) -> bool:
+    """Whether the marks that enclose something can be the first and the second of pairs."""
+    kinds = BRACKETS if sentence.isascii() else (*BRACKETS, *QUOTES)
+    if any(sum(map(sentence.count, kind)) % 2 for kind in kinds):
+        return False
+    straight = sentence.count('"')
+    return not straight % 2 and not (straight and WRONG_WAY.match(sentence))
 
 
 def _parts(text: str) -> list[str]:

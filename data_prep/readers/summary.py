@@ -30,7 +30,7 @@ def source_lines(files: Sequence[SourceFile], settings: Settings) -> Iterator[st
             for (format, how), count in kinds.items()
         )
         unsplit = all(READERS[file.format].has_sentences for file in own)
-        sentences = "a sentence a line" if unsplit else language_label(settings.language)
+        sentences = "a sentence a line" if unsplit else language_label(settings.language_of(name))
         size = _size(sum(file.size for file in own))
         yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size}: {formats}; {sentences}"
     if others := list(sources.values())[MOST_SOURCES:]:

@@ -6,11 +6,12 @@ A folder of transformers, of shards or of a run has one; so has a model on the H
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import absence, read_json
 from data_prep.common.hub import find_folder
 from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from data_prep.vocabulary.vocabulary import (
@@ -116,8 +117,8 @@ def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
 
 def folder_of_vocabulary(folder: Path) -> Path:
     """The folder itself, or the one of the run that it is or belongs to."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if any((folder / name).is_file() for name in (VOCABULARY, TOKENIZER)):
         return folder
     run = folder.resolve().parent.parent if (folder / CHECKPOINT).exists() else folder

@@ -24,6 +24,8 @@ from data_prep.vocabulary.words import LONGEST_WORD
 
 VOCABULARY, TOKENIZER, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+STOPS, CLOSINGS = ".!?…。！？।؟۔", ")]’”»」』）】"  # what ends a sentence, and what may follow it there
+CONTINUES, STOP, CLOSING = 1, 2, 3  # what a piece may be
 ALPHABET = 1000  # characters that get a piece of their own
 TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
 
@@ -62,6 +64,12 @@ class Vocabulary:
     def continues(self) -> Array:
         """Tells for every piece whether it continues a word, which masking of whole words needs."""
         return np.array([piece.startswith("##") for piece in self.pieces])
+
+    @cached_property
+    def marks(self) -> Array:
+        """Tells for every piece whether it continues a word, ends a sentence or closes what has ended: 0 for none."""
+        kinds = {**dict.fromkeys(STOPS, STOP), **dict.fromkeys(CLOSINGS, CLOSING)}
+        return np.array([kinds.get(piece, CONTINUES * piece.startswith("##")) for piece in self.pieces], np.int8)
 
     def pipeline(self) -> Tokenizer:
         """Builds what turns text into pieces. `[MASK]` and the like in a text are text to it, as in the original."""

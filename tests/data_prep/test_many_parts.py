@@ -134,7 +134,7 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(
     whole = (docs / "20.jsonl").read_text()
     (docs / "20.jsonl").write_text(whole[:-30])
     assert run(docs, out) == 2
-    assert "20.jsonl: byte" in capfd.readouterr().err
+    assert "20.jsonl: line" in capfd.readouterr().err
     before = repeated(out)
     assert len(before) > 5
     (docs / "20.jsonl").write_text(whole)

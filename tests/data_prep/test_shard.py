@@ -137,11 +137,6 @@ def test_a_folder_with_other_files_is_left_alone(wiki: Path, tmp_path: Path, cap
     assert (mine / "thesis.txt").read_text() == "chapter one"
 
 
-def test_shards_may_lie_in_the_folder_that_is_read(wiki: Path) -> None:
-    assert run(wiki, wiki / "shards") == 0
-    assert run(wiki, wiki / "shards") == 0
-
-
 def test_a_source_without_documents_leaves_nothing_behind(wiki: Path, tmp_path: Path) -> None:
     blank = tmp_path / "blank"
     blank.mkdir()

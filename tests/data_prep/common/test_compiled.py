@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import llvmlite.binding
@@ -24,3 +25,16 @@ def test_kinds_of_processors_share_a_folder_and_not_the_mark(monkeypatch: pytest
         assert compiled.compiled_before("nsp")
     compiled._version.cache_clear()
     assert len(folders) == 1
+
+
+def test_folders_of_other_versions_are_not_looked_into() -> None:
+    """Another process, which begins at the same time, may be deleting them."""
+    before = compiled._version()
+    other = compiled.SOURCES / "__pycache__" / f"{compiled.PREFIX}test" / "common_1"
+    other.mkdir(parents=True)
+    (other / "odd.py").touch()
+    compiled._version.cache_clear()
+    try:
+        assert compiled._version() == before
+    finally:
+        shutil.rmtree(other.parent)

@@ -50,7 +50,7 @@ def ended(number: int) -> bool:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.Signals) -> None:
     process, worker = begin(DEAF)
     time.sleep(0.2)
@@ -101,16 +101,16 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
     assert "ignored" not in errors
 
 
-def test_a_process_that_ignores_the_key_as_under_nohup_goes_on() -> None:
-    code = (
-        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.execv(sys.executable, sys.argv[1:])"
-    )
+def test_a_process_that_ignores_signals_as_under_nohup_goes_on() -> None:
+    ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP"))
+    code = f"import os, signal, sys\n{ignore}\nos.execv(sys.executable, sys.argv[1:])"
     body = "time.sleep(1)\n        print('done', flush=True)"
     command = [sys.executable, "-c", code, sys.executable, "-c", PROGRAM.replace("BODY", body)]
     process = start(command)
     assert process.stdout is not None
     process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "done" in output

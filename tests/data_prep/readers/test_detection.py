@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import random
@@ -57,21 +56,6 @@ def test_a_cure_for_utf_16_cures_it(tmp_path: Path) -> None:
     cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
     subprocess.run(cure, shell=True, check=True, cwd=tmp_path)
     assert (tmp_path / "NEW.txt").read_text() == GERMAN
-
-
-def test_a_cure_for_csv_cures_it(tmp_path: Path) -> None:
-    (tmp_path / "my tables").mkdir()
-    rows = 3000  # more than one of the blocks that pyarrow reads
-    text = 'A "word", and\n' + "another. " * 60
-    path = tmp_path / "my tables" / "a.csv"
-    with path.open("w") as file:
-        csv.writer(file).writerows([["id", "text"], *([number, text] for number in range(rows))])
-    assert path.stat().st_size > 1 << 20
-    with pytest.raises(UserError, match="a table as CSV") as caught:
-        detected(path)
-    cure = str(caught.value).split("\n")[2].partition(" makes ")[0].strip()
-    subprocess.run(cure.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
-    assert passages(tmp_path / "NEW.parquet", "parquet") == [['A "word", and', text.split("\n")[1].strip()]] * rows
 
 
 def test_a_cure_for_a_list_of_json_cures_it(tmp_path: Path) -> None:
@@ -134,7 +118,6 @@ def test_the_content_tells_the_format(tmp_path: Path, name: str, content: str, f
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.csv", "id,text\n1,word\n", "a table as CSV"),
         ("a.json", '[{"text": "x"}]', "one list of JSON"),
         ("a.jsonl", '["x"]\n["y"]\n', "JSON lines that are lists"),
         ("a.html", "<html>text</html>", "a web page"),

@@ -126,12 +126,23 @@ def test_two_names_of_one_file(tmp_path: Path) -> None:
 
 
 def test_what_links_bring_out_of_the_output_folder(tmp_path: Path) -> None:
-    (tmp_path / "x" / "out" / "deep").mkdir(parents=True)
-    for place in ("a.txt", "out/b.txt", "out/deep/c.txt"):
-        write(tmp_path / "x" / place, TEXT + place)
-    (tmp_path / "x" / "link.txt").symlink_to("out/b.txt")
-    (tmp_path / "x" / "folder").symlink_to("out/deep")
-    assert [file.name for file in find_files([str(tmp_path / "x")], out=tmp_path / "x" / "out")] == ["a.txt"]
-    for given in ("out", "out/*", "out/deep"):
-        with pytest.raises(UserError, match="no file with anything in it"):
-            find_files([str(tmp_path / "x" / given)], out=tmp_path / "x" / "out")
+    (tmp_path / "out" / "deep").mkdir(parents=True)
+    (tmp_path / "x").mkdir()
+    for place in ("x/a.txt", "out/b.txt", "out/deep/c.txt"):
+        write(tmp_path / place, TEXT + place)
+    (tmp_path / "x" / "link.txt").symlink_to("../out/b.txt")
+    (tmp_path / "x" / "folder").symlink_to("../out/deep")
+    assert [file.name for file in find_files([str(tmp_path / "x")], out=tmp_path / "out")] == ["a.txt"]
+    with pytest.raises(UserError, match="no file with anything in it"):
+        find_files([str(tmp_path / "out/*.txt")], out=tmp_path / "out")
+
+
+def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
+    """Or the next run would read what this one has written."""
+    (tmp_path / "x").mkdir()
+    write(tmp_path / "x" / "a.txt", TEXT)
+    (tmp_path / "link").symlink_to("x")
+    for docs, out in (("x", "x"), ("x", "x/deep/out"), ("link", "x/out"), ("x", "link/out"), ("*", "x/out")):
+        with pytest.raises(UserError, match=f"--out {tmp_path / out}: (is|lies within) --docs"):
+            find_files([str(tmp_path / docs)], out=tmp_path / out)
+    assert len(find_files([str(tmp_path / "x")], out=tmp_path / "xy")) == 1

@@ -149,13 +149,6 @@ def test_files_that_a_shell_spelled_out_are_one_source(tmp_path: Path, monkeypat
     assert len(files) == 50
 
 
-def test_what_was_written_into_the_folder_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    fill(tmp_path, a_dot_jsonl=JSON)
-    fill(tmp_path / "out", b_dot_jsonl=JSON)
-    assert [file.name for file in find_files([str(tmp_path)], None, tmp_path / "out")] == ["a.jsonl"]
-
-
 def test_files_of_each_format(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "x.parquet")
     fill(
@@ -207,10 +200,10 @@ def test_folders_with_nothing_in_them(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n\x00\xff"
-    folder = fill(tmp_path / "x", a_dot_csv="id,text\n1,a\n", b_dot_png=png, d_dot_png=png, c_dot_txt=TEXT)
+    folder = fill(tmp_path / "x", a_dot_html="<html>", b_dot_png=png, d_dot_png=png, c_dot_txt=TEXT)
     lines = message(folder).split("\n")
     assert lines[0] == f"--docs {folder}: 3 of 4 files cannot be read"
-    assert lines[1] == f"  {folder}/a.csv: a table as CSV"
+    assert lines[1] == f"  {folder}/a.html: a web page"
     assert lines[3:] == [
         f"  {folder}/b.png: a PNG image (2 such files)",
         "--errors skip leaves out what cannot be read, and lists it",
@@ -316,8 +309,8 @@ def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:
     assert shlex.split(said.split("\n")[2])[:3] == ["pdftotext", f"{folder}/c.pdf", "NEW.txt"]
     globs = shlex.split(said[said.index("--docs '") :])[1:2]
     assert names(*globs, format="text") == ["a.txt", "b.txt"]
-    (folder / "c.pdf").rename(folder / "c.csv")
-    (folder / "c.csv").write_text("a,b")
+    (folder / "c.pdf").rename(folder / "c.html")
+    (folder / "c.html").write_text("<html>")
     (folder / "a.txt").unlink()
     said = message(folder)
     assert shlex.split(said[said.index("or --format") :])[2] == "My notes=text"

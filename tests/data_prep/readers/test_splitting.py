@@ -34,6 +34,8 @@ def test_sentences_end_where_a_reader_would_say() -> None:
         ("en-gb", ["Dr. Who came."]),
         ("vi", ["Dr. Who came."]),
         ("de", ["Dr. Müller sagte z. B. nichts.", "Z. B. Bd. 2 und Nr. 5.", "Am 3. Mai kam er.", "Das ist so."]),
+        ("de", ["Am 3. Jänner kam er.", "Im 19. Jahrhundert war er der 3.", "Man weiß es."]),
+        ("fr", ["Le 1er mai.", "Le 3 janv. 1990, M. le président vint à St. Louis.", "Il part."]),
         ("fr", ["M. Dupont vient.", "Mme. Dupont lit le no. 3.", "Cf. Dupont."]),
     ],
 )
@@ -90,3 +92,11 @@ def test_a_very_long_paragraph_is_split_as_short_ones_are(monkeypatch: pytest.Mo
     monkeypatch.setattr(sentencex, "segment", measured)
     assert split_sentences("ja", [text]) == expected
     assert longest < 6000 < len(text)
+
+
+def test_a_real_quotation_stays_whole_and_a_mark_without_a_partner_parts_nothing_else() -> None:
+    inside = "They went home. We stayed there. " * 25
+    assert split_sentences("en", [f'He wrote "{inside.strip()}" and left.']) == [
+        f'He wrote "{inside.strip()}" and left.'
+    ]
+    assert len(split_sentences("en", [f'It is 6" wide. {inside}It is 12" long.'])) > 50

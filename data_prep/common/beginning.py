@@ -1,0 +1,76 @@
+"""The beginning of every command: what it needs is there, and signals and streams behave as its user expects.
+
+Each entry calls `begin` before it imports anything else of the project. A Python that is too old reads the entry and
+this file before it can be told so: both keep to the syntax of 3.6, and leave `from __future__ import annotations` out.
+"""
+
+import os
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ROOT / ".venv"
+OURS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
+OLDEST = (3, 10)
+"""The Python that Cloze needs at least."""
+CURE = 2  # the exit code for what a user can mend
+
+
+def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) -> None:
+    """Ends the process in one line where Python is too old, now, or a package is missing, once it is imported.
+
+    All signals are heard, also where whoever started the process blocks them, as the srun of Slurm 25.05 does with
+    SIGCHLD. Output that nobody reads any more is dropped and the work goes on; a command that only prints
+    `ends_with_reader` instead, without a word.
+    """
+    require_python(oldest)
+    sys.excepthook = tell_missing
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if ends_with_reader:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    else:
+        from data_prep.common.unread import drop_unread
+
+        drop_unread()
+
+
+def require_python(oldest: "tuple[int, int]" = OLDEST) -> None:
+    """Ends the process where its Python is older."""
+    if sys.version_info[:2] < oldest:
+        this, needed = (".".join(map(str, version)) for version in (sys.version_info[:2], oldest))
+        _end(f"{sys.executable} is Python {this}, and this needs {needed} or newer")
+
+
+def tell_missing(kind: "type[BaseException]", error: BaseException, trace: object) -> None:
+    """Ends the process in one line for a package that is not installed, and tells all other errors as Python does."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if issubclass(kind, ModuleNotFoundError) and package not in ("", *OURS):
+        _end(f"{sys.executable} has no package {package}")
+    sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
+
+
+def is_own() -> bool:
+    """Whether this Python is that of the environment which the Makefile makes."""
+    return Path(sys.prefix).resolve() == OWN
+
+
+def _end(fault: str) -> None:
+    """Says what is wrong with this Python, and which one to take."""
+    cure = "make .venv/installed PYTHON=python3.12 installs all into .venv (any Python from 3.10 on)"
+    if is_own():
+        cure = "make clean-venv removes .venv, then " + cure
+    elif (OWN / "bin" / "python").exists():
+        cure = f"first  . {os.path.relpath(str(OWN))}/bin/activate"
+    else:
+        cure += ", then  . .venv/bin/activate"
+    sys.stderr.write(f"error: {fault}; {cure}\n")
+    sys.stderr.flush()
+    os._exit(CURE)
+
+
+if __name__ == "__main__":  # the Makefile asks whether it can make or fill an environment with this Python
+    require_python()
+    if find_spec("pip") is None and is_own():
+        _end(f"{sys.executable} has no package pip")

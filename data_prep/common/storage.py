@@ -1,0 +1,53 @@
+"""Patience with shared storage that is gone for a while, as a file system that its server mounts anew."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Result = TypeVar("Result")
+VARIABLE = "CLOZE_STORAGE_SECONDS"
+"""Says for how long storage is waited for. A job sets it, which has seen what its programs are to read."""
+SECONDS, PAUSE = 300.0, 1.0
+GONE = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.ENODEV}
+"""What file systems say whose server, or disk, is gone."""
+
+
+def patience(usual: float) -> float:
+    """The seconds for which storage is waited for: those of the job, or as many as are usual without one."""
+    return float(os.environ.get(VARIABLE) or usual)
+
+
+def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -> Result:
+    """Does work on files again and again, for minutes, while the storage is gone that has them; then its error counts.
+
+    It is gone where a file system says so, or where the path `there`, which was seen before, is not to be seen.
+    """
+    seconds, begin, told = patience(usual), time.monotonic(), False
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if time.monotonic() - begin >= seconds or not _is_gone(error, there):
+                raise
+        if not told:
+            told = True
+            text = f"warning: {there}: gone, or cannot be reached; waiting up to {seconds:.0f} s for it"
+            print(text, file=sys.stderr, flush=True)
+        time.sleep(PAUSE)
+
+
+def _is_gone(error: BaseException | None, there: Path) -> bool:
+    """Whether an error, or one that it follows from, tells of storage that is gone."""
+    while error is not None:
+        within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
+        if (error.errno if isinstance(error, OSError) else int(within[1]) if within else None) in GONE:
+            return True
+        error = error.__cause__
+    return not os.path.exists(there)  # Path.exists would raise what storage says that is gone

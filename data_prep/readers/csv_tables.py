@@ -1,0 +1,125 @@
+"""Reads tables as CSV or TSV: a document a row, its text in one column (`text` unless --text-field says otherwise).
+
+CSV is that of RFC 4180, with line breaks in quoted fields; commas, semicolons or tabs part the fields, as the header
+shows. TSV has no quoting but of whole fields. `id` (or `_id`, `docid`) and `title` are taken where they are there.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, decompressed, whole
+from data_prep.readers.jsonlines import ID_FIELDS
+from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span, UnreadableError
+from data_prep.readers.wikiextractor import paragraphs
+
+SUFFIXES = (".csv", ".tsv")
+UNCLOSED = "in CSV a field with quotation marks is enclosed in such, and each within it is doubled"
+Rows = Iterator[tuple[int, list[str] | str]]  # where rows begin, in lines, and their fields or what is wrong with them
+
+csv.field_size_limit(LARGEST_DOCUMENT)
+
+
+def read(span: Span, options: Options) -> Iterator[Document]:
+    """Reads the rows of a table, up to a damage of a compressed file."""
+    try:
+        yield from _documents(span, options)
+    except UnreadableError as error:
+        options.problems.lose(error)
+
+
+def _documents(span: Span, options: Options) -> Iterator[Document]:
+    """Reads a document of every row below the header."""
+    path, field = Path(span.path), options.text_field
+    rows = _rows(span)
+    header = next(((number, row) for number, row in rows if row), None)
+    if header is None:
+        return
+    names = header[1] if isinstance(header[1], list) else []
+    if field not in names:
+        _, first = next(rows, (0, []))
+        sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
+        what = f"{path}: no column {field!r}; its first line has: {', '.join(names) or header[1]}"
+        raise UnreadableError(what, options.field_cure(sizes))
+    for number, row in rows:
+        where = f"{path}: line {number:,}"
+        if isinstance(row, str):
+            options.problems.bad(f"{where}: {row}", UNCLOSED)
+        elif row and len(row) != len(names):
+            options.problems.bad(f"{where}: {len(row)} fields, the header has {len(names)}", UNCLOSED)
+        elif row:
+            values = dict(zip(names, row, strict=True))
+            text = options.problems.decode(_bytes(values[field]), Span(where, 0, 0), 0)
+            if text is not None:
+                title = _bytes(values.get("title", "")).decode(errors="replace")
+                given = next((values[name] for name in ID_FIELDS if values.get(name)), f"{path.name}:{number}")
+                yield Document(_bytes(given).decode(errors="replace"), title, paragraphs(text, title))
+
+
+def _bytes(text: str) -> bytes:
+    """Gives the bytes that a field has in the file, which may not be UTF-8."""
+    return text.encode(errors="surrogateescape")
+
+
+def _rows(span: Span) -> Rows:
+    """Goes through the rows of a table, one in memory at a time."""
+    lines = _lines(span)
+    header = next(lines, "")
+    tabs = Path(span.path.lower().removesuffix(_packed(span.path))).suffix == ".tsv"
+    parts = "\t" if tabs else max(",;\t", key=header.count)
+
+    def all_lines() -> Iterator[str]:
+        yield header
+        yield from lines
+
+    table = csv.reader(all_lines(), delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
+    while True:
+        number = table.line_num + 1
+        try:
+            row = next(table)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, f"not a row of CSV: {error}"
+        else:
+            yield number, [_unquoted(value) for value in row] if tabs else row
+
+
+def _packed(path: str) -> str:
+    """Finds the suffix of a compressed file."""
+    return next((suffix for suffix in COMPRESSED if path.endswith(suffix)), "")
+
+
+def _unquoted(value: str) -> str:
+    """Takes the quotation marks off a field of TSV that is enclosed in them, where those within are doubled."""
+    inner = value[1:-1]
+    enclosed = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if enclosed else value
+
+
+def _lines(span: Span) -> Iterator[str]:
+    """Cuts the content of a file into lines with their ends; what is not UTF-8 is found when a text is made of it."""
+    rest = b""
+    for number, block in enumerate(decompressed(Path(span.path), size=span.end)):
+        *whole_lines, rest = (rest + (block if number else block.removeprefix(BYTE_ORDER_MARK))).split(b"\n")
+        yield from (line.decode(errors="surrogateescape") + "\n" for line in whole_lines)
+        if len(rest) > LARGEST_DOCUMENT:
+            raise UnreadableError(f"{span.path}: a line of more than {LARGEST_DOCUMENT >> 20} MB", "cut it up")
+    if rest:
+        yield rest.decode(errors="surrogateescape")
+
+
+def detect(name: str, head: bytes) -> bool:
+    """Tells a table by its name."""
+    return name.endswith(SUFFIXES)
+
+
+READER = Reader(
+    name="csv",
+    about="a table as CSV or TSV with a text column",
+    detect=detect,
+    read=read,
+    spans=whole,
+)

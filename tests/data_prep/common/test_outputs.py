@@ -1,0 +1,88 @@
+"""Outputs take the place of nothing by mistake: what exists, what is read, pipes and devices, the mode of new files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing
+from data_prep.common.outputs import making
+
+
+def make(out: Path, source: Path, command: str = "make.py", content: bytes = b"made", replace: bool = False) -> None:
+    with making([out], command, [source], replace), replacing(out) as file:
+        file.write(content)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "in.txt").write_text("text")
+    return tmp_path / "in.txt"
+
+
+def test_what_the_same_command_made_of_the_same_source_is_renewed(source: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "new" / "out.txt", tmp_path / "other.txt"
+    other.write_text("text")
+    make(out, source)
+    make(out, source, content=b"again")
+    assert out.read_bytes() == b"again"
+    for command, read in (("other.py", source), ("make.py", other)):
+        with pytest.raises(UserError, match=r"out\.txt: exists.*--replace"):
+            make(out, read, command)
+    out.write_bytes(b"edited")
+    with pytest.raises(UserError, match="exists"):
+        make(out, source)
+    assert out.read_bytes() == b"edited"
+    make(out, source, replace=True)
+    make(out, source, content=b"renewed")
+    assert out.read_bytes() == b"renewed"
+
+
+def test_what_is_read_stays_by_whatever_name(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "soft").symlink_to("in.txt")
+    (tmp_path / "hard").hardlink_to(source)
+    for out in (source, tmp_path / "soft", tmp_path / "hard", tmp_path / "x" / ".." / "in.txt"):
+        with pytest.raises(UserError, match=r"is what is read, .*in\.txt"):
+            make(out, source, replace=True)
+    with pytest.raises(UserError, match="belongs to what is read"):
+        make(source, tmp_path, replace=True)
+    assert source.read_text() == "text"
+
+
+def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("later")
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    for name in ("link", "folder"):
+        with pytest.raises(UserError, match=f"{name}: exists"):
+            make(tmp_path / name, source)
+    (tmp_path / "empty").touch()  # as mktemp leaves it
+    make(tmp_path / "empty", source)
+
+
+def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for out in (pipe, Path("/dev/null"), pipe):
+        make(out, source)
+    assert os.read(reader, 99) == b"mademade"
+    os.close(reader)
+    assert Path("/dev/null").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "pipe"]
+
+
+def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("before ")
+    with (tmp_path / "log").open("ab") as opened:
+        make(Path(f"/dev/fd/{opened.fileno()}"), source)
+    assert (tmp_path / "log").read_text() == "before made"
+
+
+def test_what_came_through_a_pipe_is_not_known_again(tmp_path: Path) -> None:
+    make(tmp_path / "out", Path("-"))
+    with pytest.raises(UserError, match="exists"):
+        make(tmp_path / "out", Path("-"))
