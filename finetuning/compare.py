@@ -1,18 +1,29 @@
 #!/usr/bin/env python3
 """Compares what models score on the same tasks: a line for each task, a column for each folder of results.
 
-python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue
+    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue
+
+Beside a difference stands what chance alone may do, given how many items were scored. What is not alike has none: other
+items, another figure, or the best of several runs against that of fewer.
 """
 
-from __future__ import annotations
-
-import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Group
 from rich.table import Table
 
 from data_prep.common.errors import UserError
@@ -20,12 +31,15 @@ from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
 from finetuning.places import RESULTS
 
+Result = Mapping[str, Any]
+"""What results.json says of a task; nothing where it has no such task."""
+
 
 @dataclass(frozen=True)
 class Compare:
     """Compares the scores of the best runs, from the results.json of each folder."""
 
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Folders with results of run_glue.py, run_squad.py, run_swag.py, run_ner.py or run_task.py."""
 
 
@@ -40,26 +54,69 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     return results
 
 
-def compared(folders: tuple[Path, ...]) -> Table:
-    """The scores of all tasks, in hundredths, with the distance from the first folder to the last."""
+def compared(folders: tuple[Path, ...]) -> Group:
+    """The scores of all tasks, in hundredths, with the distance from the first folder to the last, or why there is
+    none."""
+    if not folders:
+        raise UserError(
+            "no folder is named; name those that commands of finetuning/ had as --out:\n"
+            "    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
+        )
     every = [read_scores(folder) for folder in folders]
-    table = Table(box=None, pad_edge=False)
+    table, notes = Table(box=None, pad_edge=False), []
     for name in ("task", "metric"):
         table.add_column(name)
-    for name in [*distinct(folders), *["difference"] * (len(folders) > 1)]:
+    for name in [*distinct(folders), *["difference", "by chance"] * (len(folders) > 1)]:
         table.add_column(name, justify="right")
     for task in dict.fromkeys(task for results in every for task in results):
-        scores: list[float | None] = [results.get(task, {}).get("score") for results in every]
-        first, last = scores[0], scores[-1]
-        change = "" if first is None or last is None else f"{100 * (last - first):+.1f}"
-        metric = next(results[task]["metric"] for results in every if task in results)
-        table.add_row(
-            task,
-            metric,
-            *("" if score is None else f"{100 * score:.1f}" for score in scores),
-            *[change] * (len(folders) > 1),
-        )
-    return table
+        found = [results.get(task, {}) for results in every]
+        metric = next(result["metric"] for result in found if result)
+        scores = [*map(_spelled, found), *(_difference(found[0], found[-1]) if len(folders) > 1 else ())]
+        table.add_row(task, metric, *scores)
+        unlike = list(dict.fromkeys(fault for other in found[1:] for fault in find_unlike(found[0], other)))
+        if unlike:
+            notes.append(f"{task}: not alike: {'; '.join(unlike)}")
+    return Group(table, *notes)
+
+
+def _spelled(result: Result) -> str:
+    """The score of a task in a folder."""
+    score = result.get("score")
+    return "" if score is None else f"{100 * score:.1f}"
+
+
+def _difference(first: Result, last: Result) -> tuple[str, str]:
+    """How far two scores are apart, and what of it may be chance: the standard errors of both together. Models that
+    were asked about the same items differ less by chance, so that it is rather too much."""
+    before, after, spreads = first.get("score"), last.get("score"), [_spread(each) for each in (first, last)]
+    if before is None or after is None or find_unlike(first, last):
+        return "", ""
+    difference = after - before
+    if None in spreads:
+        return f"{100 * difference:+.1f}", ""
+    chance = math.hypot(*spreads)
+    return f"{100 * difference:+.1f}", f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
+
+
+def _spread(result: Result) -> Any:
+    """The standard error of the score of a task; None in results of earlier versions."""
+    split = next(iter(result.get("scores", {})), "")
+    return result.get("spreads", {}).get(split, {}).get(result.get("metric", ""))
+
+
+def find_unlike(first: Result, other: Result) -> list[str]:
+    """What two results of a task do not have alike, so that their difference tells nothing of the models."""
+    if first.get("score") is None or other.get("score") is None:
+        return []
+    faults = [f"{first['metric']} and {other['metric']}"] if first["metric"] != other["metric"] else []
+    split = next(iter(first.get("scores", {})), "")
+    items = [each.get("data", {}).get(split) for each in (first, other)]
+    if None not in items and items[0] != items[1]:
+        faults.append(f"other items in {split} ({items[0]}, and {items[1]})")
+    runs = [sum(run.get("score") is not None for run in each["runs"].values()) for each in (first, other)]
+    if runs[0] != runs[1]:
+        faults.append(" and ".join("one run" if count == 1 else f"the best of {count} runs" for count in runs))
+    return faults
 
 
 def distinct(folders: tuple[Path, ...]) -> list[str]:
@@ -74,7 +131,7 @@ def main(arguments: list[str]) -> int:
     command = tyro.cli(Compare, args=arguments, prog="compare.py")
     try:
         open_console(soft_wrap=True).print(compared(command.folders))
-    except UserError as error:
+    except (UserError, PermissionError) as error:
         open_console(stderr=True, markup=False, soft_wrap=True).print(f"error: {error}")
         return 2
     return 0

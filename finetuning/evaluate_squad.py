@@ -4,19 +4,26 @@
 python finetuning/evaluate_squad.py dev-v2.0.json predictions.json --null-odds null_odds.json
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
 
 import json
-import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
 from finetuning.tasks.squad_rules import Numbers, Squad, evaluate_1, evaluate_2, read_by_id, read_squad
 
@@ -38,6 +45,8 @@ class Evaluate:
     """Answers whose odds are greater than this count as empty."""
     out: Path | None = None
     """Also write the figures into this file."""
+    replace: bool = False
+    """Replace a file that something else has made."""
 
 
 def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
@@ -61,7 +70,8 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
             'question, "" where it has none'
         )
     odds = read_by_id(wanted.null_odds, float, "odds") if wanted.null_odds else None
-    if odds is not None and (missing := _compare(squad, odds)[0]):
+    missing = [] if odds is None else _compare(squad, odds)[0]
+    if missing:
         raise UserError(f"{wanted.null_odds}: no odds for {_name(missing)} of {wanted.data}: every question needs them")
     return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
 
@@ -78,17 +88,24 @@ def _name(ids: Sequence[str]) -> str:
     return f"{len(ids):,} id{'s' * (len(ids) > 1)} ({first}{', …' if len(ids) > NAMED else ''})"
 
 
+def writing(wanted: Evaluate) -> AbstractContextManager[None]:
+    """Around all work, so that it is not done for a file that must not be written."""
+    sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
+    return making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext()
+
+
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
     errors = open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        numbers, notes = evaluate(wanted)
-        for note in notes:
-            errors.print(f"note: {note}", markup=False)
-        if wanted.out:
-            write_json(wanted.out, numbers)
-    except UserError as error:
+        with writing(wanted):
+            numbers, notes = evaluate(wanted)
+            for note in notes:
+                errors.print(f"note: {note}", markup=False)
+            if wanted.out:
+                write_json(wanted.out, numbers)
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2
     print(json.dumps(numbers, indent=2))

@@ -11,9 +11,15 @@ Whatever interrupts it, the same command continues it. The files lie where `run_
 `run_swag.py` look for them.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
 from collections.abc import Callable
 
 from data_prep.fetching.client import Client

@@ -1,5 +1,6 @@
 """What the commands of fine-tuning write, by name: those who write it and those who look for it agree here.
 
+OUT/plan.json                  the runs that the last command was to make, by task
 OUT/results.json               all tasks
 OUT/sst2/
   results.json                 all runs, the best, median and spread
@@ -15,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 BEGUN, RESULTS, MODEL, PREDICTIONS = "begun.json", "results.json", "model", "predictions"
+PLAN = "plan.json"
 
 
 def predictions_file(folder: Path, split: str, ending: str) -> Path:

@@ -5,41 +5,46 @@
     echo "a fine film" | python finetuning/predict.py runs/mini/glue/sst2/model
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
 
-A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet; a
-first line of tabs that has the names of the fields says which columns they are. Every row gets an answer, in the same
-order, an empty line too.
+A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
+In a .csv or .tsv the first line names the columns; elsewhere it may. Every row gets an answer, in the same order, an
+empty line too.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
 
 import signal
-import sys
 
 from pretraining.processes.environment import prepare_process
 
 prepare_process(small_steps=True)
-if __name__ == "__main__":  # before anything that takes long is loaded: Ctrl-C and closed pipes end it without a word
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before what takes long is loaded: Ctrl-C ends it without a word
 
 import json
-from collections.abc import Iterator
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
 import tyro
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing
+from data_prep.common.files import absence, replacing
+from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
-from finetuning.files.tables import open_parquet, parse_csv, parse_object, told_at
-from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count, load
+from finetuning.files.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
+from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count, find_fine_tuned, load
 
-Format = Literal["lines", "tsv", "csv", "jsonl", "parquet"]
+Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
     ".csv": "csv",
@@ -48,7 +53,11 @@ FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
 }
 """What the ending of a file says of its rows."""
+ENTITIES = "entities"
+"""What has no column, as it is more than a word for each: the tags say the same."""
 STANDARD_INPUT = Path("-")
+Asked = Mapping[str, Any]
+"""What was read of a row, by the names of its columns."""
 ROWS, CHARACTERS = 4096, 1 << 22
 """How many rows, and characters of them, are read before they are answered."""
 
@@ -62,13 +71,17 @@ class Predict:
     files: Annotated[tuple[Path, ...], tyro.conf.Positional] = (STANDARD_INPUT,)
     """Files with text; - is standard input."""
     format: Literal["auto"] | Format = "auto"
-    """What a row is: a line, columns parted by tabs, one of CSV with the names of the columns in its first line, a JSON
-    object, or one of Parquet (default: by the ending of the file; otherwise lines, or tabs where a row has several
+    """What a row is: a line, texts parted by tabs, one of TSV or CSV with the names of the columns in the first line, a
+    JSON object, or one of Parquet (default: by the ending of the file; otherwise lines, or tabs where a row has several
     texts)."""
     out: Path | None = None
     """File to write, whole or not at all (default: standard output)."""
+    replace: bool = False
+    """Replace a file that something else has made."""
     tsv: bool = False
     """Write columns parted by tabs, with their names in the first line, instead of JSON."""
+    with_input: bool = False
+    """Write what was asked beside each answer, with all columns that were read."""
     dtype: Numbers = "auto"
     """In which numbers the model computes; auto: those that the device is fast in. int8 is faster on a CPU, and less
     exact: look at the scores first."""
@@ -89,46 +102,61 @@ def main(arguments: list[str]) -> int:
 
 def predict(wanted: Predict) -> None:
     """Reads, answers and writes some rows at a time."""
-    if missing := [path for path in wanted.files if path != STANDARD_INPUT and not path.is_file()]:
-        raise UserError(f"{missing[0]}: no such file")
-    model = load(wanted.model, wanted.dtype, wanted.device)
+    for path in wanted.files:
+        if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
+            asked = shlex.join(["python", "finetuning/predict.py", str(wanted.model)])
+            cure = f"; to ask about a text itself: echo {shlex.quote(str(path))} | {asked}" if not path.suffix else ""
+            raise UserError(f"{path}: {absence(path)}{cure}")
+    folder = find_fine_tuned(wanted.model)
     with ExitStack() as stack:
+        if wanted.out:
+            stack.enter_context(making([wanted.out], "predict.py", [folder, *wanted.files], wanted.replace))
+        model = load(folder, wanted.dtype, wanted.device)
         out: BinaryIO = stack.enter_context(replacing(wanted.out)) if wanted.out else sys.stdout.buffer
-        named = not wanted.tsv
+        names: list[str] = []
         for path in wanted.files:
-            for answers in answer_file(model, path, wanted.format):
-                if not named:
-                    out.write(tsv_line(columns(answers[0])))
-                    named = True
+            for answers in answer_file(model, path, wanted.format, wanted.with_input):
+                if wanted.tsv and not names:
+                    names = [*columns(answers[0])]
+                    out.write(tsv_line(names))
                 for answer in answers:
-                    out.write(tsv_line(columns(answer).values()) if wanted.tsv else json_line(answer))
+                    out.write(tsv_line(values_of(answer, names, path)) if wanted.tsv else json_line(answer))
                 out.flush()
 
 
-def answer_file(model: FineTuned, path: Path, wanted: Literal["auto"] | Format) -> Iterator[list[Answer]]:
-    """Answers the rows of a file, some at a time: one where somebody types them."""
+def answer_file(
+    model: FineTuned, path: Path, wanted: Literal["auto"] | Format, with_input: bool = False
+) -> Iterator[list[Answer]]:
+    """Answers the rows of a file, some at a time: one where somebody types them; `with_input` beside what was asked."""
     typed = path == STANDARD_INPUT and sys.stdin.isatty()
     with ExitStack() as stack:
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
-        rows: list[Texts] = []
+        rows: list[tuple[Asked, Texts]] = []
         characters = 0
-        for row in read_rows(model, stream, path, format_of(model, path) if wanted == "auto" else wanted):
-            rows.append(row)
-            characters += sum(map(len, row))
+        for asked, texts in read_rows(model, stream, path, format_of(model, path) if wanted == "auto" else wanted):
+            rows.append((asked, texts))
+            characters += sum(map(len, texts))
             if typed or len(rows) == ROWS or characters >= CHARACTERS:
-                yield model.answer(rows)
+                yield answer_rows(model, rows, with_input)
                 rows, characters = [], 0
         if rows:
-            yield model.answer(rows)
+            yield answer_rows(model, rows, with_input)
+
+
+def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
+    """Answers rows whose texts were found."""
+    answers = model.answer([texts for _, texts in rows])
+    pairs = zip(rows, answers, strict=True)
+    return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
 
 
 def format_of(model: FineTuned, path: Path) -> Format:
     """What a row of a file is by its ending, or by what the model needs."""
-    return FORMATS.get(path.suffix.lower(), "tsv" if len(model.fields()) > 1 else "lines")
+    return FORMATS.get(path.suffix.lower(), "tabs" if len(model.fields()) > 1 else "lines")
 
 
-def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[Texts]:
-    """Reads the texts of every row; UserError with file and line where they are not there."""
+def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[Asked, Texts]]:
+    """Reads every row with its texts; UserError with file and line where they are not there."""
     fields: tuple[str, ...] = ()
     for where, row in placed_rows(model, stream, path, kind):
         with told_at(where):
@@ -137,7 +165,8 @@ def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> I
             elif not fields:
                 fields = model.fields(row)
             texts = model.texts(row, fields or model.fields())
-        yield texts
+        given = [row] if isinstance(row, str) else row
+        yield given if isinstance(given, Mapping) else dict(zip(fields, given, strict=True)), texts
 
 
 def placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
@@ -146,9 +175,9 @@ def placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) ->
     if kind == "parquet":
         yield from rows_of_parquet(path)
     elif kind == "csv":
-        yield from rows_of_csv(stream, name)
+        yield from rows_of_csv(model, stream, name)
     else:
-        yield from rows_of_lines(stream, name, kind, {*model.fields()})
+        yield from rows_of_lines(model, stream, name, kind)
 
 
 def rows_of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
@@ -163,22 +192,24 @@ def rows_of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
                 yield f"{path}: row {number}", row
 
 
-def rows_of_csv(stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
+def rows_of_csv(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple[str, Row]]:
     """Rows of CSV, whose first line has the names of the columns."""
     header: list[str] = []
     for number, values in parse_csv((f"{line}\n" for line in decoded(stream, name)), name):
         where = f"{name}:{number}"
         if header:
             yield where, named(header, values, where)
-        header = header or values
+        header = header or known(model, values, where)
 
 
-def rows_of_lines(stream: BinaryIO, name: str, kind: Format, fields: set[str]) -> Iterator[tuple[str, Row | None]]:
+def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
     """Rows of a line each: a text, columns parted by tabs, or a JSON object."""
     header: list[str] = []
     for number, line in enumerate(decoded(stream, name), 1):
         where, values = f"{name}:{number}", line.split("\t")
-        if kind == "tsv" and number == 1 and {*values} >= fields:
+        if kind == "tsv" and number == 1:
+            header = known(model, values, where)
+        elif kind == "tabs" and number == 1 and {*values} >= {*model.fields()}:
             header = values
         elif not line:
             yield where, None
@@ -194,12 +225,26 @@ def rows_of_lines(stream: BinaryIO, name: str, kind: Format, fields: set[str]) -
 
 def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
     """The text of every line, without what ends it, and without a byte order mark."""
+    head = b""
     for number, line in enumerate(stream, 1):
+        head = head or line[:HEAD]
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}:{number}: not UTF-8 ({error.reason}); convert it with iconv") from error
+            raise not_utf8(name, number, head, error) from error
         yield text.removesuffix("\n").removesuffix("\r")
+
+
+def known(model: FineTuned, header: list[str], where: str) -> list[str]:
+    """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
+    names, nor names for a row."""
+    missing = [name for name in model.fields(dict.fromkeys(header, "")) if name not in header]
+    if missing:
+        raise UserError(
+            f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns (rows "
+            "of texts alone: --format tabs)"
+        )
+    return header
 
 
 def named(header: list[str], values: list[str], where: str) -> Row:
@@ -210,23 +255,33 @@ def named(header: list[str], values: list[str], where: str) -> Row:
 
 
 def json_line(answer: Answer) -> bytes:
-    return (json.dumps(answer, ensure_ascii=False) + "\n").encode(errors="replace")
+    return (json.dumps(answer, ensure_ascii=False, default=str) + "\n").encode(errors="replace")
 
 
 def tsv_line(values: Any) -> bytes:
     return ("\t".join(" ".join(value.split()) for value in values) + "\n").encode(errors="replace")
 
 
+def values_of(answer: Answer, names: Sequence[str], path: Path) -> Iterable[str]:
+    """The values of an answer under the names of all columns; UserError where it has others, which would shift."""
+    found = columns(answer)
+    if [*found] != names:
+        others = ", ".join(sorted({*found} ^ {*names})) or "another order"
+        raise UserError(f"{path}: other columns than the first row had: {others}; leave out --tsv or --with-input")
+    return found.values()
+
+
 def columns(answer: Answer) -> dict[str, str]:
     """The columns of an answer: lists as words, a column for each class, which may not take the name of another."""
     found: dict[str, str] = {}
     for name, value in answer.items():
+        if name == ENTITIES:
+            continue
         if isinstance(value, dict):
-            found |= {
-                f"{name}.{label}" if label in answer else str(label): str(share) for label, share in value.items()
-            }
+            taken = {*answer, *found}
+            found |= {f"{name}.{label}" if label in taken else str(label): str(each) for label, each in value.items()}
         elif isinstance(value, list):
-            found |= {name: " ".join(map(str, value))} if not any(isinstance(each, dict) for each in value) else {}
+            found[name] = " ".join(map(str, value))
         else:
             found[name] = "" if value is None else str(value)
     return found

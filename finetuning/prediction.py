@@ -62,14 +62,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
 
     `dtype` is which numbers it computes in, auto what suits the device; the device is a GPU where there is one.
     """
-    folder = Path(folder)
-    if not (folder / CONFIG).exists() and any((folder / MODEL / name).exists() for name in (CONFIG, TASK)):
-        folder = folder / MODEL
-    if tasks := sorted(path.parents[1] for path in folder.glob(f"*/{MODEL}/{TASK}")):
-        if len(tasks) > 1:
-            names = "".join(f"\n    {task}" for task in tasks)
-            raise UserError(f"{folder}: the results of several tasks; name one of them:{names}")
-        folder = tasks[0] / MODEL
+    folder = find_fine_tuned(Path(folder))
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError('device "cuda": PyTorch finds no GPU here; take "cpu" or "auto"')
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -77,7 +70,8 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
         check_int8(where)
-    model = model.to(where, choose_dtype("auto" if dtype == "int8" else dtype, where)).eval()
+    computes = choose_dtype("auto" if dtype == "int8" else dtype, where)
+    model = model.in_numbers(computes, where) if isinstance(model, TaskModel) else model.to(where, computes).eval()
     kinds: dict[Kind, Callable[..., _Use]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     use = kinds.get(head.kind, _Sentences)(head, Cutter(vocabulary), _settings(folder, task, head, length), task)
     if isinstance(model, TaskModel):
@@ -85,6 +79,18 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     if dtype == "int8":
         raise UserError(f'{folder}: a BiLSTM on features does not compute in "int8"; take "auto"')
     return FineTuned(model, use, where)
+
+
+def find_fine_tuned(folder: Path) -> Path:
+    """The folder of the model itself, which may lie in the results of its task."""
+    if not (folder / CONFIG).exists() and any((folder / MODEL / name).exists() for name in (CONFIG, TASK)):
+        return folder / MODEL
+    if tasks := sorted(path.parents[1] for path in folder.glob(f"*/{MODEL}/{TASK}")):
+        if len(tasks) > 1:
+            names = "".join(f"\n    {task}" for task in tasks)
+            raise UserError(f"{folder}: the results of several tasks; name one of them:{names}")
+        return tasks[0] / MODEL
+    return folder
 
 
 def _read(folder: Path) -> tuple[TaskModel, TaskHead, Vocabulary]:

@@ -3,7 +3,14 @@
 python -m finetuning.reference
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 from finetuning.settings import FineTuning
 from pretraining.config import reference

@@ -8,12 +8,17 @@
 Without --task, all tasks whose files are found. The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pretraining.processes.environment import prepare_process
@@ -34,6 +39,7 @@ from finetuning.settings import FineTuning
 from finetuning.tasks.glue import TASKS, find_glue, open_glue
 from finetuning.tasks.submission import write_submission
 from finetuning.tasks.task import Task
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.ending import exit_now
 
 SUBMISSION = "submission.zip"
@@ -51,18 +57,39 @@ class RunGlue(Command):
     data: Path | None = None
     """Folder with a folder for each task (default: data/glue, then glue in the folder that CLOZE_DATA names)."""
 
+    keep_going: bool = False
+    """Go on without tasks that cannot be read, which the end names."""
     submission: bool = False
     """Write submission.zip also where tasks are missing, which it answers with their first class."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+    faults: list[str] = field(default_factory=list, init=False)
+    """What is wrong with the tasks that are left out."""
+
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
         """Reads the files of the tasks that were asked for, or of all that are there."""
         data = find_data(self.data, "glue")
         names = self.task or find_glue(data)
         if not names:
             raise UserError(f"{data}: no folder of a task of GLUE; python finetuning/fetch.py glue fetches them")
-        return [open_glue(name, data, cutter, settings) for name in names]
+        tasks: list[Task] = []
+        for name in names:
+            try:
+                tasks.append(open_glue(name, data, cutter, settings, trained))
+            except UserError as error:
+                if not self.keep_going:
+                    raise
+                self.faults.append(f"{name}: {error}")
+        if not tasks:
+            raise UserError("\n".join(self.faults))
+        return tasks
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
+        """Writes what the leaderboard takes, and says which tasks were left out."""
+        self._write_submission(out, tasks, console)
+        if self.faults:
+            raise UserError("\n".join(["left out, so that the tables are of the other tasks:", *self.faults]))
+
+    def _write_submission(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
         """Puts the answers to the test splits into the zip that the leaderboard takes, with those of earlier runs."""
         zipped = out / SUBMISSION
         if not self.submission and not any(task.test for task in tasks):
@@ -72,7 +99,8 @@ class RunGlue(Command):
         except UserError as error:
             if self.submission:
                 raise
-            console.print(f"no {SUBMISSION}: {error}", markup=False, highlight=False)
+            if not self.task:  # who names tasks does not expect all of them to be answered
+                console.print(f"no {error}", markup=False, highlight=False)
         else:
             console.print(f"{zipped}: what gluebenchmark.com takes", markup=False, highlight=False)
 

@@ -7,11 +7,16 @@
 The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+from dataclasses import dataclass
 
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.outliving import outlive_mpirun
@@ -26,6 +31,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning, LayerChoice
 from finetuning.tasks.ner import open_ner
 from finetuning.tasks.task import Task
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.ending import exit_now
 
 CURE = "put the train.txt, valid.txt and test.txt of CoNLL-2003, which may not be given on, into data/ner"
@@ -58,9 +64,9 @@ class RunNer(Command):
         own = ["--tags.document_context=true"] * self.document_context
         return [*super().overrides(), *own, *[f"--features.layers={self.features}"] * bool(self.features)]
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
         """Reads the files."""
-        return [open_ner(find_data(self.data, "ner", CURE), cutter, settings)]
+        return [open_ner(find_data(self.data, "ner", CURE), cutter, settings, trained)]
 
 
 if __name__ == "__main__":

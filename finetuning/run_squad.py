@@ -7,12 +7,17 @@
 The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import shlex
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from pretraining.processes.environment import prepare_process
@@ -30,6 +35,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Task
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.ending import exit_now
 
 HELD_OUT = 0.1
@@ -64,12 +70,13 @@ class RunSquad(Command):
         name = "squad1" if self.version == "1.1" else "squad2"
         return name, name
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
         """Reads the files."""
-        train = self.train or self._find("train", needed=True)
+        train = self.train or self._find("train", needed=trained is None)
         if self.hold_out and self.dev:
             raise UserError("--hold-out and --dev: both say what is scored; choose one")
         dev = self.dev or (None if self.hold_out else self._find("dev", needed=False))
+        train = train or dev  # of a model that is scored alone
         held_out = self.hold_out or (HELD_OUT if dev is None else 0.0)
         return [open_squad(self.version, train, dev, cutter, settings, strict=self.strict, held_out=held_out)]
 

@@ -6,11 +6,16 @@
 The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pretraining.processes.environment import prepare_process
@@ -26,6 +31,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning
 from finetuning.tasks.swag import open_swag
 from finetuning.tasks.task import Task
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.ending import exit_now
 
 
@@ -39,9 +45,9 @@ class RunSwag(Command):
     data: Path | None = None
     """Folder with train.csv, val.csv and test.csv (default: data/swag, then swag in CLOZE_DATA)."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
         """Reads the files."""
-        return [open_swag(find_data(self.data, "swag"), cutter, settings)]
+        return [open_swag(find_data(self.data, "swag"), cutter, settings, trained)]
 
 
 if __name__ == "__main__":

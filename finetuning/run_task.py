@@ -6,11 +6,16 @@
 What the file says: docs/own-tasks.md. The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pretraining.processes.environment import prepare_process
@@ -29,6 +34,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Task
+from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.ending import exit_now
 
 
@@ -42,11 +48,11 @@ class RunTask(Command):
     tasks: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """TOML files that describe tasks, at least one."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
         """Reads the files of the tasks."""
         if not self.tasks:
             raise UserError("no task: name a TOML file that describes one; docs/own-tasks.md says what is in it")
-        return [open_own(task, cutter, settings) for task in self.tasks]
+        return [open_own(task, cutter, settings, trained) for task in self.tasks]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import replacing
+from data_prep.common.outputs import making
 from data_prep.fetching.client import Client, Options
 from data_prep.readers import demo
 
@@ -51,6 +52,8 @@ class Demo(Options):
     """Texts of each package to train on."""
     dev: int = 100
     """Texts of each package to score."""
+    replace: bool = False
+    """Replace files of these names that something else has made."""
 
     def checks(self) -> Checks:
         """Checks what is too small to be a task."""
@@ -61,13 +64,14 @@ class Demo(Options):
     def fetch(self, client: Client) -> str:
         """Writes the task; returns the command that fine-tunes on it."""
         out = self.out or Path("data/demo-task")
-        read, unread = demo.halves()
-        splits = self.choose(texts_by_package(read), texts_by_package(unread))
-        for split, texts in splits.items():
-            with replacing(out / f"{split}.jsonl") as file:
-                file.writelines(lines(texts))
-        with replacing(out / TASK) as file:
-            file.write(OPENING.encode())
+        with making([out / TASK, out / "train.jsonl", out / "dev.jsonl"], "fetch.py demo", [], self.replace):
+            read, unread = demo.halves()
+            splits = self.choose(texts_by_package(read), texts_by_package(unread))
+            for split, texts in splits.items():
+                with replacing(out / f"{split}.jsonl") as file:
+                    file.writelines(lines(texts))
+            with replacing(out / TASK) as file:
+                file.write(OPENING.encode())
         client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
         return f"python finetuning/run_task.py {out / TASK}"
 

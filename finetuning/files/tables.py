@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.readers.foreign import not_text
 
+HEAD = 4096  # bytes that tell what a file is
 LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
 
 
@@ -214,6 +216,15 @@ def _is_plain(kind: pa.DataType) -> bool:
     return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError) -> UserError:
+    """What is wrong with a file on a line of which bytes are no text; its first bytes tell whether it is a text."""
+    if foreign := not_text(head):
+        cure = foreign.cure_for(Path(path))
+        return UserError(f"{path}: {foreign.what}, which is not read here" + f"; {cure}" * bool(foreign.cure))
+    cure = "convert it: iconv -f LATIN1 -t UTF-8, if it is Latin-1"
+    return UserError(f"{path}:{line}: not UTF-8 ({error.reason}); {cure}")
+
+
 def read_text(path: Path) -> str:
     """Reads a text file that is not empty, without its byte-order mark and with `\\n` alone at the ends of lines."""
     try:
@@ -225,9 +236,7 @@ def read_text(path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = 1 + content.count(b"\n", 0, error.start)
-        cure = "convert it: iconv -f LATIN1 -t UTF-8, if it is Latin-1"
-        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); {cure}") from error
+        raise not_utf8(path, 1 + content.count(b"\n", 0, error.start), content[:HEAD], error) from error
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text.replace("\r\n", "\n")

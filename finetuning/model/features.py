@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from finetuning.model.heads import Output, TaskBatch, loss_of
+from finetuning.scale import Scale
 from finetuning.settings import Features
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.model.encoder import Encoder, Trainable
@@ -43,7 +44,7 @@ class FeatureModel(Trainable):
 
     def forward(self, batch: TaskBatch) -> Output:
         logits = self.logits(batch)
-        return Output(loss_of("tags", logits, batch), logits)
+        return Output(loss_of("tags", logits, batch, Scale()), logits)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """(m, tags): what the head says of every word, in fp32."""

@@ -18,7 +18,15 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.places import MODEL
 from pretraining.checkpoint.models import FoundModel
 from pretraining.huggingface.config import GENERIC
-from pretraining.huggingface.folders import CONFIG, REPLACED, WEIGHTS, read_encoder, read_fine_tuned, read_head
+from pretraining.huggingface.folders import (
+    CONFIG,
+    REPLACED,
+    WEIGHTS,
+    files_of_sentences,
+    read_encoder,
+    read_fine_tuned,
+    read_head,
+)
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.huggingface.weights import count_segments, list_weights
@@ -110,8 +118,10 @@ def find_model(name: str | None = None) -> Model:
     """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
     found = FoundModel.open(name or str(newest_export()))
     shape = replace(found.shape, vocabulary=len(found.vocabulary), next_sentence=False)
-    head = None if found.is_checkpoint else read_head(found.folder)
     notes = doubts(found.name, found.vocabulary)
+    if files := files_of_sentences(found.folder):
+        notes.append(f"{found.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
+    head = None if found.is_checkpoint else read_head(found.folder)
     if spare := found.shape.vocabulary - shape.vocabulary:
         notes.append(f"{found.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
     return Model(found, shape, head, tuple(notes))

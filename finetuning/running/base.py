@@ -16,6 +16,7 @@ from finetuning.model.heads import logits_of
 from finetuning.model.models import Model
 from finetuning.places import MODEL
 from finetuning.running.loop import Run
+from finetuning.scale import Scale
 from finetuning.settings import Dropout
 from finetuning.tasks.task import Column, Task
 from pretraining.huggingface.folders import write_fine_tuned
@@ -82,8 +83,10 @@ class Base:
 
 
 def identity_of(task: Task) -> dict[str, str]:
-    """What tells the data of a task from others: how many rows every split has, and a checksum of them."""
-    return {split: _describe(task.content(split)) for split in ("train", *task.dev)}
+    """What tells the data of a task from others: how many rows every split has, and a checksum of them; and the scale
+    of its numbers, on which a run that was begun without one cannot go on."""
+    data = {split: _describe(task.content(split)) for split in ("train", *task.dev)}
+    return data if task.scale == Scale() else {**data, "scale": f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
 
 
 def _describe(columns: Sequence[Column]) -> str:

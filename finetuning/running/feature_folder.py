@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -25,6 +24,7 @@ from finetuning.running.starting import build_model
 from finetuning.settings import FineTuning
 from pretraining.huggingface.folders import CONFIG, TASK, WEIGHTS, read_task, write_bare
 from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights_file import read_weights
 
 CARD = """# {task}: a BiLSTM on frozen features of {base}
 
@@ -59,7 +59,7 @@ def read_features(folder: Path) -> tuple[FeatureModel, TaskHead, Vocabulary]:
     try:
         known, scratch, head = task["base"], task["base"]["from_scratch"], TaskHead("tags", tuple(task["labels"]))
         settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
-        trained = load_file(folder / WEIGHTS)
+        trained = read_weights(folder / WEIGHTS)
     except (KeyError, TypeError, ValidationError, SafetensorError, FileNotFoundError) as error:
         raise UserError(f"{folder}: cannot be read: {error}; fine-tune it anew") from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
@@ -16,8 +17,8 @@ from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
 from finetuning.running.records import ScoreRecord, StepRecord
 from finetuning.running.starting import RunState, Weights, find_start, open_log
+from finetuning.running.without_training import certainty_of
 from finetuning.settings import FineTuning
-from finetuning.tasks.scores import is_degenerate
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.writing import Saver
 from pretraining.engine.engine import CollapseError
@@ -33,14 +34,23 @@ class Run:
     """One task, one setting of everything, one seed. All ranks make it and go through it together."""
 
     def __init__(
-        self, task: Task, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
+        self,
+        task: Task,
+        shape: Shape,
+        weights: Weights,
+        settings: FineTuning,
+        folder: Path,
+        context: Context,
+        epochs_after: float = 0.0,
     ) -> None:
-        """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own."""
+        """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own. After it the
+        other runs of the task will go through its items so many times."""
         self.task, self.settings, self.folder, self.context = task, settings, folder, context
-        self.engine, self.meter, self.state = find_start(task.head, shape, weights, settings, folder, context)
+        self.engine, self.meter, self.state = find_start(task, shape, weights, settings, folder, context)
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.log = open_log(folder, self.state.step, settings.logging, context)
+        self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
         self.saver = Saver(folder, settings.checkpoints, self.log.say)
 
     def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
@@ -49,6 +59,7 @@ class Run:
         batches = closing(self.batches.iterate(self.state.step))
         with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES), batches as ahead:
             self.meter.begin()
+            self.begun = time.monotonic()
             try:
                 self.score_where_due()  # a stop may have come before it
                 while not self.is_over:
@@ -108,12 +119,22 @@ class Run:
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
-        record = StepRecord.of(self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm)
+        record = StepRecord.of(
+            self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
+        )
         if not math.isfinite(record.loss):
             raise BrokenError(f"the loss is {record.loss} at step {self.state.step}")
         self.state.seconds += record.seconds
         self.state.items += record.items
         self.log.write(record)
+
+    def seconds_left(self) -> tuple[float, float]:
+        """How long the run will still take, and all runs of the task if there are others: as its steps took since this
+        start, with what was scored and saved between them."""
+        seconds = (time.monotonic() - self.begun) / (self.state.step - self.first_step)
+        left = seconds * (self.steps - self.state.step)
+        after = seconds * self.epochs_after * len(self.task.train) / self.settings.batch
+        return left, left + after if after else 0.0
 
     def score_where_due(self) -> None:
         """Scores dev at the end of every stretch, once; keeps the last weights, or with an early stop the best."""
@@ -131,7 +152,8 @@ class Run:
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
             state.best, state.worse = (scores[first][task.metric], 0) if better else (state.best, state.worse + 1)
             if kept:
-                state.scores, state.degenerate = scores, is_degenerate(task.head, outputs[first])
+                state.scores, state.certainty = scores, certainty_of(task, outputs)
+                state.degenerate = task.is_degenerate(first, outputs[first])
                 with self.context.watch.pause():
                     self._keep(self, outputs)
             state.scored = state.step

@@ -9,9 +9,13 @@ from typing import ClassVar
 from rich.console import Group
 from torch import Tensor
 
+from data_prep.common.progress import duration
 from pretraining.reporting.console import cropped, left, number, progress
 from pretraining.reporting.meter import Meter, Speed
 from pretraining.reporting.run_log import Record
+
+Splits = Mapping[str, Mapping[str, float]]
+"""Figures by split and name."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,20 @@ class StepRecord(Record):
     """What these steps took, without evaluation and saving."""
     total_steps: int = 0
     """Steps of the whole run."""
+    all_left: float = 0.0
+    """Seconds that all runs of the task will still take; 0 where this is the last."""
 
     @classmethod
-    def of(cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None) -> StepRecord:
-        """The figures of the steps up to this one of a run; the meter begins anew. All ranks call it together."""
+    def of(
+        cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None, left: tuple[float, float]
+    ) -> StepRecord:
+        """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
+        begins anew. All ranks call it together."""
         steps, rate = meter.steps, meter.learning_rate
-        totals, speed = meter.flush()
+        totals, speed = meter.flush(seconds_left=left[0])
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
         norm, loss = None if norm is None else float(norm), totals["loss"] / max(totals["labels"], 1)
-        return cls(step, epoch, loss, rate, norm, items / seconds, speed, items, seconds, total)
+        return cls(step, epoch, loss, rate, norm, items / seconds, speed, items, seconds, total, left[1])
 
     def figures(self) -> dict[str, float | None]:
         figures = {name: value for name, value in vars(self).items() if name not in UNWRITTEN}
@@ -59,12 +68,15 @@ class StepRecord(Record):
             f"loss {self.loss:.4f}",
             *self._pace(),
         ]
-        return "  ".join([*parts, *left(self.speed.seconds_left)])
+        return "  ".join([*parts, *left(self.speed.seconds_left), *self._all_left()])
 
     def panel(self, width: int) -> Group:
         """Two lines, for terminals of 80 columns and more."""
         head = progress("step", self.step, self.total_steps, self.speed.seconds_left, width)
-        return Group(head, cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace()])))
+        return Group(head, cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace(), *self._all_left()])))
+
+    def _all_left(self) -> list[str]:
+        return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
 
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
@@ -76,32 +88,40 @@ class ScoreRecord(Record):
     """What the model scores on splits of a task that it did not learn from."""
 
     kind: ClassVar[str] = "scores"
-    group: ClassVar[str] = "dev"
-    no_curve: ClassVar[frozenset[str]] = frozenset({"step"})
     epoch: float
     """Epochs that are done, with the part of the one at work."""
-    scores: Mapping[str, Mapping[str, float]]
+    scores: Splits
     """The figures of every split."""
     metric: str = ""
     """The figure by which runs are compared, which a line shows. In no file."""
 
     def figures(self) -> dict[str, float | None]:
-        scores = {f"{split}/{name}": value for split, table in self.scores.items() for name, value in table.items()}
-        return {"step": self.step, "epoch": self.epoch, **scores}
+        return {"step": self.step, "epoch": self.epoch, **self.curves()}
+
+    def curves(self) -> dict[str, float | None]:
+        """Every figure under its split: `dev/accuracy`, `test/accuracy`."""
+        return {f"{split}/{name}": value for split, table in self.scores.items() for name, value in table.items()}
 
     def line(self) -> str:
         return f"after step {self.step:,}  epoch {self.epoch:.2f}  {describe(self.scores, self.metric)}"
 
 
-def describe(scores: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    """What a line shows of the scores of every split: the one by which runs are compared; the files have all."""
-    return f"{metric}  " + "  ".join(f"{split} {percent(figures[metric])}" for split, figures in scores.items())
+def describe(scores: Splits, metric: str, items: Mapping[str, int] | None = None, spreads: Splits | None = None) -> str:
+    """What a line shows of the scores of every split: the one by which runs are compared, and where it is known what
+    so many items leave open; the files have all."""
+    shown, items, spreads = [], items or {}, spreads or {}
+    for split, figures in scores.items():
+        on = f" on {items[split]:,}" if split in items else ""
+        shown.append(f"{split} {percent(figures[metric], spreads.get(split, {}).get(metric))}{on}")
+    return f"{metric}  " + "  ".join(shown)
 
 
-def percent(figure: float | None) -> str:
-    """A score as the console shows it, in hundredths."""
-    return "" if figure is None else f"{100 * figure:.1f}"
+def percent(figure: float | None, spread: float | None = None) -> str:
+    """A score as the console shows it, in hundredths, with its standard error where that is known."""
+    if figure is None:
+        return ""
+    return f"{100 * figure:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
-UNWRITTEN = ("speed", "items", "seconds", "total_steps")
+UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left")
 """Fields of a step that are in no file under these names."""

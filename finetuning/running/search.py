@@ -138,12 +138,19 @@ def remove_worse_models(task: Path) -> None:
 
 
 def run_member(
-    task: Task, member: Member, base: Base, folder: Path, identity: dict[str, Any], context: Context
+    task: Task,
+    member: Member,
+    base: Base,
+    folder: Path,
+    identity: dict[str, Any],
+    context: Context,
+    epochs_after: float,
 ) -> dict[str, Any]:
-    """Goes through one run, from where it was stopped, and writes its results. All ranks call it together."""
+    """Goes through one run, from where it was stopped, and writes its results; other runs of the task will go through
+    so many epochs after it. All ranks call it together."""
     settings, leads = member.settings, context.world.rank == 0
     begin(folder, identity, settings, context)
-    run = Run(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context)
+    run = Run(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context, epochs_after)
     results: dict[str, Any] = {"run": member.name, "metric": task.metric, "score": None}
     results |= {"settings": what_decides(settings), "predicted": [*task.dev, *task.test]}
     try:
@@ -152,7 +159,12 @@ def run_member(
         results |= {"failed": str(error)}
     else:
         results |= {"score": next(iter(state.scores.values()))[task.metric], "scores": state.scores}
-        results |= {"degenerate": state.degenerate, "steps": state.step, "seconds": round(state.seconds, 2)}
+        results |= {
+            **state.certainty,
+            "degenerate": state.degenerate,
+            "steps": state.step,
+            "seconds": round(state.seconds, 2),
+        }
         results |= {"items_per_second": round(state.items / state.seconds, 2)}
         results |= {"dtype": name_dtype(run.engine.dtype), "ranks": context.world.size, "device": context.device.type}
     run.close()
@@ -181,7 +193,7 @@ def score_member(
 
 def keep(run: Run, outputs: Outputs, *, base: Base) -> None:
     """Writes what a run has learned: its predictions, and the model. All ranks call it together."""
-    weights = dict(run.engine.weights())
+    weights = run.task.scale.folded(dict(run.engine.weights()))
     with shared_errors():
         if run.context.world.rank == 0:
             for split, output in outputs.items():

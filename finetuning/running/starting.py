@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
+from finetuning.scale import Scale
 from finetuning.settings import FineTuning
-from finetuning.tasks.task import Scores
+from finetuning.tasks.task import Scores, Task
 from pretraining.checkpoint.reading import newest_whole, read_weights_together, restore_engine
 from pretraining.checkpoint.record import read_record
 from pretraining.config.settings import Logging
@@ -46,16 +48,18 @@ class RunState:
     """the step after which dev was scored last"""
     scores: dict[str, Scores] = field(default_factory=dict)
     """the scores of every split, of the weights that are kept"""
+    certainty: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """how sure these scores are, as results.json has it"""
     degenerate: bool = False
     """whether these weights say the same of every item"""
 
 
 def find_start(
-    head: TaskHead, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
+    task: Task, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
 ) -> tuple[Engine, Meter, RunState]:
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
     checkpoint = newest_whole(folder, context.warn)
-    model = build_model(head, shape, weights, settings, fresh=checkpoint is None)
+    model = build_model(task.head, shape, weights, settings, fresh=checkpoint is None, scale=task.scale)
     if checkpoint is not None:
         sizes = {name: weight.shape for name, weight in model.named_parameters()}
         model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
@@ -71,7 +75,12 @@ def find_start(
 
 
 def build_model(
-    head: TaskHead, shape: Shape, weights: Weights, settings: FineTuning, fresh: bool = True
+    head: TaskHead,
+    shape: Shape,
+    weights: Weights,
+    settings: FineTuning,
+    fresh: bool = True,
+    scale: Scale | None = None,
 ) -> TaskModel | FeatureModel:
     """Makes the model for a task; a `fresh` one has the weights that are known, and draws the others by the seed."""
     if settings.features.layers:
@@ -81,7 +90,7 @@ def build_model(
             model = FeatureModel(shape, head, settings.features, known)
             nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
         return model
-    whole = TaskModel(shape, head, settings.compute.checkpoint_activations).initialize(settings.seed)
+    whole = TaskModel(shape, head, settings.compute.checkpoint_activations, scale).initialize(settings.seed)
     if fresh:
         whole.load_state_dict({**whole.state_dict(), **weights})
     return whole
@@ -95,6 +104,5 @@ def open_log(folder: Path, step: int, settings: Logging, context: Context) -> Ru
         tensorboard=settings.tensorboard,
         first_step=step + 1 if step else 0,
         active=context.world.rank == 0,
-        stopping=lambda: context.control.asked,
         name=context.run,
     )

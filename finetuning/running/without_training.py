@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from finetuning.model.heads import TaskModel
 from finetuning.model.models import Model
 from finetuning.running.outputs import Outputs, all_logits
 from finetuning.settings import FineTuning
-from finetuning.tasks.scores import is_degenerate
 from finetuning.tasks.task import Task
 from pretraining.config.reading import parse_overrides
 from pretraining.config.toml_text import toml_value
@@ -21,6 +21,8 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import StoppedError
 
+CERTAINTY = ("items", "spreads", "classes")
+"""What results.json says of how sure the figures of every split are."""
 LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
 """Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
 
@@ -39,7 +41,7 @@ def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Co
         context.console.print(note, markup=False, highlight=False)
     network = TaskModel(model.shape, task.head)
     network.load_state_dict(weights)
-    network = network.to(context.device, choose_dtype(settings.precision.dtype, context.device)).eval()
+    network = network.in_numbers(choose_dtype(settings.precision.dtype, context.device), context.device)
     try:
         return all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:
@@ -55,8 +57,16 @@ def score(task: Task, outputs: Outputs, predictions: Path) -> dict[str, Any]:
     for split, output in outputs.items():
         task.write_predictions(split, output, predictions)
     first = next(iter(task.dev))
-    degenerate = is_degenerate(task.head, outputs[first])
-    return {"score": scores[first][task.metric], "scores": scores, "degenerate": degenerate}
+    degenerate = task.is_degenerate(first, outputs[first])
+    told = {"score": scores[first][task.metric], "scores": scores, **certainty_of(task, outputs)}
+    return {**told, "degenerate": degenerate}
+
+
+def certainty_of(task: Task, outputs: Outputs) -> dict[str, dict[str, Any]]:
+    """How sure the figures of the splits of dev are, as results.json says it: the items of each, the spreads of its
+    figures, and its classes."""
+    found = {split: asdict(task.certainty(split, outputs[split])) for split in task.dev}
+    return {name: {split: each[name] for split, each in found.items()} for name in CERTAINTY}
 
 
 def as_it_was_trained(folder: Path, overrides: Sequence[str]) -> list[str]:

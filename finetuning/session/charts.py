@@ -1,7 +1,6 @@
 """Charts of fine-tuning, as PNG: how runs went, what a model confuses, and which settings were best.
 
-Every function draws a figure, and `save` writes it. Matplotlib is loaded when the first one is drawn, so that training
-does not wait for it. The colours are told apart by people who see red and green alike.
+Every function draws a figure.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.files import replacing
+from finetuning.session.look import Measured
+from finetuning.tasks.certainty import wilson
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, DPI = 8.0, 150  # inches, and dots an inch: to be read at 800 dots across
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#B0B0B0"
 LONGEST = 24  # characters of a name
 LONGEST_TITLE = 56
 LETTER = 135  # letters of one point in an inch
@@ -34,28 +32,29 @@ MOST_POINTS = 3000  # points that can be told apart
 
 
 def curves(metrics: Mapping[str, Path], best: str | None, metric: str, title: str) -> Figure:
-    """The loss over the steps and the score on dev over the epochs, as the metrics.jsonl of every run has them.
+    """The loss over the steps and the scores over the epochs, as the metrics.jsonl of every run has them.
 
-    The best run stands out from the others, which are grey; it shows every split of dev.
+    The best run stands out from the others, which are grey; it shows every split that is scored.
     """
-    figure = _figure(3.6)
+    figure = new_figure(3.6)
     left, right = figure.subplots(1, 2)
     for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
         records = list(_records(metrics[name]))
         color, width, above = (BLUE, 2.0, 3) if name == best else (GREY, 1.0, 2)
         steps, losses = _column(records, "step", "loss")
         left.plot(steps, losses, color=color, alpha=0.25, linewidth=0.6)
-        left.plot(steps, _smooth(losses, 1 + len(losses) // 20), color=color, linewidth=width, zorder=above)
-        splits = [key for record in records for key in record if key.endswith(f"/{metric}")]
-        for number, split in enumerate(dict.fromkeys(splits) if name == best else splits[:1]):
+        left.plot(steps, smooth(losses, 1 + len(losses) // 20), color=color, linewidth=width, zorder=above)
+        scored = [key for record in records for key in record if key.endswith(f"/{metric}")]
+        for number, split in enumerate(dict.fromkeys(scored) if name == best else scored[:1]):
             epochs, scores = _column(records, "epoch", split)
             label, style = split.removesuffix(f"/{metric}"), ("-", "--", ":")[number % 3]
             shown = {"color": color, "linewidth": width, "linestyle": style, "marker": "o", "markersize": 2 * width}
             right.plot(epochs, 100 * scores, zorder=above, label=label if name == best else None, **shown)
     left.set(xlabel="step", ylabel="loss of training")
-    right.set(xlabel="epoch", ylabel=f"{metric} × 100, on dev")
+    splits = right.get_legend_handles_labels()[1]
+    right.set(xlabel="epoch", ylabel=f"{metric} × 100" + (f", on {splits[0]}" if len(splits) == 1 else ""))
     right.xaxis.get_major_locator().set_params(integer=len(right.lines) > 0 and right.get_xlim()[1] > 1.5)
-    if len(right.get_legend_handles_labels()[1]) > 1:
+    if len(splits) > 1:
         right.legend(frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -79,7 +78,7 @@ def confusion(gold: Array, predicted: Array, names: Sequence[str], title: str) -
     longest = max(map(len, plain)) * font / LETTER  # inches
     cell = min(1.1, (WIDTH - 1.7 - longest - 8 * font / LETTER) / size)
     upright = longest > 0.9 * cell
-    figure = _figure(size * cell + 0.9 + (longest if upright else 0.2))
+    figure = new_figure(size * cell + 0.9 + (longest if upright else 0.2))
     axes = figure.subplots()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     digits = len(f"{counts.max():,}")
@@ -98,7 +97,7 @@ def confusion(gold: Array, predicted: Array, names: Sequence[str], title: str) -
 
 def scatter(gold: Array, predicted: Array, title: str) -> Figure:
     """The scores that a model gives, against the right ones; many points become a map of how many there are."""
-    figure = _figure(6.4)
+    figure = new_figure(6.4)
     axes = figure.subplots()
     there = np.isfinite(predicted)
     both = np.concatenate([gold, predicted[there]])
@@ -118,26 +117,107 @@ def scatter(gold: Array, predicted: Array, title: str) -> Figure:
     return figure
 
 
+BARS = 60
+"""Bars of a picture of lengths, about."""
+MOST_CLASSES = 40
+"""Classes that are drawn; of more, those with the lowest recall."""
+
+
+def by_class(classes: Mapping[str, Mapping[str, float | None]], title: str) -> Figure:
+    """Recall and precision of every class, as results.json has them, with the interval that so many items leave."""
+    names = [*classes]
+    recall, precision, items, said = (
+        np.array([found[figure] or 0.0 for found in classes.values()], np.float64)
+        for figure in ("recall", "precision", "items", "said")
+    )
+    bars = (
+        ("recall: found of those that are", recall, items, BLUE, 1),
+        ("precision: right of those said to be", precision, said, ORANGE, -1),
+    )
+    order = np.sort(np.argsort(recall, kind="stable")[:MOST_CLASSES])[::-1]
+    figure = new_figure(1.3 + 0.44 * len(order))
+    axes = figure.subplots()
+    for label, figures, totals, color, side in bars:
+        shares, among, places = figures[order], totals[order], np.arange(len(order)) + 0.2 * side
+        low, high = wilson(shares * among, among)
+        reach = 100 * np.stack([np.maximum(shares - low, 0), np.maximum(high - shares, 0)]) * (among > 0)
+        axes.barh(places, 100 * shares, 0.36, color=color, alpha=0.8, label=label)
+        axes.errorbar(100 * shares, places, xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+        for place, share, number, end in zip(places, shares, among, 100 * shares + reach[1], strict=True):
+            text = f"{100 * share:.1f}% of {number:,.0f}" if number else "none"
+            axes.text(end + 1.2, place, text, va="center", fontsize=8)
+    axes.set_yticks(range(len(order)), [_plain(names[number]) for number in order])
+    axes.set(xlim=(0, 122), ylim=(-0.6, len(order) - 0.4), xlabel="% (lines: 95% intervals of so many items)")
+    axes.set_xticks(range(0, 101, 20))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines["bottom"].set_bounds(0, 100)
+    axes.grid(alpha=0.3, axis="x")
+    axes.set_axisbelow(True)
+    few = f"\nthe {len(order)} of {len(names)} classes of which least is found" * (len(order) < len(names))
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    axes.set_title(_plain(title, LONGEST_TITLE) + few, fontsize=11)
+    return figure
+
+
+def lengths(measured: Sequence[Measured], title: str) -> Figure:
+    """How many pieces the items have, with where they are cut, or read in parts."""
+    figure = new_figure(0.5 + 2.5 * len(measured))
+    for axes, each in zip(figure.subplots(len(measured), 1, squeeze=False)[:, 0], measured, strict=True):
+        limit, pieces = each.lengths.limit, each.pieces
+        reach = max(limit * 1.15, float(np.quantile(pieces, 0.995)) * 1.05)
+        step = math.ceil(reach / BARS)
+        edges = 0.5 + np.arange(limit % step - step, reach + step, step)  # one of them at the limit
+        reach, over = float(edges[-1]), pieces > limit
+        shown = [np.minimum(part, reach) for part in (pieces[~over], pieces[over])]
+        axes.hist(shown, edges, stacked=True, color=[BLUE, ORANGE])
+        axes.axvline(limit, color="black", linewidth=1.2, linestyle="--")
+        fate = "cut off there" if each.lengths.cuts else "read in parts"
+        told = (
+            f"{100 * over.mean():.1f}% are {fate}\nthe longest has {pieces.max():,}" if over.any() else "none is longer"
+        )
+        longer = f" (the last bar: {edges[-2]:,.0f} and more)" * bool(pieces.max() > reach)
+        on_left = limit > 0.6 * reach
+        place = {"xytext": (-6 if on_left else 6, -4), "textcoords": "offset points", "va": "top"}
+        axes.annotate(
+            f"{each.lengths.setting} = {limit}: {told}",
+            (limit, 1),
+            xycoords=("data", "axes fraction"),
+            ha="right" if on_left else "left",
+            **place,
+        )
+        axes.set(
+            xlabel=f"pieces of {each.lengths.what}" + longer, ylabel="a sample of items" if each.is_sample else "items"
+        )
+        axes.set_xlim(0, reach)
+        axes.grid(alpha=0.3, axis="y")
+        axes.set_axisbelow(True)
+    figure.suptitle(_plain(title, LONGEST_TITLE), fontsize=11)
+    return figure
+
+
 VARIED = {"batch": "batch {}", "epochs": "{:g} epochs", "seed": "seed {}"}
 """The settings that make the rows of a grid, and how a row says them."""
 
 
-def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str) -> Figure:
+def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str, items: int) -> Figure:
     """The scores of all runs by learning rate, and by batch, epochs and seed where they differ.
 
+    The colours reach as far as scores on so many items differ by chance, or farther: what may be one is alike.
     `runs` has the settings of each with its `score`, which is None where the run failed, and whether it is
     `degenerate`: such runs are hatched. The best one has a frame.
     """
     rates = sorted({run["learning_rate"] for run in runs.values()})
     values = {name: sorted({run[name] for run in runs.values()}) for name in VARIED}
     rows = list(product(*values.values()))
-    figure = _figure(1.9 + 0.36 * len(rows))
+    figure = new_figure(1.9 + 0.36 * len(rows))
     axes = figure.subplots()
     scored = [run["score"] for run in runs.values() if run["score"] is not None and not run.get("degenerate")]
-    low, high = (min(scored), max(scored)) if scored else (0.0, 1.0)
+    high = max(scored, default=1.0)
+    least, most = wilson(np.clip(high, 0.0, 1.0) * items, items)
+    low = min([*scored, high - float(most - least)])
     for name, run in runs.items():
         place = (rates.index(run["learning_rate"]), rows.index(tuple(run[key] for key in VARIED)))
-        height = None if run["score"] is None else (run["score"] - low) / ((high - low) or 1)
+        height = None if run["score"] is None else (run["score"] - low) / (high - low)
         _cell(axes, place, run, height, name == best)
     said = [[VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if len(values[key]) > 1] for row in rows]
     rounded = [re.sub(r"\.?0*e([+-])0?", r"e\1", f"{rate:e}") for rate in rates]
@@ -147,6 +227,7 @@ def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str) ->
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     legend = ["framed: the best"] if best else []
+    legend += [f"palest: {100 * (high - low):.1f} below the best"] if len(scored) > 1 else []
     legend += ["hatched: failed, or always the same answer"] if len(scored) < len(runs) else []
     figure.suptitle("\n".join([_plain(title, LONGEST_TITLE), "; ".join(legend)]).strip(), fontsize=11)
     return figure
@@ -173,23 +254,6 @@ def _cell(axes: Axes, place: tuple[int, int], run: Mapping[str, Any], height: fl
         said.set(color="white")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure whole or not at all. Letters that the font lacks are boxes in it."""
-    with warnings.catch_warnings(), replacing(path) as file:
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-
-
-def _figure(height: float) -> Figure:
-    """An empty figure that finds room for its labels, and belongs to no window."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), layout="compressed")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _plain(text: str, longest: int = LONGEST) -> str:
     """A name on one line, not too long: what names have alike is often their beginning, so that the end stays too."""
     text = " ".join(text.split())
@@ -211,12 +275,3 @@ def _column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tupl
     pairs = [(record[along], record[name]) for record in records if record.get(name) is not None]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
-
-
-def _smooth(values: Array, window: int) -> Array:
-    """The means of so many values before each, itself included."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    begins = np.maximum(ends - window, 0)
-    means: Array = (sums[ends] - sums[begins]) / (ends - begins)
-    return means

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import absence
 from finetuning.inputs import Cutter
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.config.toml_text import toml_value
+from pretraining.huggingface.task_head import TaskHead
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Command:
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter) -> list[Task]:
-        """Reads the files of all tasks."""
+    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+        """Reads the files of all tasks. Where a model that is `trained` already is only scored, files to train on may
+        be missing: those of dev stand in for them, and the labels are the model's."""
         raise NotImplementedError
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
@@ -84,7 +87,7 @@ def find_data(given: Path | None, name: str, cure: str = "") -> Path:
     wanted = places if given is None else [given]
     found = next((place for place in wanted if place.exists()), None)
     if found is None and given is not None:
-        raise UserError(f"--data {given}: no such folder")
+        raise UserError(f"--data {given}: {absence(given, 'folder')}")
     if found is None:
         there = " or ".join(map(str, places))
         cure = cure or f"python finetuning/fetch.py {name} fetches it"

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from finetuning.places import PREDICTIONS
 from finetuning.session import charts
+from finetuning.session.look import measure
 from finetuning.settings import VARIED
 from finetuning.tasks.task import Task
+from pretraining.reporting.figures import save
 from pretraining.reporting.metrics_file import METRICS
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def draw(task: Task, folder: Path, results: Mapping[str, Any]) -> list[str]:
     for name, make in _charts(task, folder, results):
         try:
             if (figure := make()) is not None:
-                charts.save(figure, folder / f"{name}.png")
+                save(figure, folder / f"{name}.png")
         except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than charts
             warnings.append(f"{folder / name}.png: not drawn: {type(error).__name__}: {error}")
     return warnings
@@ -37,10 +39,27 @@ def _charts(task: Task, folder: Path, results: Mapping[str, Any]) -> Iterator[tu
     if len(metrics) > 1:
         yield (
             "grid",
-            lambda: charts.grid({name: _cell(runs[name]) for name in metrics}, best, f"{task.name}: {metric}"),
+            lambda: charts.grid(
+                {name: _cell(runs[name]) for name in metrics},
+                best,
+                f"{task.name}: {metric}",
+                len(next(iter(task.dev.values()))),
+            ),
         )
+    if metrics:
+        yield "lengths", partial(_lengths, task)
     for split in task.dev if best is not None else ():
         yield f"answers_{split}", partial(_answers, task, folder / PREDICTIONS, split)
+        if classes := results["classes"].get(split):
+            yield f"classes_{split}", partial(charts.by_class, classes, f"{task.name}, {split}")
+
+
+def _lengths(task: Task) -> Figure | None:
+    """How long the training items are; None where none of them is longer than a model is given."""
+    measured = list(measure(task.seen("train")))
+    if not any((each.pieces > each.lengths.limit).any() for each in measured):
+        return None
+    return charts.lengths(measured, f"{task.name}, train")
 
 
 def _answers(task: Task, predictions: Path, split: str) -> Figure | None:

@@ -16,27 +16,29 @@ from data_prep.common.progress import duration
 from finetuning.places import MODEL, PREDICTIONS, RESULTS
 from finetuning.running.records import describe, percent
 from finetuning.running.search import best_of, remove_worse_models, results_of
+from finetuning.running.without_training import CERTAINTY
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 
 SHOWN = 10
 """Runs of a task that are shown one by one."""
+TOGETHER = 2
+"""Figures of a line, which terminals of 80 columns have room for."""
 
 
 def outcome(results: Mapping[str, Any]) -> str:
     """One line on what came of a run."""
     if "failed" in results:
         return f"failed: {results['failed']}"
-    scores = describe(results["scores"], results["metric"])
+    scores = describe(results["scores"], results["metric"], results.get("items"), results.get("spreads"))
     doubt = "  degenerate" * results.get("degenerate", False)
-    speed = (
-        f"  ({duration(results['seconds'])}, {results['items_per_second']:,.0f} items/s)" if "steps" in results else ""
-    )
-    return f"{scores}{speed}{doubt}"
+    took = f"  ({duration(results['seconds'])})" if "steps" in results else ""
+    return f"{scores}{took}{doubt}"
 
 
-def conclude(task: Task, folder: Path) -> dict[str, Any]:
-    """Puts the best run's model and predictions beside the runs, and writes what came of all of them."""
+def conclude(task: Task, folder: Path, data: Mapping[str, str]) -> dict[str, Any]:
+    """Puts the best run's model and predictions beside the runs, and writes what came of all of them; `data` tells the
+    items of every split from others."""
     remove_worse_models(folder)
     runs = results_of(folder)
     for name in runs:  # of a run that was killed when it had its results
@@ -55,6 +57,8 @@ def conclude(task: Task, folder: Path) -> dict[str, Any]:
         "median": median(scores) if scores else None,
         "spread": [min(scores), max(scores)] if scores else None,
         "scores": {} if best is None else runs[best]["scores"],
+        **{name: {} if best is None else runs[best].get(name, {}) for name in CERTAINTY},
+        "data": data,
         "unanswered": [] if best is None else [*{**task.dev, **task.test}.keys() - {*runs[best]["predicted"]}],
         "degenerate": [name for name, results in runs.items() if results.get("degenerate")],
         "failed": [name for name, results in runs.items() if "failed" in results],
@@ -78,7 +82,7 @@ def summary(all_results: Sequence[Mapping[str, Any]], out: Path) -> Iterator[Ren
     """What came of every task: its runs, the best first; how much they differ; all scores of the best; what is next."""
     runs = table_of("task", "run", ">score", ">time", "")
     tasks = table_of("task", "metric", ">best", ">median", ">lowest", ">highest", ">runs")
-    scores = table_of("task", "split", "scores of the best run")
+    scores = table_of("task", "split", ">items", "scores of the best run, ± by chance")
     for results in all_results:
         name, spread = results["task"], results["spread"] or [None, None]
         for row in rows_of(results["runs"]):
@@ -86,7 +90,11 @@ def summary(all_results: Sequence[Mapping[str, Any]], out: Path) -> Iterator[Ren
         figures = [percent(figure) for figure in (results["score"], results["median"], *spread)]
         tasks.add_row(name, results["metric"], *figures, str(len(results["runs"])))
         for split, table in results["scores"].items():
-            scores.add_row(name, split, ", ".join(f"{figure} {percent(value)}" for figure, value in table.items()))
+            spreads, items = results["spreads"].get(split, {}), results["items"].get(split)
+            said = [f"{figure} {percent(value, spreads.get(figure))}" for figure, value in table.items()]
+            place = (name, split, "" if items is None else f"{items:,}")
+            for begin in range(0, len(said), TOGETHER):
+                scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
     for results in all_results:
         for kind, text in (("degenerate", "the same answer for every item"), ("failed", "failed")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.locks import locked
 from data_prep.common.memory import collection_paused
+from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.model.features import LAST_FOUR
 from finetuning.model.models import RUNS, Model, find_model
-from finetuning.places import RESULTS
+from finetuning.places import PLAN, RESULTS
 from finetuning.running.base import Base, identity_of
 from finetuning.running.search import (
     Member,
@@ -41,6 +43,7 @@ from finetuning.running.search import (
 from finetuning.running.without_training import as_it_was_trained, outputs_of_model, outputs_without_model
 from finetuning.session.command import Command
 from finetuning.session.drawing import draw
+from finetuning.session.look import look
 from finetuning.session.plan import plan
 from finetuning.session.report import conclude, outcome, summary
 from finetuning.session.sharing import memory_of_run, share_machine
@@ -117,6 +120,9 @@ class Session:
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
         for note in (*self.model.notes, *length_doubts(self.settings, self.model), *of_tasks):
             self._print(note)
+        for task in self.tasks if self.leads else ():
+            for line in look(task, trains=not self.command.evaluate):
+                self._print(f"{task.name}: {line}")
 
     def _read_settings(self, device: Literal["cpu", "cuda"]) -> str:
         """Reads the recipe for the model, as it is called, with what the command says; and where results go."""
@@ -138,7 +144,8 @@ class Session:
     def _read_tasks(self) -> None:
         """Reads the files of all tasks, and refuses those that the command is not for."""
         with collection_paused():
-            self.tasks = self.command.open_tasks(self.settings, Cutter(self.model.vocabulary))
+            trained = self.model.head if self.command.evaluate else None
+            self.tasks = self.command.open_tasks(self.settings, Cutter(self.model.vocabulary), trained)
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
@@ -168,6 +175,8 @@ class Session:
                 if self.leads and not self.command.share:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", BUSY))
                     self.ending.record_in(self.out)
+                    names = {task.name: [run.name for other, run in self.runs if other is task] for task in self.tasks}
+                    write_json(self.out / PLAN, names)
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
@@ -206,9 +215,11 @@ class Session:
                 else:
                     context = replace(context, run=name)
                 torch.set_num_threads(self.sharing.threads)  # the run before may have had others
+                begun = time.monotonic()
                 results = self._make(task, member, folder, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
-                say(self.console, f"{name}  {outcome(results)}")
+                left = self._left(task, member, max(time.monotonic() - begun, results.get("seconds", 0.0)))
+                say(self.console, f"{name}  {outcome(results)}{left}")
             if self.leads:
                 remove_worse_models(folder.parent)
             gc.collect()
@@ -223,9 +234,21 @@ class Session:
         """Goes through a run; returns its results."""
         identity = self._identity(task, member)
         if member.trains:
-            return run_member(task, member, self.base, folder, identity, context)
+            epochs = self._epochs_after(task, member)
+            return run_member(task, member, self.base, folder, identity, context, epochs)
         outputs = outputs_without_model(task) or outputs_of_model(task, self.model, member.settings, context)
         return score_member(task, member, outputs, folder, identity, context)
+
+    def _epochs_after(self, task: Task, member: Member) -> float:
+        """The epochs of the runs of a task that are not done, without this one: of those at a time one counts."""
+        others = [other for of, other in self.runs if of is task and other is not member and other.trains]
+        left = [other.settings.epochs for other in others if results_in(self._folder(task, other)) is None]
+        return sum(left) / self.sharing.jobs
+
+    def _left(self, task: Task, member: Member, seconds: float) -> str:
+        """A line on how long the other runs of a task will still take, where this one took so many seconds."""
+        after = self._epochs_after(task, member)
+        return f"\n  {duration(seconds / member.settings.epochs * after)} left for {task.name}" if after else ""
 
     def _folder(self, task: Task, member: Member) -> Path:
         return self.out / task.name / member.name
@@ -236,7 +259,7 @@ class Session:
 
     def _conclude(self) -> None:
         """Tells what came of all runs, and keeps the best of every task."""
-        results = [conclude(task, self.out / task.name) for task in self.tasks]
+        results = [conclude(task, self.out / task.name, self.data[task.name]) for task in self.tasks]
         write_json(self.out / RESULTS, {result["task"]: result for result in results})
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw(task, self.out / task.name, result):

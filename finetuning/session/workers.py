@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
+from data_prep.common.locks import LOCK as LOCK
 from data_prep.common.locks import HeldError, locked
 from pretraining.processes.outliving import end_with_parent
 from pretraining.processes.stopping import Control, StoppedError
 
 NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"
 """Variables that tell a worker which one it is, from 1 on, and how many processes there are with the first."""
-LOCK = "lock"
 BUSY = "{owner} is at work in this folder\nwait for its end, or name another folder with --out"
 """What is said of a folder in which another process is at work."""
 PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,14 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, plain, splits_of
+from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, LABELLED, file_names, find_task, plain, task_folder
 from finetuning.files.splits import find_splits, name_files, on_the_hub
 from finetuning.files.tables import Table, read_parquet, read_tsv
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
 from finetuning.tasks import scores
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, doubts, join, read_classes, read_scores, tsv_bytes
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes
 from pretraining.huggingface.task_head import TaskHead
 
 
@@ -109,23 +108,24 @@ def leaderboard_content(name: str, answers: Array) -> bytes:
 
 def find_glue(folder: Path) -> tuple[str, ...]:
     """The names of the tasks that have files in a folder, be it one split alone."""
-    return tuple(name for name in TASKS if find_splits(_folder(folder, name), _files(name)))
+    return tuple(name for name in TASKS if find_splits(task_folder(folder, name), file_names(name)))
 
 
-def open_glue(name: str, folder: Path, cutter: Cutter, settings: FineTuning) -> GlueTask:
-    """Reads a task from its folder in this one; `name` may be spelled as the folder is."""
+def open_glue(
+    name: str, folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None
+) -> GlueTask:
+    """Reads a task from its folder in this one; `name` may be spelled as the folder is. What is `trained` already needs
+    no train split."""
     if (key := plain(name)) not in TASKS:
         raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
-    place, names, columns = _folder(folder, key), _files(key), TASKS[key]
-    needed = [split for split in names if split.startswith(LABELLED)]
-    files = find_splits(place, names, needed, f"glue --task {key} --out {shlex.quote(str(folder))}")
+    files, columns = find_task(folder, key, trained is not None), TASKS[key]
     if key == "mnli":
-        files |= find_splits(_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *on_the_hub("test"))})
+        files |= find_splits(task_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *on_the_hub("test"))})
     items, notes = {}, [name_files(files)]
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
         items[split] = join([SentenceItems(cutter, settings.length, *each) for each in read])
-    train = items.pop("train")
+    learns, train = "train" in items, items.pop("train", None) or next(iter(items.values()))
     return GlueTask(
         name=key,
         head=TaskHead("classes" if columns.labels else "score", columns.labels),
@@ -135,25 +135,9 @@ def open_glue(name: str, folder: Path, cutter: Cutter, settings: FineTuning) -> 
         train=train,
         dev={split: found for split, found in items.items() if found.labels is not None},
         test={split: found for split, found in items.items() if found.labels is None},
-        notes=(*notes, *doubts(place, columns.labels, train)),
-        majority=key == "wnli" and settings.glue.wnli_majority,
+        notes=tuple(notes),
+        majority=key == "wnli" and settings.glue.wnli_majority and learns,
     )
-
-
-LABELLED = ("train", "dev")
-"""What the names of splits with labels begin with; a task needs all of these."""
-
-
-def _folder(folder: Path, name: str) -> Path:
-    """The folder of a task, however it is spelled."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = (path for path in inside if plain(path.name) == name and path.is_dir())
-    return next(found, folder / FOLDERS.get(name, AX_FOLDER))
-
-
-def _files(name: str) -> dict[str, tuple[str, ...]]:
-    """What the files of every split may be called: by GLUE, and on the hub."""
-    return {split: (f"{split}.tsv", *on_the_hub(split.replace("dev", "validation"))) for split in splits_of(name)}
 
 
 def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from seqeval.metrics import classification_report
+from seqeval.metrics.sequence_labeling import get_entities
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -27,6 +28,9 @@ from finetuning.inputs import Cutter
 from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
+from finetuning.tasks.certainty import Certainty, of_classes, spreads
+from finetuning.tasks.scores import Tally, tally
+from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Column, Compared, Scores, Task
 from pretraining.huggingface.task_head import TaskHead
@@ -44,9 +48,10 @@ IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 """What marks of other schemes mean in IOB."""
 
 
-def open_ner(folder: Path, cutter: Cutter, settings: FineTuning) -> Task:
+def open_ner(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> Task:
     """Reads CoNLL-2003, or what has its files, from a folder."""
-    return open_tags("ner", find_splits(folder, FILES, needed=("train", "dev")), cutter, settings)
+    files = find_splits(folder, FILES, needed=("dev",) if trained else ("train", "dev"))
+    return open_tags("ner", files, cutter, settings, trained=trained)
 
 
 def open_tags(
@@ -56,10 +61,11 @@ def open_tags(
     settings: FineTuning,
     fields: Fields | None = None,
     held_out: float = 0.0,
+    trained: TaskHead | None = None,
 ) -> Task:
     """Reads the files of `train`, `dev` and, where there is one, `test`; `fields` is for Parquet and JSON lines.
 
-    Without `dev`, this share of `train` is held out for it.
+    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of what is `trained`.
     """
     fields, notes = fields or Fields(), [name_files(files)]
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
@@ -67,7 +73,7 @@ def open_tags(
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
         splits = {**splits, "train": train, "dev": dev}
         notes.append(note)
-    return Tagging(name, splits, cutter, settings, fields.words, notes)
+    return Tagging(name, splits, cutter, settings, fields.words, notes, () if trained is None else trained.labels)
 
 
 class Tagging(Task):
@@ -81,22 +87,28 @@ class Tagging(Task):
         settings: FineTuning,
         field: str = Fields().words,
         notes: Sequence[str] = (),
+        labels: tuple[str, ...] = (),
     ) -> None:
-        """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
+        """`field` is what other text calls its words, `notes` are lines for the user on what was read. `labels` are
+        those of a model that was trained on others, where there is no train split."""
         self.name, self._length, self._field = name, settings.length, field
         context = settings.tags.document_context
         notes = list(notes)
-        self._by_entity = any(MARKED.fullmatch(tag) for each in splits["train"] for tag in each.tags or ())
+        if "train" in splits:
+            self._by_entity = any(MARKED.fullmatch(tag) for each in splits["train"] for tag in each.tags or ())
+        else:
+            self._by_entity = any(map(MARKED.fullmatch, labels))
         if self._by_entity:
             splits = {split: _in_iob2(sentences, notes) for split, sentences in splits.items()}
-        labels = _labels(splits["train"], self._by_entity)
+        labels = _labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
             items[split] = TaggedWords(_words(sentences, labels), cutter, settings.length, context)
             if context and not any(sentence.parts_documents for sentence in sentences):
                 notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
         self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"
-        self.train, self.notes, self._items = items["train"], tuple(notes), items
+        self.train, self.notes = items.get("train", items["dev"]), tuple(notes)
+        self._items = {"train": self.train, **items}
         asked = {split: each for split, each in items.items() if split != "train"}
         self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
@@ -106,6 +118,20 @@ class Tagging(Task):
         words = self._items[split].words
         assert words.tags is not None
         return [words.texts, words.tags, words.sentence_ends, words.document_ends]
+
+    def seen(self, split: str) -> Seen:
+        """The sentences of a split, with how many entities it has of each type, or words of each tag."""
+        items, words = self._items[split], self._items[split].words
+        assert words.tags is not None
+        ends = words.sentence_ends
+        stretches = list(itertools.pairwise([0, *ends.tolist()]))
+        texts = [" ".join(words.texts[begin:end]) for begin, end in stretches]
+        counts = dict(zip(self.head.labels, np.bincount(words.tags, minlength=len(self.head.labels)), strict=True))
+        if self._by_entity:
+            counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
+        answers = [tags.tobytes() for tags in np.split(words.tags, ends[:-1])]
+        lengths = Lengths("sentences", "length", self._length, items.whole_lengths, cuts=False)
+        return Seen((texts,), answers, (lengths,), {name: int(count) for name, count in counts.items()})
 
     def score(self, split: str, outputs: Ragged) -> Scores:
         """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
@@ -125,6 +151,43 @@ class Tagging(Task):
         by_type = {f"f1_{name}": float(report[name]["f1-score"]) for name in types}
         figures = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
         return {name: float(value) for name, value in figures.items()} | scores | by_type
+
+    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+        """Draws sentences anew, since words of one are alike."""
+        words, predicted = self._items[split].words, outputs.values.argmax(1)
+        assert words.tags is not None
+        starts = np.concatenate([[0], words.sentence_ends[:-1]])
+        right = np.add.reduceat(predicted == words.tags, starts, dtype=np.int64)
+        sizes = np.diff(words.sentence_ends, prepend=0)
+        if self._by_entity:
+            names = sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
+            tallies = self._entities(words, predicted, names)
+        else:
+            names = list(self.head.labels)
+            tallies = None
+
+        def figures(chosen: Array) -> dict[str, float]:
+            found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
+            if tallies is None:
+                return found
+            hit, true, said = tallies[chosen].sum((0, 2)).tolist()
+            shares = {"precision": hit / max(said, 1), "recall": hit / max(true, 1)}
+            return {"f1": 2 * hit / max(true + said, 1), **shares, **found}
+
+        counts = tally(words.tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
+        return Certainty(len(starts), spreads(len(starts), figures), of_classes(names, counts))
+
+    def _entities(self, words: Words, predicted: Array, names: Sequence[str]) -> Array:
+        """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
+        assert words.tags is not None
+        found = np.zeros((len(words.sentence_ends), 3, len(names)), np.int64)
+        pairs = zip(self._named(words, words.tags), self._named(words, predicted), strict=True)
+        for number, each in enumerate(pairs):
+            true, said = (set(get_entities(tags)) for tags in each)
+            for row, entities in enumerate((true & said, true, said)):
+                for name, _, _ in entities:
+                    found[number, row, names.index(name)] += 1
+        return found
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a word a line with the true tag, where it is known, and the predicted one, as conlleval reads them."""

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import Checks, UserError
+from data_prep.common.files import absence
 from finetuning.files.splits import name_files
 from finetuning.files.tables import Table, read_table
 from finetuning.files.tag_files import Fields
@@ -27,7 +28,6 @@ from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
     SentenceTask,
-    doubts,
     hold_out,
     read_classes,
     read_labels,
@@ -70,19 +70,23 @@ class OwnTask(Section):
     """By which figure runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
 
 
-def open_own(path: Path, cutter: Cutter, settings: FineTuning) -> Task:
-    """Reads a task as its TOML file says."""
+def open_own(path: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> Task:
+    """Reads a task as its TOML file says; what is `trained` already needs no file to train on."""
     own = read_own(path)
     files = {"train": own.train, "dev": own.dev, "test": own.test}
     places = {split: path.parent / file for split, file in files.items() if file}
+    if trained and "dev" in places and not places["train"].exists():
+        del places["train"]
+    else:
+        trained = None
     if own.kind == "tags":
         named = Fields(own.text, (own.label,))
         paths = {split: [place] for split, place in places.items()}
-        return open_tags(own.name, paths, cutter, settings, named, own.held_out)
+        return open_tags(own.name, paths, cutter, settings, named, own.held_out, trained)
     tables = {split: read_table(place) for split, place in places.items()}
     fields = (own.text, own.second) if own.second else (own.text,)
     texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
-    head = TaskHead(own.kind, _outputs(own, tables["train"]))
+    head = TaskHead(own.kind, own.labels or trained.labels if trained else _outputs(own, tables["train"]))
     metrics = _metrics(head)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
@@ -95,15 +99,13 @@ def open_own(path: Path, cutter: Cutter, settings: FineTuning) -> Task:
     if "dev" not in items:
         items["train"], items["dev"], note = hold_out(places["train"], items["train"], own.held_out)
         notes.append(note)
-    if own.kind == "classes":
-        notes += doubts(places["train"], head.labels, items["train"])
     return SentenceTask(
         name=own.name,
         head=head,
         metric=own.metric or metrics[0],
         metrics=metrics,
         fields=fields,
-        train=items["train"],
+        train=items.get("train", items["dev"]),
         dev={split: items[split] for split in ("dev", "test") if split in items and items[split].labels is not None},
         test={"test": items["test"]} if "test" in items and items["test"].labels is None else {},
         notes=tuple(notes),
@@ -113,7 +115,7 @@ def open_own(path: Path, cutter: Cutter, settings: FineTuning) -> Task:
 def read_own(path: Path) -> OwnTask:
     """Reads the file of a task, and tells all its faults at once."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; a task says its name, kind, train, text and label in a TOML file")
+        raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
     return read_settings(Form(OwnTask, path.parent), path, find_faults=_find_faults)
 
 

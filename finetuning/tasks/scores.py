@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from data_prep.common.arrays import Array
 from finetuning.ragged import Ragged
@@ -15,8 +15,10 @@ from pretraining.huggingface.task_head import Kind, TaskHead
 
 Metric = Callable[[Array, Array], float]
 """What compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""
-CONSTANT = 1e-12
-"""Numbers that differ by less, of the largest of them, are one number."""
+CONSTANT = 4 * float(np.finfo(np.float32).eps)
+"""Numbers that differ by less, of the largest of them, are one number: a model says them in fp32."""
+COLLAPSED = 1e-3
+"""A model whose numbers spread by less, of the spread of the right ones, says one number of all items."""
 
 
 def answers(kind: Kind, logits: Array) -> Array:
@@ -36,19 +38,70 @@ def probabilities(kind: Kind, logits: Array) -> Array:
     return shares
 
 
-def is_degenerate(head: TaskHead, outputs: Ragged) -> bool:
-    """Tells whether a model says the same of every item, as after a training that failed."""
+def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -> bool:
+    """Tells whether a model says the same of every item, as after a training that failed.
+
+    Numbers never are quite the same: by what is `right` those are judged that differ by rounding alone, which may well
+    correlate with something.
+    """
     if head.kind == "spans" or len(outputs.values) < 2:
         return False
     said = answers(head.kind, outputs.values)
-    return _is_constant(said) if head.kind == "score" else bool((said == said[0]).all())
+    if head.kind != "score":
+        return bool((said == said[0]).all())
+    spread = 0.0 if right is None else float(right.astype(np.float64).std())
+    return _is_constant(said) or bool(said.std() <= COLLAPSED * spread)
 
 
-def matthews(labels: Array, predictions: Array) -> float:
-    """The correlation of Matthews."""
-    if len(np.unique(labels)) < 2 or len(np.unique(predictions)) < 2:
-        return 0.0
-    return float(matthews_corrcoef(labels, predictions))
+class Tally(NamedTuple):
+    """How often each of several classes, labels or types was said where it was right, was right, and was said."""
+
+    right: Array
+    true: Array
+    said: Array
+
+
+def tally(labels: Array, said: Array, classes: int = 2) -> Tally:
+    """Counts at least so many classes (n,), or the labels of (n, labels)."""
+    if labels.ndim == 2:
+        return Tally((labels * said).sum(0), labels.sum(0), said.sum(0))
+    classes = max(classes, int(labels.max()) + 1, int(said.max()) + 1)
+    return Tally(*(np.bincount(each, minlength=classes) for each in (labels[labels == said], labels, said)))
+
+
+def f1(right: Array, true: Array, said: Array) -> Array:
+    """The harmonic mean of precision and recall, each by itself; 0 where nothing is right and nothing was said."""
+    means: Array = 2 * right / np.maximum(true + said, 1)
+    return means
+
+
+def f1_second(labels: Array, said: Array) -> float:
+    """That of class 1 of two."""
+    return float(f1(*tally(labels, said))[1])
+
+
+def f1_macro(labels: Array, said: Array) -> float:
+    """The mean over labels, or over classes that are right or said of some item."""
+    counts = tally(labels, said)
+    each = f1(*counts)
+    return float(np.mean(each if labels.ndim == 2 else each[counts.true + counts.said > 0]))
+
+
+def f1_micro(labels: Array, said: Array) -> float:
+    """That of all decisions together."""
+    return float(f1(*(each.sum() for each in tally(labels, said))))
+
+
+def accuracy(labels: Array, said: Array) -> float:
+    """The share of the items that are wholly right."""
+    return float(np.mean((labels == said).reshape(len(labels), -1).all(1)))
+
+
+def matthews(labels: Array, said: Array) -> float:
+    """The correlation of Matthews; 0 where one class alone is right, or is said."""
+    items, (right, true, given) = len(labels), tally(labels, said)
+    below = float(items**2 - true @ true) * float(items**2 - given @ given)
+    return float(items * right.sum() - true @ given) / math.sqrt(below) if below else 0.0
 
 
 def pearson(labels: Array, predictions: Array) -> float:
@@ -77,29 +130,19 @@ def _is_constant(numbers: Array) -> bool:
 
 AVERAGE = "average"
 """The mean of several figures of a split, by which GLUE compares where it has two."""
-_f1 = partial(f1_score, zero_division=0.0)
-_f1_macro, _f1_micro = partial(_f1, average="macro"), partial(_f1, average="micro")
-
-
-def _of_labels(metric: Metric) -> Metric:
-    """The metric for labels (n, labels), of which one alone is a class of two to scikit-learn."""
-    return lambda labels, said: metric(labels, said) if labels.shape[1] > 1 else _f1(labels[:, 0], said[:, 0])
-
-
 METRICS: dict[Kind, dict[str, Metric]] = {
     "classes": {
-        "accuracy": accuracy_score,
-        "f1": _f1,
-        "f1_macro": _f1_macro,
-        "f1_micro": _f1_micro,
+        "accuracy": accuracy,
+        "f1": f1_second,
+        "f1_macro": f1_macro,
+        "f1_micro": f1_micro,
         "matthews": matthews,
     },
-    "labels": {"f1_micro": _of_labels(_f1_micro), "f1_macro": _of_labels(_f1_macro), "accuracy": accuracy_score},
+    "labels": {"f1_micro": f1_micro, "f1_macro": f1_macro, "accuracy": accuracy},
     "score": {"pearson": pearson, "spearman": spearman},
-    "choice": {"accuracy": accuracy_score},
+    "choice": {"accuracy": accuracy},
 }
-"""The figures that there are for each kind of task, the usual one first. F1 is that of class 1 of two; `f1_macro` the
-mean over classes or labels, `f1_micro` that of all decisions together; accuracy counts items that are wholly right."""
+"""The figures that there are for each kind of task, the usual one first."""
 
 
 def figures(kind: Kind, metrics: Iterable[str], labels: Array, predictions: Array) -> dict[str, float]:

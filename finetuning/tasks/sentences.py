@@ -12,16 +12,21 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.splits import choose_held_out
+from finetuning.files.held_out import choose_held_out
 from finetuning.files.tables import Table, read_tsv
 from finetuning.inputs import Cutter, Encoded
 from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
+from finetuning.scale import Scale
 from finetuning.tasks import scores
+from finetuning.tasks.certainty import Certainty, of_classes, spread_of_share, spreads
+from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.task import Column, Compared, Scores, Task
 from pretraining.huggingface.task_head import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
+UNCUT = 2**31 - 1
+"""A length that no text has."""
 SHOWN = 20
 """How many labels a message names at most."""
 
@@ -46,6 +51,11 @@ class SentenceItems:
         texts = tuple([column[number] for number in numbers.tolist()] for column in self.texts)
         return replace(self, texts=texts, labels=None if self.labels is None else self.labels[numbers])
 
+    def whole_lengths(self, numbers: Array) -> Array:
+        """The pieces of the sequences of these items, if none were cut off at its end."""
+        sequences: Ragged = replace(self, length=UNCUT).encode(numbers).sequences.pieces
+        return sequences.lengths
+
     def encode(self, numbers: Array) -> Encoded:
         """Cuts the texts of these items into pieces."""
         first, *second = (self.cutter.cut([column[number] for number in numbers.tolist()]) for column in self.texts)
@@ -69,18 +79,53 @@ class SentenceTask(Task):
     test: Mapping[str, SentenceItems] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def scale(self) -> Scale:
+        """That of the training items, where they have numbers."""
+        if self.head.kind != "score":
+            return Scale()
+        assert self.train.labels is not None
+        return Scale.of(self.train.labels)
+
     def content(self, split: str) -> list[Column]:
         """The texts of a split, and what is to be said of them."""
         items = self.train if split == "train" else self.dev[split]
         return [*items.texts] if items.labels is None else [*items.texts, items.labels]
 
+    def seen(self, split: str) -> Seen:
+        """The items of a split, with their classes, labels or numbers."""
+        items = self.train if split == "train" else self.dev[split]
+        labels, names = items.labels, self.head.labels
+        assert labels is not None
+        lengths = Lengths("texts", "length", items.length, items.whole_lengths)
+        seen = Seen(items.texts, [row.tobytes() for row in labels], (lengths,))
+        if self.head.kind == "score":
+            return replace(seen, numbers=labels[:, 0])
+        many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
+        return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
+
     def score(self, split: str, outputs: Ragged) -> Scores:
         """Computes the figures of a split of `dev`."""
+        return scores.figures(self.head.kind, self.metrics, *self._answers(split, outputs))
+
+    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+        """Draws items anew; accuracy and the classes are shares of items, which needs none."""
+        labels, said = self._answers(split, outputs)
+        items, kind, names = len(labels), self.head.kind, self.head.labels
+        found = spreads(items, lambda chosen: scores.figures(kind, self.metrics, labels[chosen], said[chosen]))
+        if "accuracy" in found:
+            found["accuracy"] = spread_of_share(items * scores.accuracy(labels, said), items)
+        return Certainty(items, found, of_classes(names, scores.tally(labels, said, len(names))) if names else {})
+
+    def _answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
+        """What is right of the items of a split of `dev`, and what a model says of them."""
         labels = self.dev[split].labels
         assert labels is not None
-        if self.head.kind != "labels":
-            labels = labels[:, 0]
-        return scores.figures(self.head.kind, self.metrics, labels, scores.answers(self.head.kind, outputs.values))
+        return labels if self.head.kind == "labels" else labels[:, 0], scores.answers(self.head.kind, outputs.values)
+
+    def is_degenerate(self, split: str, outputs: Ragged) -> bool:
+        """Tells whether a model says the same of every item, or numbers that differ by next to nothing."""
+        return scores.is_degenerate(self.head, outputs, self.dev[split].labels)
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a line for every item: its number, the answer, and the probability of each class."""
@@ -180,15 +225,3 @@ def read_labels(table: Table, columns: Sequence[str]) -> Array:
     """Reads a column for each of several labels, which says with 0 or 1 whether it holds."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)
-
-
-def doubts(place: Path, labels: Sequence[str], train: SentenceItems) -> list[str]:
-    """What is odd about the classes of the training items, which were read from this place, for the user."""
-    if not labels or train.labels is None:
-        return []
-    said, counts = [], np.bincount(train.labels[:, 0], minlength=len(labels))
-    if (counts > 0).sum() == 1:
-        said.append(f"{place}: all training items are {labels[int(counts.argmax())]!r}: there is nothing to learn")
-    if len(labels) > len(train):
-        said.append(f"{place}: there are more classes ({len(labels)}) than training items ({len(train)})")
-    return said

@@ -58,6 +58,15 @@ class Windows:
         whole = self.cutter.cut(self.asked)
         return whole.stretches(np.arange(len(whole)), 0, np.minimum(whole.lengths, self.spans.question))
 
+    def question_lengths(self, numbers: Array) -> Array:
+        """The pieces of these questions, of which `spans.question` are kept."""
+        return self.cutter.cut([self.asked[number] for number in numbers.tolist()]).lengths
+
+    def whole_lengths(self, numbers: Array) -> Array:
+        """The pieces of the sequences of these questions, if one had all of the text."""
+        lengths: Array = self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + MARKS
+        return lengths
+
     @cached_property
     def pieces(self) -> Ragged:
         """The pieces of the texts."""

@@ -16,6 +16,8 @@ from finetuning.files.splits import name_files
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
+from finetuning.tasks.certainty import Certainty, spread_of_share, spreads
+from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.spans import Answers, Windows, find_answers, pieces_of
 from finetuning.tasks.squad_rules import (
     Gold,
@@ -180,6 +182,18 @@ class SquadTask(Task):
         places = np.array([(number, gold.start) for number, gold in golds], np.int64)
         return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
 
+    def seen(self, split: str) -> Seen:
+        """The questions of a split with their texts, which other questions have too."""
+        questions, items = (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
+        lengths = (
+            Lengths("questions", "spans.question", self.settings.spans.question, items.question_lengths),
+            Lengths("texts with their questions", "length", self.settings.length, items.whole_lengths, cuts=False),
+        )
+        answers = [tuple(gold.text for gold in each.golds) for each in questions]
+        answered = sum(map(bool, answers))
+        counts = {"answered": answered, "without an answer": len(answers) - answered} if self.version == "2.0" else {}
+        return Seen((items.asked, [each.context for each in questions]), answers, lengths, counts)
+
     def _answers(self, split: str, outputs: Ragged) -> Mapping[str, Answers]:
         """What the outputs say to every question, sorted as in the files that are written; found once."""
         if self._found is None or self._found[0] is not outputs:
@@ -222,6 +236,17 @@ class SquadTask(Task):
             if not name.endswith("total")
         }
         return scores | {f"{name}_at_zero": plain[name] / 100 for name in ("exact", "f1")}
+
+    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+        """Draws questions anew; the threshold of 2.0 is taken as it was found."""
+        answers = self._answers(split, outputs)
+        threshold = self._threshold(answers)
+        each = np.array(
+            [score_answer(self.version, each, answers[each.id].text(threshold)) for each in self.questions], np.float64
+        )
+        right, f1 = each.T
+        found = spreads(len(each), lambda chosen: {"f1": float(f1[chosen].mean())})
+        return Certainty(len(each), {"exact": spread_of_share(right.sum(), len(each)), **found})
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         answers = self._answers(split, outputs)

@@ -48,7 +48,8 @@ def write_submission(folders: Sequence[Path], path: Path, *, fill: bool = False)
             missing.append(file)
             contents[file] = leaderboard_content(name, np.zeros(rows, np.int64))
     if missing and not fill:
-        raise UserError(f"{path}: no answers for {', '.join(missing)}: these tasks were not run, or have no test split")
+        count = f"{len(missing)} of its {len(TEST_ROWS)} files"
+        raise UserError(f"{path.name}: {count} have no answers yet; --submission fills them in")
     with replacing(path) as target, zipfile.ZipFile(target, "w") as archive:
         for file, content in contents.items():
             archive.writestr(zipfile.ZipInfo(file, MADE), content, zipfile.ZIP_DEFLATED)

@@ -43,13 +43,16 @@ class Endings(SentenceItems):
         return Encoded(sequences, labels, choices=len(endings))
 
 
-def open_swag(folder: Path, cutter: Cutter, settings: FineTuning) -> SentenceTask:
-    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then."""
+def open_swag(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> SentenceTask:
+    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then. What is
+    `trained` already needs no train split."""
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, FILES):
         files, notes = {"train": alone}, []
     else:
-        files = find_splits(folder, FILES, ("train", "dev"), f"swag --out {shlex.quote(str(folder))}")
+        files = find_splits(
+            folder, FILES, ("dev",) if trained else ("train", "dev"), f"swag --out {shlex.quote(str(folder))}"
+        )
         notes = [name_files(files)]
     items = {}
     for split, paths in files.items():
@@ -64,7 +67,7 @@ def open_swag(folder: Path, cutter: Cutter, settings: FineTuning) -> SentenceTas
         metric="accuracy",
         metrics=("accuracy",),
         fields=FIELDS,
-        train=items["train"],
+        train=items.get("train", items["dev"]),
         dev={"dev": items["dev"]},
         test={"test": items["test"]} if "test" in items else {},
         notes=tuple(notes),

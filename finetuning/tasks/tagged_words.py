@@ -58,6 +58,12 @@ class TaggedWords(Items):
         sequences = self._cutter.lay_out(Ragged(pieces, ends), None, self._length)
         return Encoded(sequences, labels, Ragged(places, ends_tagged))
 
+    def whole_lengths(self, numbers: Array) -> Array:
+        """The pieces of the sequences that these sentences would make as a whole, without their neighbours."""
+        ends = self._before[self.words.sentence_ends]
+        lengths: Array = 2 + np.diff(ends, prepend=0)[numbers]
+        return lengths
+
     @cached_property
     def _pieces(self) -> Ragged:
         """The pieces of every word: at least one, at most as many as a window has room for."""

@@ -11,6 +11,10 @@ from typing import Any
 from data_prep.common.arrays import Array
 from finetuning.inputs import Items
 from finetuning.ragged import Ragged
+from finetuning.scale import Scale
+from finetuning.tasks import scores
+from finetuning.tasks.certainty import Certainty
+from finetuning.tasks.seen import Seen
 from pretraining.huggingface.task_head import TaskHead
 
 Scores = dict[str, float]
@@ -46,10 +50,19 @@ class Task(ABC):
     notes: tuple[str, ...] = ()
     """Lines for the user on what was read: rows that were skipped, answers that are not at their offset."""
 
+    @property
+    def scale(self) -> Scale:
+        """That of the numbers to learn; of other tasks the one that changes nothing."""
+        return Scale()
+
     @abstractmethod
     def content(self, split: str) -> list[Column]:
         """What was read of a split of `train` or `dev`, whose items it decides: columns, the first with a value for
         every row. Nothing is cut into pieces for it."""
+
+    @abstractmethod
+    def seen(self, split: str) -> Seen:
+        """The items of a split of `train` or `dev`, for a look at them before the training."""
 
     def outputs_without_model(self, split: str) -> Ragged | None:  # noqa: ARG002
         """The outputs for a split of a task that is answered without training, as the paper did WNLI; None where a
@@ -61,6 +74,14 @@ class Task(ABC):
         """Scores a split of `dev`. `outputs` has the logits of its items, in their order: of an item one row of
         (1, labels), or of (1, 1) for a score, of (1, choices) for a choice; for spans a row of (pieces, 2), for tags
         one of (words, tags)."""
+
+    @abstractmethod
+    def certainty(self, split: str, outputs: Ragged) -> Certainty:
+        """Says how sure the figures of a split of `dev` are, given how many items it has."""
+
+    def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
+        """Tells whether a model says the same of every item of a split of `dev`, as after a training that failed."""
+        return scores.is_degenerate(self.head, outputs)
 
     @abstractmethod
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:

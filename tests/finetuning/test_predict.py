@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT
 from support.commands import start
+from support.fine_tuned_models import LABELS, MODELS, save_models
 from support.transformers_models import PIECES, SHAPE, their_model
 from transformers import (
     AutoTokenizer,
     BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
 )
 
 from data_prep.common.errors import UserError
@@ -38,37 +33,13 @@ from finetuning.tasks.spans import Windows
 from pretraining.huggingface.folders import TASK
 from pretraining.huggingface.task_head import Kind
 
-ENTRY = [sys.executable, str(ROOT / "finetuning" / "predict.py")]
-LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
-MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
-    "classes": (BertForSequenceClassification, {"id2label": LABELS}),
-    "labels": (
-        BertForSequenceClassification,
-        {"id2label": LABELS, "problem_type": "multi_label_classification"},
-    ),
-    "score": (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
-    "choice": (BertForMultipleChoice, {}),
-    "spans": (BertForQuestionAnswering, {}),
-    "tags": (BertForTokenClassification, {"id2label": LABELS}),
-}
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
-    """What transformers saves of a model of every kind, whose head speaks up."""
-    found = {}
-    for kind, (theirs, settings) in MODELS.items():
-        found[kind] = folder = tmp_path_factory.mktemp(kind)
-        model = their_model(theirs, **settings)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.startswith(("classifier", "qa_outputs")):
-                    parameter.mul_(10)
-        model.save_pretrained(folder)
-        Vocabulary(PIECES, cased=False).write(folder)
-    return found
+    return save_models(tmp_path_factory)
 
 
+ENTRY = [sys.executable, str(ROOT / "finetuning" / "predict.py")]
 TEXTS = ["a fine film", "", "word1 word2 xyz?", "b " * 60, "Word7 and word9"]
 PAIRS = [["what", "a fine film of word3 and word5 ab"], ["", ""], ["who is", "word11 word12 b c d"], ["x", ""]]
 CHOICES = [["a text", "one end", "word1", "c"], ["", "", "", ""], ["b", "word3", "xy z", "word8 word9"]]
@@ -261,115 +232,6 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
         answers += part
         assert len(read) <= len(answers) + 1
     assert answers == model(texts)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", "\ufeffa b\r\nc\r\n"),
-        ("a.txt", "a b\nc"),
-        ("a.tsv", "a b\nc\n"),
-        ("a.tsv", "id\ttext\n1\ta b\n2\tc\n"),
-        ("a.csv", '\ufeffid,text\r\n"1,\r\n2",a b\r\n\r\n2,c\r\n'),
-        ("A.CSV", "text\na b\nc\n"),
-        ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
-    ],
-)
-def test_files_of_every_form(
-    name: str, content: str, folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_bytes(content.encode())
-    assert predict.main([str(folders["score"]), str(tmp_path / name)]) == 0
-    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert answers == load(folders["score"])(["a b", "c"])
-
-
-def test_parquet_is_read_some_rows_at_a_time(
-    folders: dict[Kind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(predict, "ROWS", 2)
-    sentences = [["a", "word1"], ["b"], ["c", "d", "word2"]]
-    pq.write_table(pa.table({"id": [1, 2, 3], "tokens": sentences}), tmp_path / "a.parquet")
-    assert predict.main([str(folders["tags"]), str(tmp_path / "a.parquet")]) == 0
-    answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [answer["words"] for answer in answers] == sentences
-    assert answers == load(folders["tags"])(sentences)
-
-
-def test_parquet_that_cannot_be_read(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "null.parquet")
-    pq.write_table(pa.table({"review": ["a"]}), tmp_path / "other.parquet")
-    (tmp_path / "cut.parquet").write_bytes((tmp_path / "other.parquet").read_bytes()[:-9])
-    for name, message in {
-        "null.parquet": "null.parquet: row 2: 'text' should be a text",
-        "other.parquet": "other.parquet: row 1: no field 'text'; there is: review",
-        "cut.parquet": "cut.parquet: not a whole Parquet file",
-    }.items():
-        assert predict.main([str(folders["classes"]), str(tmp_path / name)]) == 2
-        assert message in capfd.readouterr().err
-    assert predict.main([str(folders["classes"]), "--format", "parquet"]) == 2
-    assert "standard input: Parquet is read from its end, so name a file" in capfd.readouterr().err
-
-
-def test_columns_for_spreadsheets(folders: dict[Kind, Path], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a b\nc\n")
-    out = tmp_path / "out.tsv"
-    for kind in ("classes", "tags"):
-        assert predict.main([str(folders[kind]), str(tmp_path / "a.txt"), "--tsv", "--out", str(out)]) == 0
-        header, *rows = [line.split("\t") for line in out.read_text().splitlines()]
-        assert len(rows) == 2
-        assert {len(row) for row in rows} == {len(header)}
-    assert header == ["words", "tags", "probabilities"]
-    assert rows[0][0] == "a b"
-
-
-def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
-    answer = {"label": "b", "probability": 0.7, "probabilities": {"label": 0.3, "b": 0.7}}
-    assert predict.columns(answer) == {"label": "b", "probability": "0.7", "probabilities.label": "0.3", "b": "0.7"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "message"),
-    [
-        ("classes", "a.jsonl", '{"text": "a"}\n{"txt": "b"}\n', "a.jsonl:2: no field 'text'; there is: txt"),
-        ("classes", "a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not a JSON object"),
-        ("classes", "a.jsonl", '["a"]\n', "a.jsonl:1: a JSON list"),
-        ("classes", "a.jsonl", '{"text": 1}\n', "a.jsonl:1: 'text' should be a text"),
-        ("classes", "a.tsv", "a\tb\nc\n", "a.tsv:2: 1 text; there should be 2: text, text_pair"),
-        ("classes", "a.tsv", "a\tb\tc\n", "a.tsv:1: 3 texts; there should be 2: text, text_pair"),
-        ("classes", "a.tsv", "id\ttext\n1\n", "a.tsv:2: 1 column; the first line names 2"),
-        ("classes", "a.csv", "id,review\n1,a\n", "a.csv:2: no field 'text'; there is: id, review"),
-        ("classes", "a.csv", 'id,text\n1,"a\nb"\n2\n', "a.csv:4: 1 column; the first line names 2"),
-        ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
-        ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
-        ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
-    ],
-)
-def test_faults_name_their_line(
-    kind: Kind,
-    name: str,
-    content: str,
-    message: str,
-    folders: dict[Kind, Path],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """And write nothing into a file."""
-    (tmp_path / name).write_text(content)
-    out = tmp_path / "out.jsonl"
-    assert predict.main([str(folders[kind]), str(tmp_path / name), "--out", str(out)]) == 2
-    assert message in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_text_that_is_not_utf8_names_its_line(
-    folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a\nM\xfcnchen\n")
-    assert predict.main([str(folders["classes"]), str(tmp_path / "a.txt")]) == 2
-    assert "a.txt:2: not UTF-8" in capfd.readouterr().err
 
 
 def test_a_model_that_is_not_fine_tuned_is_told_how(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

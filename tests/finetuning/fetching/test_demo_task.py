@@ -94,3 +94,14 @@ def test_packages_are_told_by_where_modules_lie() -> None:
     assert package_of(Path("/usr/lib/python3/site-packages/numpy/linalg/linalg.py")) == "numpy"
     assert package_of(Path("/usr/lib/python3/dist-packages/six.py")) == "six"
     assert package_of(Path("/usr/lib/python3/json/decoder.py")) == "python"
+
+
+def test_files_of_somebody_else_stay(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/train.jsonl").write_text("mine")
+    command = ["demo", "--out", str(tmp_path / "task"), "--packages", "2", "--train", "40", "--dev", "20"]
+    assert main(command) == 2
+    assert f"{tmp_path / 'task/train.jsonl'}: exists" in capsys.readouterr().err
+    assert [path.read_text() for path in (tmp_path / "task").iterdir()] == ["mine"]
+    assert main([*command, "--replace"]) == 0
+    make(tmp_path / "task")  # of the same packages once more

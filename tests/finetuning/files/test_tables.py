@@ -82,6 +82,7 @@ def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path: Path) -> None:
         ("a.csv", 'text,label\n"a\nb",1\nc\n', "a.csv:4: 1 column where there are 2: text, label"),
         ("a.csv", 'text,label\na,1\n"b,1\n', "a.csv:3: not a row of CSV: unexpected end of data"),
         ("a.tsv", b"text\tlabel\na\t1\n\xe9\t1\n", "a.tsv:3: not UTF-8"),
+        ("a.tsv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.tsv: a PNG image"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "a.jsonl:2: not a JSON object on one line: Expecting value"),
         ("a.jsonl", '{"text": "a"}\n["b"]\n', "a.jsonl:2: a JSON list; each line must be an object"),
         ("a.jsonl", '{"text": "a"}\n\n{"label": 1}\n', "a.jsonl:3: no value of 'text'"),

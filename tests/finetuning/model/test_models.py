@@ -112,6 +112,13 @@ def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> No
     assert torch.equal(rows[0], rows[1])
 
 
+def test_files_of_a_sentence_model_are_said_to_be_left_out(bert: Path) -> None:
+    (bert / "modules.json").write_text("[]")
+    (bert / "1_Pooling").mkdir()
+    (note,) = find_model(str(bert)).notes
+    assert "modules.json, 1_Pooling/" in note
+
+
 def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     whole = find_model(str(bert)).weights["embeddings.word.weight"]
     Vocabulary((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)

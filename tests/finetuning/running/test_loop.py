@@ -112,14 +112,14 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
 
 
 def with_numbers(toy: Toy, data: Path) -> Toy:
-    """The toy task with a number for every text, which nothing in it tells."""
+    """The toy task with a year for every text, which nothing in it tells."""
     shutil.copytree(toy.data, data)
     task = (data / "toy.toml").read_text()
     (data / "toy.toml").write_text(task.replace("classes", "score"))
     draw = random.Random(3)
     for name in ("train.tsv", "dev.tsv"):
         texts = [line.split("\t")[0] for line in (data / name).read_text().splitlines()[1:]]
-        write_rows(data / name, [(text, f"{draw.random():.3f}") for text in texts])
+        write_rows(data / name, [(text, f"{draw.uniform(1776, 1912):.1f}") for text in texts])
     return dataclasses.replace(toy, data=data)
 
 

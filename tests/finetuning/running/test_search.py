@@ -124,7 +124,7 @@ def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 @pytest.mark.parametrize(("more", "threads"), [([], 2), (["--compute.threads", "1"], 1)], ids=["as begun", "as told"])
 def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, more: list[str], threads: int) -> None:
     """Their number decides how sums are rounded, and how many there would be depends on the runs beside it."""

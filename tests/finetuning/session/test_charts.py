@@ -20,6 +20,11 @@ from support.marks import slow
 
 from data_prep.common.errors import UserError
 from finetuning.session import charts
+from finetuning.session.look import Measured
+from finetuning.tasks.certainty import of_classes
+from finetuning.tasks.scores import tally
+from finetuning.tasks.seen import Lengths
+from pretraining.reporting import figures
 
 
 def texts(figure: Figure) -> list[str]:
@@ -70,10 +75,11 @@ def test_curves_show_losses_and_the_scores_of_every_split(tmp_path: Path) -> Non
     }
     figure = charts.curves(runs, "one", "accuracy", "mnli")
     left, right = figure.axes
-    blue = [line for line in right.lines if to_hex(line.get_color()).upper() == charts.BLUE]
+    blue = [line for line in right.lines if to_hex(line.get_color()).upper() == figures.BLUE]
     assert [data(line, "y") for line in blue] == [[50.0, 70.0], [25.0, 35.0]]
     assert [data(line, "x") for line in blue] == [[1.0, 2.0]] * 2
     assert {"dev_matched", "dev_mismatched", "mnli\nblue: one, grey: the other runs"} <= set(texts(figure))
+    assert right.get_ylabel() == "accuracy × 100"  # of which split, the legend says
     raw = next(line for line in left.lines if data(line, "y") and line.get_alpha())
     assert data(raw, "y") == pytest.approx([1 / step for step in range(1, 100)])
     one, two = (line for line in left.lines if data(line, "y") and not line.get_alpha())
@@ -107,7 +113,7 @@ def test_labels_of_a_confusion_do_not_overlap(size: int, tmp_path: Path) -> None
     names = [f"{NAMES[number % len(NAMES)]} {number}" for number in range(size)]
     figure = charts.confusion(draw.integers(0, size, 90_000), draw.integers(0, size, 90_000), names, "many " * 30)
     assert overlaps(figure) == []
-    charts.save(figure, tmp_path / "confusion.png")
+    figures.save(figure, tmp_path / "confusion.png")
 
 
 @pytest.mark.parametrize("items", [0, 1, 50, 20_000])
@@ -118,7 +124,7 @@ def test_scores_lie_where_they_are(items: int, tmp_path: Path) -> None:
     if items <= charts.MOST_POINTS:
         assert np.asarray(axes.collections[0].get_offsets()).tolist() == np.column_stack([gold, gold[::-1]]).tolist()
     assert overlaps(figure) == []
-    charts.save(figure, tmp_path / "scores.png")
+    figures.save(figure, tmp_path / "scores.png")
 
 
 def test_scores_that_are_no_numbers_are_left_out() -> None:
@@ -137,15 +143,54 @@ def test_a_grid_marks_the_best_and_the_doubtful() -> None:
         "c": run(3e-4, 0.5, degenerate=True),
         "d": run(3e-4, None, seed=2),
     }
-    figure = charts.grid(runs, "b", "rte")
+    figure = charts.grid(runs, "b", "rte", 100)
     shown = texts(figure)
     assert {"70.0", "75.0", "50.0", "failed", "5e-5", "3e-4", "seed 1", "seed 2"} <= set(shown)
-    assert "rte\nframed: the best; hatched: failed, or always the same answer" in shown
+    assert "rte\nframed: the best; palest: 16.8 below the best; hatched: failed, or always the same answer" in shown
     assert not any("batch" in text or "epochs" in text for text in shown)  # they are the same everywhere
     cells = {patch.get_xy(): patch for patch in figure.axes[0].patches if hasattr(patch, "get_xy")}
     hatched = {(round(x + 0.48), round(y + 0.46)) for (x, y), patch in cells.items() if patch.get_hatch()}
     framed = {(round(x + 0.48), round(y + 0.46)) for (x, y), patch in cells.items() if patch.get_linewidth() == 3}
     assert (hatched, framed) == ({(1, 0), (1, 1)}, {(0, 1)})
+
+
+def test_the_colours_of_a_grid_are_alike_where_scores_may_be_one() -> None:
+    """One item of 200 is nothing; it is much of 100,000."""
+    runs = {"a": run(5e-5, 0.9), "b": run(3e-4, 0.905)}
+    for items, apart in ((200, False), (100_000, True)):
+        figure = charts.grid(runs, "b", "own", items)
+        one, other = (np.asarray(patch.get_facecolor()) for patch in figure.axes[0].patches)
+        assert (float(np.abs(one - other).max()) > 0.3) == apart
+
+
+def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave(tmp_path: Path) -> None:
+    right, said = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
+    figure = charts.by_class(of_classes(["a", "b", "never"], tally(right, said, 3)), "own, dev")
+    shown = [text.get_text() for text in figure.axes[0].texts]
+    assert shown == ["none", "100.0% of 1", "75.0% of 4", "none", "50.0% of 2", "100.0% of 3"]
+    assert overlaps(figure) == []
+    many, names = np.arange(6000) % 60, [f"class {number}" for number in range(60)]
+    figure = charts.by_class(of_classes(names, tally(many, np.roll(many, 1))), "own, dev")
+    assert len(figure.axes[0].get_yticklabels()) == charts.MOST_CLASSES
+    assert any("40 of 60 classes" in text for text in texts(figure))
+    figures.save(figure, tmp_path / "classes.png")
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [(16, "length = 16: 84.0% are cut off there\nthe longest has 100"), (512, "none is longer")]
+)
+def test_lengths_have_the_cut_marked(limit: int, told: str, tmp_path: Path) -> None:
+    measured = Measured(Lengths("texts", "length", limit, lambda numbers: numbers), np.arange(1, 101), is_sample=False)
+    figure = charts.lengths([measured, measured], "own, train")
+    assert any(told in text for text in texts(figure))
+    cut = sum(
+        patch.get_height()  # type: ignore[attr-defined]
+        for patch in figure.axes[0].patches
+        if to_hex(patch.get_facecolor()).upper() == figures.ORANGE
+    )
+    assert cut == max(0, 100 - limit)
+    assert overlaps(figure) == []
+    figures.save(figure, tmp_path / "lengths.png")
 
 
 @pytest.mark.parametrize(("columns", "seeds"), [(1, 1), (8, 1), slow(15, 20)])
@@ -156,26 +201,26 @@ def test_labels_of_a_grid_do_not_overlap(columns: int, seeds: int, tmp_path: Pat
         for rate in rates
         for seed in range(seeds)
     }
-    figure = charts.grid(runs, next(iter(runs)), "sst2")
+    figure = charts.grid(runs, next(iter(runs)), "sst2", 872)
     assert overlaps(figure) == []
-    charts.save(figure, tmp_path / "grid.png")
+    figures.save(figure, tmp_path / "grid.png")
 
 
 def test_a_grid_of_failures_is_drawn() -> None:
-    assert "failed" in texts(charts.grid({"a": run(1e-5, None)}, None, "cola"))
+    assert "failed" in texts(charts.grid({"a": run(1e-5, None)}, None, "cola", 9))
 
 
 def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
-        charts.save(charts.grid({"a": run(1e-5, 0.5)}, "a", "中文 $"), tmp_path / name)
+        figures.save(charts.grid({"a": run(1e-5, 0.5)}, "a", "中文 $", 9), tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
-    assert imread(tmp_path / "one.png").shape[1] == charts.WIDTH * charts.DPI
+    assert imread(tmp_path / "one.png").shape[1] == figures.WIDTH * figures.DPI
 
 
 def test_a_chart_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        charts.save(charts.grid({"a": run(1e-5, 0.5)}, "a", ""), tmp_path / "file" / "grid.png")
+        figures.save(charts.grid({"a": run(1e-5, 0.5)}, "a", "", 9), tmp_path / "file" / "grid.png")
 
 
 def test_training_does_not_load_matplotlib() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 from support.finetuning import call, results, write_toy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from finetuning.session import charts
+from finetuning.session import charts, drawing
 
-pytestmark = pytest.mark.usefixtures("kept_signals")
+pytestmark = pytest.mark.usefixtures("leaves_group")
 
 
 def pictures(folder: Path) -> set[str]:
@@ -22,9 +24,16 @@ def pictures(folder: Path) -> set[str]:
 
 def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
-    assert call("run_task", toy.command("out", "--learning-rates", "1e-3", "3e-3", "--epochs", "1")) == 0
-    assert pictures(toy.folder / "out" / "toy") == {"curves", "grid", "answers_dev"}
+    shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
+    grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true", "--length", "16"]
+    assert call("run_task", toy.command("out", *grid)) == 0
+    drawn = {"curves", "grid", "lengths", "answers_dev", "answers_test", "classes_dev", "classes_test"}
+    assert pictures(toy.folder / "out" / "toy") == drawn
     assert len(results(toy.folder / "out")["runs"]) == 2
+    events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1" / "tensorboard"))
+    events.Reload()
+    assert {tag.partition("/")[0] for tag in events.Tags()["scalars"]} == {"train", "dev", "test"}
+    assert {"dev/accuracy", "test/accuracy"} <= set(events.Tags()["scalars"])
 
 
 def test_what_cannot_be_drawn_is_told_and_fails_nothing(
@@ -35,7 +44,7 @@ def test_what_cannot_be_drawn_is_told_and_fails_nothing(
 
     toy = write_toy(tmp_path / "toy")
     monkeypatch.setattr(charts, "curves", broken)
-    monkeypatch.setattr(charts, "save", broken)
+    monkeypatch.setattr(drawing, "save", broken)
     assert call("run_task", toy.command("out")) == 0
     said = capsys.readouterr().out
     assert "curves.png: not drawn: RuntimeError: no font" in said

@@ -31,7 +31,7 @@ from finetuning.tasks.spans import Windows
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.processes.group import disconnect
 
-pytestmark = pytest.mark.usefixtures("kept_signals")
+pytestmark = pytest.mark.usefixtures("leaves_group")
 
 
 def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
@@ -53,6 +53,10 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy) -> None:
 
 def test_results_tell_all_of_the_runs(toy: Toy) -> None:
     said = assert_well(fine_tune(toy.command("out", "--seeds", "2")))
+    steps = [line for line in said.splitlines() if "items/s" in line and "epoch" in line]
+    assert all(re.search(r" s left(  \(.* s for all runs\))?$", line) for line in steps)
+    assert ["for all runs" in line for line in steps] == [True] * 5 + [False] * 5
+    assert re.search(r"lr0\.003-seed1  accuracy  dev .*\n  [\d.]+ s left for toy$", said, re.MULTILINE)
     told = results(toy.folder / "out")
     assert told["metric"] == "accuracy"
     assert sorted(told["runs"]) == ["lr0.003-seed1", "lr0.003-seed2"]
@@ -61,10 +65,15 @@ def test_results_tell_all_of_the_runs(toy: Toy) -> None:
     assert told["median"] == pytest.approx(sum(scores) / 2)
     assert told["score"] == scores[-1] == told["runs"][told["best"]]["score"]
     assert json.loads((toy.folder / "out" / "results.json").read_text())["toy"] == told
+    spread, classes = told["spreads"]["dev"]["accuracy"], told["classes"]["dev"]
+    assert told["items"]["dev"] == sum(each["items"] for each in classes.values()) == 24
+    assert 0.05 < spread < 0.11  # of a half of 24 items it is 0.102
+    assert sum(each["items"] * each["recall"] for each in classes.values()) / 24 == pytest.approx(scores[-1])
+    assert f"dev {100 * scores[-1]:.1f} ± {100 * spread:.1f} on 24" in said
     for name, run in told["runs"].items():
         assert re.search(rf"toy +{name} +{100 * run['score']:.1f} ", said), name
     assert said.rstrip().endswith(f"next:\n    python finetuning/predict.py {toy.folder / 'out' / 'toy'}")
-    named = (str(toy.folder), str(toy.data), "of 2 runs:")  # lines with folders or names of runs are as long as these
+    named = (str(toy.folder), str(toy.data), "of 2 runs:", "toy: ", "items/s")  # what may be longer
     lines = [line for line in said.splitlines() if not any(name in line for name in named)]
     assert all(len(line.rstrip()) <= 80 for line in lines), said
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
 from data_prep.common.errors import UserError
 from finetuning.files.glue_files import FOLDERS
+from finetuning.run_glue import RunGlue
 from finetuning.settings import FineTuning, Glue
-from finetuning.tasks.glue import TASKS, GlueTask, find_glue, leaderboard_file, open_glue
-from finetuning.tasks.submission import TEST_ROWS, write_submission
+from finetuning.tasks.glue import TASKS, GlueTask, find_glue, open_glue
+from finetuning.tasks.submission import TEST_ROWS
 
 PAIRS = "index\tsentence1\tsentence2\tlabel\n"
 MNLI_START = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
@@ -237,6 +236,17 @@ def test_a_missing_split_is_named(name: str, split: str, glue: Path) -> None:
     assert ours not in str(error.value).removeprefix(said)
 
 
+def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_the_end(glue: Path) -> None:
+    (glue / FOLDERS["rte"] / "train.tsv").unlink()
+    command = RunGlue(task=("sst2", "rte"), data=glue, keep_going=True)
+    tasks = command.open_tasks(FineTuning(), CUTTER)
+    assert [task.name for task in tasks] == ["sst2"]
+    with pytest.raises(UserError, match=r"left out.*\n.*rte: .*the train split is missing"):
+        command.finish(glue, [], Console())
+    with pytest.raises(UserError, match="the train split is missing"):
+        RunGlue(task=("sst2", "rte"), data=glue).open_tasks(FineTuning(), CUTTER)
+
+
 def test_a_task_without_a_test_split_has_none(glue: Path) -> None:
     for name in ("SST-2/test.tsv", "MNLI/test_mismatched.tsv", "AX/test.tsv"):
         (glue / name).unlink()
@@ -279,73 +289,6 @@ def test_an_empty_text_is_a_sequence_all_the_same(glue: Path) -> None:
     write(glue / "RTE/train.tsv", f"{PAIRS}0\t\t\tentailment\n")
     assert laid_out(open_task("sst2", glue).train, 0) == ["[CLS] [SEP]"]
     assert laid_out(open_task("rte", glue).train, 0) == ["[CLS] [SEP] [SEP]"]
-
-
-def test_odd_training_labels_are_noted(glue: Path) -> None:
-    write(glue / "SST-2/train.tsv", "sentence\tlabel\na\t1\nb\t1\n")
-    assert open_task("sst2", glue).notes[1:] == (
-        f"{glue}/SST-2: all training items are 'positive': there is nothing to learn",
-    )
-    write(glue / "MNLI/train.tsv", mnli("train", ("A.", "B.", "neutral"), ("C.", "D.", "entailment")))
-    assert open_task("mnli", glue).notes[1:] == (f"{glue}/MNLI: there are more classes (3) than training items (2)",)
-
-
-HUB_VALUES = {
-    "sentence": ["A.", "B.", "C."],
-    "sentence1": ["A.", "B.", "C."],
-    "sentence2": ["D.", "E.", "F."],
-    "question": ["A?", "B?", "C?"],
-    "question1": ["A?", "B?", "C?"],
-    "question2": ["D?", "E?", "F?"],
-    "premise": ["A.", "B.", "C."],
-    "hypothesis": ["D.", "E.", "F."],
-}
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_is_read_from_the_parquet_of_the_hub(name: str, tmp_path: Path) -> None:
-    task = TASKS[name]
-    ending = ("_matched", "_mismatched") if name == "mnli" else ("",)
-    known = [0.0, 2.5, 5.0] if name == "stsb" else [0, 1, len(task.labels) - 1]
-    kind = pa.float32() if name == "stsb" else pa.int64()
-    splits = {"train": known, **{f"validation{end}": known for end in ending}}
-    splits |= {f"test{end}": [-1, -1, -1] for end in ending}
-    if name == "mnli":
-        write_parquet(tmp_path / "ax", "test", name, pa.array([-1, -1, -1]))
-    for split, values in splits.items():
-        write_parquet(tmp_path / name, split, name, pa.array(values, kind))
-    assert find_glue(tmp_path) == (name,)
-    opened = open_task(name, tmp_path)
-    first = [HUB_VALUES[field][0].lower().replace(".", " .").replace("?", " ?") for field in task.fields]
-    assert laid_out(opened.train, 0) == [f"[CLS] {' [SEP] '.join(first)} [SEP]"]
-    assert labels(opened.train) == known
-    assert list(opened.dev) == [f"dev{end}" for end in ending]
-    assert list(opened.test) == [f"test{end}" for end in ending] + ["ax"] * (name == "mnli")
-
-
-def test_all_parts_of_a_split_on_the_hub_are_read(tmp_path: Path) -> None:
-    """In their order; one that is missing is no smaller data set."""
-    for split, values in {"train": [0, 1, 0], "validation": [1, 1, 0]}.items():
-        write_parquet(tmp_path / "sst2", split, "sst2", pa.array(values))
-    folder = tmp_path / "sst2"
-    (folder / "train-00000-of-00001.parquet").rename(folder / "train-00000-of-00003.parquet")
-    for number in (1, 2):
-        rows = {"sentence": [f"{number}", "b"], "label": [number - 1] * 2}
-        pq.write_table(pa.table(rows), folder / f"train-0000{number}-of-00003.parquet")
-    task = open_task("sst2", tmp_path)
-    assert labels(task.train) == [0, 1, 0, 0, 0, 1, 1]
-    assert laid_out(task.train, 5) == ["[CLS] 2 [SEP]"]
-    first, last = "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"
-    assert task.notes == (f"reads {first} to {last}, validation-00000-of-00001.parquet of {folder}",)
-    (folder / "train-00001-of-00003.parquet").unlink()
-    with pytest.raises(UserError, match=r"train-00000-of-00003\.parquet: this is one of 3 files, but 2 are there"):
-        open_task("sst2", tmp_path)
-
-
-def write_parquet(folder: Path, split: str, name: str, values: pa.Array) -> None:
-    folder.mkdir(exist_ok=True)
-    columns = {field: HUB_VALUES[field] for field in TASKS[name].fields}
-    pq.write_table(pa.table({**columns, "label": values, "idx": [0, 1, 2]}), folder / f"{split}-00000-of-00001.parquet")
 
 
 def test_wnli_is_answered_with_the_majority_where_that_is_asked_for(glue: Path, tmp_path: Path) -> None:
@@ -392,58 +335,6 @@ def test_predictions_of_a_split_have_the_probability_of_each_class(glue: Path, t
         "1\tneutral\t0.000000\t1.000000\t0.000000",
     ]
     assert not (tmp_path / "MNLI-mm.tsv").exists()
-
-
-@pytest.fixture
-def _few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest test split is a small one, which makes no difference."""
-    monkeypatch.setitem(TEST_ROWS, ("qqp", "test"), 390)
-
-
-def answers(folder: Path, leave_out: str = "") -> None:
-    """Answers to every test split, as many as the leaderboard wants."""
-    for (name, split), count in TEST_ROWS.items():
-        if (file := leaderboard_file(name, split)) != leave_out:
-            lines = ["index\tprediction", *(f"{row}\tfrom the model" for row in range(count))]
-            write(folder / name / file, "\n".join(lines) + "\n")
-
-
-@pytest.mark.usefixtures("_few_questions")
-def test_a_submission_has_all_files_of_the_leaderboard_and_the_same_bytes_every_time(tmp_path: Path) -> None:
-    answers(tmp_path)
-    folders = [tmp_path / name for name in TASKS]
-    for path in (tmp_path / "a.zip", tmp_path / "b.zip"):
-        write_submission(folders, path)
-    names = "CoLA SST-2 MRPC STS-B MNLI-m MNLI-mm QNLI QQP RTE WNLI AX".split()
-    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-        assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in names)
-        assert archive.read("AX.tsv") == (tmp_path / "mnli/AX.tsv").read_bytes()
-    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-
-
-@pytest.mark.usefixtures("_few_questions")
-def test_a_submission_that_lacks_a_task_is_refused_or_filled(tmp_path: Path) -> None:
-    answers(tmp_path, leave_out="STS-B.tsv")
-    (tmp_path / "rte/RTE.tsv").unlink()
-    folders = [tmp_path / name for name in TASKS]
-    with pytest.raises(UserError, match=r"no answers for STS-B\.tsv, RTE\.tsv"):
-        write_submission(folders, tmp_path / "all.zip")
-    assert not (tmp_path / "all.zip").exists()
-    write_submission(folders, tmp_path / "all.zip", fill=True)
-    with zipfile.ZipFile(tmp_path / "all.zip") as archive:
-        scores, classes = (archive.read(name).decode().splitlines() for name in ("STS-B.tsv", "RTE.tsv"))
-        assert archive.read("QQP.tsv") == (tmp_path / "qqp/QQP.tsv").read_bytes()
-    assert (len(scores), set(scores[1:])) == (1380, {f"{row}\t0.000" for row in range(1379)})
-    assert (len(classes), set(classes[1:])) == (3001, {f"{row}\tentailment" for row in range(3000)})
-
-
-@pytest.mark.usefixtures("_few_questions")
-def test_a_submission_with_a_row_too_few_is_refused(tmp_path: Path) -> None:
-    answers(tmp_path)
-    path = tmp_path / "wnli/WNLI.tsv"
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(UserError, match=r"WNLI\.tsv: 145 answers; the leaderboard has 146 questions"):
-        write_submission([tmp_path / name for name in TASKS], tmp_path / "all.zip")
 
 
 @pytest.mark.realdata

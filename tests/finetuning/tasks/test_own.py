@@ -243,15 +243,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         open_any(tmp_path / "task.toml")
 
 
-def test_odd_labels_are_noted(tmp_path: Path) -> None:
-    train = "review,stars\na,1\n"
-    path = write(tmp_path, {**REVIEWS, "task.toml": CLASSES + 'labels = ["1", "2"]', "data/train.csv": train})
-    assert open_any(path).notes[1:] == (
-        f"{tmp_path}/data/train.csv: all training items are '1': there is nothing to learn",
-        f"{tmp_path}/data/train.csv: there are more classes (2) than training items (1)",
-    )
-
-
 def test_one_class_alone_is_refused_where_no_other_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, {**REVIEWS, "data/train.csv": "review,stars\na,1\nb,1\n"})
     with pytest.raises(UserError, match=r"train\.csv: all labels are '1', so there is nothing to learn; name more"):

@@ -107,6 +107,10 @@ def test_a_model_that_says_one_thing_alone_is_degenerate() -> None:
     assert is_degenerate(TaskHead("choice"), saying([1, 1], 4))
     assert is_degenerate(TaskHead("score"), rows([[2.5], [2.5]]))
     assert not is_degenerate(TaskHead("score"), rows([[2.5], [2.6]]))
+    years, rounded = np.array([[1776.0], [1912], [1844]]), rows([[1844.01], [1844.03], [1844.02]])
+    assert scores.pearson(years[:, 0], rounded.values[:, 0]) > 0.9  # by chance
+    assert is_degenerate(TaskHead("score"), rounded, years)
+    assert not is_degenerate(TaskHead("score"), rows([[1840], [1850], [1845]]), years)
     labels = TaskHead("labels", ("a", "b"))
     assert is_degenerate(labels, rows([[-1, 2], [-3, 1]]))
     assert not is_degenerate(labels, rows([[-1, 2], [3, 1]]))

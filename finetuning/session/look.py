@@ -1,0 +1,181 @@
+"""A look at the items of a task before a model learns from them: what a user may not know of them, in a few lines.
+
+It takes a second or two, whatever the size of the files: texts are compared by their hashes, and of long splits the
+lengths of a sample are measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from finetuning.tasks.seen import Lengths, Seen
+from finetuning.tasks.task import Task
+
+SAMPLE, SAMPLE_CHARACTERS = 20_000, 4_000_000
+"""Items of a split whose lengths are measured, and characters of them: about a second."""
+NAMED = 12
+"""Classes that are counted one by one."""
+QUOTED = 40
+"""Characters of a text that stand for it."""
+FEW = 2
+"""Items of a class, on average, with less of which it is likely to be no class."""
+
+
+def look(task: Task, trains: bool = True) -> Iterator[str]:
+    """Lines on the items that a model learns from, where it `trains`, and on those that it is scored on."""
+    splits = {split: task.seen(split) for split in (*["train"] * trains, *task.dev)}
+    if counts := {split: seen.counts for split, seen in splits.items() if seen.counts}:
+        yield count_classes(counts, task.head.kind == "classes")
+        yield from doubt_classes(splits, task.head.kind == "classes")
+    yield from describe_numbers(splits)
+    yield from find_repeated(splits)
+    if empty := {split: sum(map(_is_empty, zip(*seen.texts, strict=True))) for split, seen in splits.items()}:
+        found = [f"{count:,} of {split}" for split, count in empty.items() if count]
+        yield from [f"empty texts: {', '.join(found)}"] * bool(found)
+    yield from find_cut(splits)
+
+
+def count_classes(counts: Mapping[str, Mapping[str, int]], exclusive: bool) -> str:
+    """How many items each class has, in every split; of many classes the smallest and the largest."""
+    said = []
+    for split, count in counts.items():
+        if len(count) <= NAMED:
+            said.append(f"{split} " + ", ".join(f"{name} {number:,}" for name, number in count.items()))
+        else:
+            least, most = min(count, key=count.__getitem__), max(count, key=count.__getitem__)
+            said.append(f"{split} {len(count)}, from {least} {count[least]:,} to {most} {count[most]:,}")
+        if exclusive and split != "train":
+            said[-1] += f" (the largest alone: {100 * max(count.values()) / max(1, sum(count.values())):.1f}%)"
+    return f"counts: {'; '.join(said)}"
+
+
+def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
+    """What is odd about classes: names that are alike, what nobody can learn, and what is no class at all."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in next(iter(splits.values())).counts:
+        alike["".join(name.split()).casefold()].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield f"{' and '.join(map(repr, names))} differ by case or blanks alone: are they one class?"
+    if "train" not in splits:
+        return
+    counts, items = splits["train"].counts, len(splits["train"])
+    there = [name for name, count in counts.items() if count]
+    for split, seen in splits.items():
+        if new := {name: count for name, count in seen.counts.items() if count and name not in there}:
+            shown = ", ".join(f"{name} {count:,}" for name, count in [*new.items()][:NAMED])
+            more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+            yield f"{split} has what train never has, so that nobody can learn it: {shown}{more}"
+    if not exclusive:
+        return
+    if len(there) == 1:
+        yield f"all training items are {there[0]!r}: there is nothing to learn"
+    elif len(counts) > items:
+        yield f"there are more classes ({len(counts)}) than training items ({items})"
+    elif items < FEW * len(there) and items > NAMED:
+        yield (
+            f"{len(there):,} classes for {items:,} training items: is the column of the label a name of the item, or "
+            'a number (kind = "score")?'
+        )
+
+
+def describe_numbers(splits: Mapping[str, Seen]) -> Iterator[str]:
+    """Between what the numbers lie that are asked for."""
+    known = {split: seen.numbers for split, seen in splits.items() if seen.numbers is not None and len(seen)}
+    if said := [f"{split} {low:g} to {high:g}, mean {mean:.4g}" for split, low, high, mean in _limits(known)]:
+        yield f"numbers: {'; '.join(said)}"
+    if "train" in known and np.ptp(known["train"]) == 0:
+        yield "all numbers of train are the same: there is nothing to learn"
+
+
+def _limits(known: Mapping[str, Array]) -> Iterator[tuple[str, float, float, float]]:
+    for split, numbers in known.items():
+        yield split, numbers.min(), numbers.max(), numbers.mean(dtype=np.float64)
+
+
+def _is_empty(texts: tuple[str, ...]) -> bool:
+    """Whether one of the texts of an item has nothing to read."""
+    return any(not text or text.isspace() for text in texts)
+
+
+def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
+    """Which items the training has twice, and which are scored though they were learned."""
+    if "train" not in splits:
+        return
+    train, keys = splits["train"], {split: _keys(seen) for split, seen in splits.items()}
+    _, first, group = np.unique(keys["train"], return_index=True, return_inverse=True)
+    repeated = np.arange(len(train)) != first[group]
+    answers = np.fromiter(map(hash, train.answers), np.int64, len(train))
+    unlike = answers != answers[first[group]]
+    said = []
+    if count := int(repeated.sum()):
+        where = np.flatnonzero(unlike if unlike.any() else repeated)[0]
+        other = f", {unlike.sum():,} of them with another answer" * bool(unlike.any())
+        said.append(f"twice in train: {count:,} of {len(train):,} items{other}, such as {_quoted(train, where)}")
+    for split, seen in splits.items():
+        known = np.flatnonzero(np.isin(keys[split], keys["train"]))
+        if split != "train" and len(known):
+            share = f"{len(known):,} of {len(seen):,} ({_percent(len(known) / len(seen))})"
+            said.append(
+                f"in train and in {split}, which flatters the scores: {share}, such as {_quoted(seen, known[0])}"
+            )
+    yield from ["; ".join(said)] * bool(said)
+
+
+def _keys(seen: Seen) -> Array:
+    """A number for every item, by which equal ones are found."""
+    return np.fromiter(map(hash, zip(*seen.texts, strict=True)), np.int64, len(seen))
+
+
+def _quoted(seen: Seen, item: int) -> str:
+    text = " ".join(seen.texts[0][item].split())
+    return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long something of a split is."""
+
+    lengths: Lengths
+    pieces: Array
+    """Of every sequence of the sample."""
+    is_sample: bool
+
+
+def measure(seen: Seen) -> Iterator[Measured]:
+    """Measures the items of a split, or of a long one some that stand for it, the same every time."""
+    if not len(seen):
+        return
+    order = np.random.default_rng(0).permutation(len(seen))[:SAMPLE]
+    characters = np.cumsum([sum(len(column[number]) for column in seen.texts) for number in order.tolist()])
+    chosen = order[: max(1, int(np.searchsorted(characters, SAMPLE_CHARACTERS, "right")))]
+    for lengths in seen.lengths:
+        yield Measured(lengths, lengths.measure(np.sort(chosen)), len(chosen) < len(seen))
+
+
+def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
+    """How many texts are longer than a model is given, and how much of them it never sees."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for split, seen in splits.items():
+        for measured in measure(seen):
+            over = measured.pieces[measured.pieces > measured.lengths.limit]
+            if not measured.lengths.cuts or not len(over):
+                continue
+            lost = np.sum(over - measured.lengths.limit) / measured.pieces.sum()
+            told[f"{measured.lengths.what} longer than {measured.lengths.setting} = {measured.lengths.limit}"].append(
+                f"{len(over):,} of {len(measured.pieces):,} of {split}{', a sample' * measured.is_sample} "
+                f"({_percent(len(over) / len(measured.pieces))}; {_percent(lost)} of all pieces; the longest has "
+                f"{measured.pieces.max():,})"
+            )
+    for what, said in told.items():
+        yield f"{what} are cut off: {', '.join(said)}"
+
+
+def _percent(share: float) -> str:
+    """A share that is never called nothing."""
+    return f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"
