@@ -7,11 +7,16 @@ Also from a folder of transformers, which comes out with today's names and as sa
 by us and by transformers where it is installed, and must compute the same logits before it takes its name.
 """
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -29,7 +34,7 @@ class Export:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a run, or of transformers."""
     out: Path
-    """Folder to write; an earlier export in it is replaced."""
+    """Folder to write; an earlier export of the same model in it is renewed."""
     checkpoint: str | None = None
     """Name of the checkpoint (default: the last)."""
     vocabulary: Path | None = None
@@ -38,6 +43,8 @@ class Export:
     """Type of the numbers that are written."""
     licence: str | None = None
     """Licence of the model, for its card, as the hub spells it: apache-2.0 (default: that of the recipe)."""
+    replace: bool = False
+    """Replace an export of another model."""
 
 
 def main(arguments: list[str]) -> int:
@@ -46,11 +53,14 @@ def main(arguments: list[str]) -> int:
     wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
     try:
         dtype = getattr(torch, wanted.dtype)
-        done = export(wanted.run, wanted.out, wanted.checkpoint, wanted.vocabulary, dtype, wanted.licence)
-    except UserError as error:
+        vocabulary, replace = wanted.vocabulary, wanted.replace
+        done = export(wanted.run, wanted.out, wanted.checkpoint, vocabulary, dtype, wanted.licence, replace)
+    except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2
     console.print(str(done), markup=False)
+    if done.warning:
+        errors.print(f"warning: {done.warning}", markup=False)
     return 0
 
 

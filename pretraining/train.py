@@ -9,23 +9,30 @@ and likewise under srun and mpirun. Any value of the recipe can be given anew: `
 `--check` prints what the run will be, without training. The same command continues a run that was stopped.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import os
 import re
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal, cast
 
+from data_prep.common.terminal import open_console, say_at_once
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.outliving import outlive_mpirun
 
 prepare_process()
 if __name__ == "__main__":
     outlive_mpirun()  # before PyTorch starts threads, and loads what a process that only waits need not have
+    say_at_once("loading PyTorch")
 
 import torch
 import tyro
@@ -33,14 +40,13 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
-from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.config.toml_text import toml_value
 from pretraining.planning.cures import check_fit
-from pretraining.planning.site import name_site, split_ranks
+from pretraining.planning.site import check_numbers, name_site, split_ranks
 from pretraining.planning.sweep import Target
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
@@ -116,7 +122,8 @@ def main(arguments: list[str]) -> int:
 
 def warn(wanted: Train, world: World, errors: Console) -> None:
     """Says once what the user may not have meant."""
-    if tasks := missing_tasks(os.environ, world):
+    tasks = missing_tasks(os.environ, world)
+    if tasks:
         errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
     if wanted.run is not None and world.rank == 0:
         errors.print("warning: --run is called --out today, and will go")
@@ -132,6 +139,8 @@ def record_early(out: Path | None, ending: Ending) -> None:
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
     """Prints the plan of the run."""
     if world.rank == 0:
+        names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
+        check_numbers(**{name: getattr(wanted, name) for name in names})
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
         site, memory = None, wanted.gpu_memory
@@ -152,6 +161,10 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
     if wanted.out is not None and wanted.run is not None:
         faults.append("--run: --out is given too, which is what it is called today; keep --out")
+    if wanted.profile < 0:
+        faults.append(f"--profile {wanted.profile}: at least 0")
+    if out is not None and wanted.data is not None and out.resolve() == wanted.data.resolve():
+        faults.append(f"--out {out}: is --data {wanted.data}, which a run must not change; name another --out")
     limit = time_limit(wanted.time_limit)
     found = "cuda" if torch.cuda.is_available() else "cpu"
     try:

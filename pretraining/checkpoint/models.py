@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -28,11 +28,13 @@ from pretraining.checkpoint.record import (
 from pretraining.checkpoint.state import RunRecord
 from pretraining.huggingface.folders import CARD, CONFIG, read_length, read_shape
 from pretraining.huggingface.hub import fetch_together, fetch_weights
-from pretraining.huggingface.model_card import BaseSummary, read_base_model
+from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
 from pretraining.huggingface.weights import with_first_segment_alone
 from pretraining.model.shape import Shape
 from pretraining.processes.group import gather
 
+SHOWN = 10
+"""Pieces that were added, of which a card has the first."""
 AnyModel = TypeVar("AnyModel", bound="FoundModel")
 
 
@@ -54,6 +56,8 @@ class FoundModel:
     on_hub: bool
     from_hub: str | None = None
     """the model on the hub that it was made from itself, where that is known"""
+    licence: str | None = None
+    """its licence, where its card or its recipe names one"""
 
     @classmethod
     def open(cls: type[AnyModel], name: str, found: Path | None = None) -> AnyModel:
@@ -65,7 +69,7 @@ class FoundModel:
         if (folder / CONFIG).is_file() or on_hub:
             shape, vocabulary = read_shape(folder), read_vocabulary(folder)
             trained, known = read_length(folder, shape), shape.positions
-            from_hub = read_base_model(folder / CARD)
+            from_hub, licence = read_base_model(folder / CARD), read_licence(folder / CARD)
         else:
             if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
                 raise UserError(
@@ -76,27 +80,32 @@ class FoundModel:
             shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
             if vocabulary.sha256 != run.data.vocabulary:
                 raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
-            from_hub = run.base.hub_model if run.base else None
+            from_hub, licence = run.base.hub_model if run.base else None, run.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         if len(vocabulary) > shape.vocabulary:
             raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-        return cls(name, folder, shape, vocabulary, trained, known, on_hub, from_hub)
+        return cls(name, folder, shape, vocabulary, trained, known, on_hub, from_hub, licence)
 
     @property
     def is_checkpoint(self) -> bool:
         """Whether the weights are those of a checkpoint, not in a folder of transformers."""
         return not (self.folder / CONFIG).exists()
 
-    def summary(self) -> BaseSummary:
-        """What is told of it by a model that began with it; a checkpoint and an export are called as their run."""
+    def summary(self, vocabulary: Vocabulary | None = None) -> BaseSummary:
+        """What is told of it by a model that began with it; a checkpoint and an export are called as their run.
+
+        `vocabulary` is that of the model which began with it, where it may have more pieces.
+        """
+        added = [] if vocabulary is None else vocabulary.pieces[len(self.vocabulary) :]
+        told: dict[str, Any] = {"licence": self.licence, "added": len(added), "some_added": added[:SHOWN]}
         if self.on_hub:
-            return BaseSummary(self.name, on_hub=True)
+            return BaseSummary(self.name, on_hub=True, **told)
         folder = self.folder.resolve()
         if (folder / RECORD).exists():
             folder = folder.parents[1]
         elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
             folder = folder.parent
-        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub)
+        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub, **told)
 
     def read_checkpoint(self) -> dict[str, Tensor]:
         """Reads the weights of a checkpoint. All ranks call it together."""
@@ -115,4 +124,4 @@ def find_model_folder(name: str) -> Path:
     """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
     if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
         raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
-    return find_folder(name, [CONFIG, *FILES], fetch_together)
+    return find_folder(name, [CONFIG, CARD, *FILES], fetch_together)

@@ -14,13 +14,14 @@ no ZeRO stage: whoever reads it takes the stretches that its own flat tensors ne
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, json_bytes, read_json, write_json
+from data_prep.common.files import FileRecord, absence, json_bytes, read_json, write_json
 from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
@@ -150,8 +151,8 @@ def is_finished(checkpoint: Path) -> bool:
 
 def find_checkpoint(run: Path, name: str | None = None) -> Path:
     """Finds a checkpoint of a run by its name, by default the newest; a checkpoint's own folder is taken as it is."""
-    if not run.is_dir():
-        raise UserError(f"{run}: no such folder")
+    if not os.path.isdir(run):
+        raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():
         return run
     there = {path.name: path for path in finished_checkpoints(run)}

@@ -84,6 +84,12 @@ class RunRecord:
     base: BaseSummary | None = None
     """the model whose weights the run began with; None where they were drawn"""
 
+    @property
+    def licence(self) -> str | None:
+        """The licence that the recipe names."""
+        licence: str | None = self.recipe.get("card", {}).get("licence")
+        return licence
+
     def as_json(self) -> dict[str, Any]:
         """The section as checkpoint.json has it."""
         return {

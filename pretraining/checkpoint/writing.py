@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,11 +26,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, write_json
+from data_prep.common.storage import patiently
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.checkpoint.record import (
     FOLDER,
@@ -47,6 +48,7 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.partition import Part
 from pretraining.engine.precision import name_dtype
+from pretraining.huggingface.weights_file import save_tensors
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
 
@@ -126,7 +128,7 @@ class Saver:
         # a name that no other run knows: ranks of one that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
-            self._make_room(unfinished)
+            patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in KINDS}
         save = Save(folder, unfinished, tensors, describe_engine(engine, step, caller), rank_state, begin)
@@ -167,7 +169,7 @@ class Saver:
     def _make_room(self, unfinished: Path) -> None:
         """Removes what killed runs have left half done, and makes the new folder."""
         if self._rank == 0:
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.parent.mkdir(exist_ok=True)  # in the run's folder, which is there unless its storage is gone
             for left in unfinished.parent.glob("step-*"):
                 if left.suffix in (UNFINISHED, REPLACED):
                     shutil.rmtree(left)
@@ -190,12 +192,10 @@ class Saver:
         files = []
         for kind in KINDS:
             tensors = save.tensors.pop(kind)  # so that its memory is free when it is written
-            path = save.unfinished / self._own(kind)
-            save_file(tensors, path)
-            _sync(path)
-            _compare(path, tensors)
-            files.append(FileRecord.of(save.unfinished, path.name).as_json())
-        write_json(save.note(self._rank), {"files": files, "state": save.rank_state})
+            record = patiently(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
+            files.append(record.as_json())
+        note = {"files": files, "state": save.rank_state}
+        patiently(partial(write_json, save.note(self._rank), note), save.unfinished)
 
     def _own(self, kind: str) -> str:
         """The name of the file with this rank's tensors of a kind."""
@@ -299,6 +299,14 @@ def _free(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return FULL
+
+
+def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileRecord:
+    """Writes a file, puts it on the disk and reads it back."""
+    save_tensors(tensors, folder / name)
+    _sync(folder / name)
+    _compare(folder / name, tensors)
+    return FileRecord.of(folder, name)
 
 
 def _sync(path: Path) -> None:

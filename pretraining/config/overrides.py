@@ -8,12 +8,14 @@ What a recipe may say is in `settings.py`, what cannot be together in `conflicts
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from data_prep.common.errors import UserError
+from data_prep.common.storage import patiently
 from data_prep.settings import SHORTEST
-from data_prep.shards import Manifest
+from data_prep.shards import MANIFEST, Manifest
 from pretraining.config.base import KEY as BASE_MODEL
 from pretraining.config.base import FindShape, take_over
 from pretraining.config.conflicts import find_faults
@@ -50,7 +52,7 @@ def load_recipe_and_data(
     manifest, faults = None, []
     if data is not None:
         try:
-            manifest = Manifest.read(data)
+            manifest = patiently(partial(Manifest.read, data), data / MANIFEST, usual=0)
         except UserError as error:
             faults.append(f"--data {error}")
     lengths = manifest.lengths() if manifest else None

@@ -5,10 +5,16 @@
 All of it is read off the settings, so that a key is described where it is defined, and nowhere else.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pretraining.config.conflicts import OPEN

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ import pyarrow as pa
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
-from data_prep.shards import Manifest, ShardSet, example_schema, read_shard
+from data_prep.common.storage import patiently
+from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
 from pretraining.data.rows import Rows, Window
 
@@ -125,14 +127,18 @@ class Dataset:
     def _shard(self, number: int) -> _Shard:
         """Gives a shard, which is opened if it is not open."""
         if number not in self._open:
-            if number not in self._checked:
-                self._check_file(number)
-                self._checked.add(number)
-            self._open[number] = _Shard.map(self.folder, self.records[number], self._schema, self.stored)
+            self._open[number] = patiently(partial(self._map, number), self.folder / MANIFEST)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
         return self._open[number]
+
+    def _map(self, number: int) -> _Shard:
+        """Opens a shard, which is compared with its record the first time."""
+        if number not in self._checked:
+            self._check_file(number)
+            self._checked.add(number)
+        return _Shard.map(self.folder, self.records[number], self._schema, self.stored)
 
     def _check_file(self, number: int) -> None:
         """Compares a shard with its record: one rank its content, all ranks its size."""

@@ -4,7 +4,7 @@
       config.json              the sizes, as transformers' BertConfig names them
       model.safetensors        the weights of BertForPreTraining, of BertForMaskedLM where the model has no
                                next-sentence head, or of a model that was fine-tuned; read also in parts, or from
-                               pytorch_model.bin
+                               pytorch_model.bin; what is written here has its checksum in it
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
       task.json                what was fine-tuned here: what must be known to use it, besides its config
@@ -27,11 +27,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import UNFINISHED, read_json, replacing, write_json
+from data_prep.common.files import UNFINISHED, absence, read_json, replacing, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
 from pretraining.huggingface.config import config_of, head_of, shape_of
@@ -43,10 +42,15 @@ from pretraining.huggingface.weights import (
     refuse_faults,
     to_transformers,
 )
+from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
 FILES = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER, TOKENIZER_CONFIG, CARD, TASK)
+OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+"""What sentence-transformers lays beside an encoder that gives vectors of sentences. It is never copied: how pieces
+become a vector was trained together with the weights, which are others after training; and of a folder that is exported
+anew the heads of pre-training are what is checked, which say nothing of such vectors."""
 OLD_WEIGHTS = "pytorch_model.bin"
 INDEX = ".index.json"
 REPLACED = ".old"
@@ -85,8 +89,8 @@ def read_head(folder: Path) -> TaskHead | None:
 
 def read_shape(folder: Path) -> Shape:
     """Reads the sizes in a folder of transformers; which heads there are, its weights alone say."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
     return shape_of(_read_table(folder / CONFIG), str(folder / CONFIG))
@@ -135,7 +139,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: missing; download the folder again")
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            return read_weights(path)
         except SafetensorError as error:
             raise UserError(f"{path}: not a whole safetensors file: {error}; download or copy it again") from error
         except OSError as error:
@@ -199,8 +203,10 @@ def write_fine_tuned(
 ) -> None:
     """Writes a fine-tuned model as a folder that transformers loads, whole or not at all, as `write_folder` does.
 
-    `task` is what must be known to use it besides the names of its labels, and becomes task.json.
+    `task` is what must be known to use it besides the names of its labels, and becomes task.json. Of scores all is
+    written in fp32: their scale is in the head, which transformers would put into the type of all else.
     """
+    dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
     weights = _checked(folder, to_transformers(state, shape, head), dtype)
     with _replacing_folder(folder.resolve()) as unfinished:
@@ -227,6 +233,14 @@ def read_task(folder: Path) -> dict[str, Any]:
     return _read_table(folder / TASK) if (folder / TASK).is_file() else {}
 
 
+def files_of_sentences(folder: Path) -> list[str]:
+    """The files and folders by which sentence-transformers makes vectors of sentences, of those in a folder."""
+    if not (folder / OF_SENTENCES[0]).is_file():
+        return []
+    files = [name for name in OF_SENTENCES if (folder / name).is_file()]
+    return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
+
+
 def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
     """Raises UserError unless the vocabulary has a piece for every row of the embeddings."""
     if len(vocabulary) != shape.vocabulary:
@@ -251,11 +265,9 @@ def _write_model(unfinished: Path, weights: dict[str, Tensor], card: str) -> Non
     with replacing(unfinished / CARD) as file:
         file.write(card.encode())
     try:
-        save_file(weights, unfinished / WEIGHTS, metadata={"format": "pt"})
+        write_weights(weights, unfinished / WEIGHTS)
     except SafetensorError as error:
         raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
-    with (unfinished / WEIGHTS).open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

@@ -72,6 +72,12 @@ class BaseSummary:
     """Whether it is a name on the Hugging Face hub."""
     from_hub: str | None = None
     """The model on the hub that it was made from itself, where that is known."""
+    licence: str | None = None
+    """Its licence, where its own card or recipe names one."""
+    added: int = 0
+    """Pieces that the vocabulary has beyond those of this model."""
+    some_added: Sequence[str] = ()
+    """The first of them."""
 
     @property
     def hub_model(self) -> str | None:
@@ -130,11 +136,25 @@ def model_card(
 
 def read_base_model(card: Path) -> str | None:
     """The model on the hub that a card says its model was made from; None where it names none, or several."""
+    return _read_front(card, "base_model")
+
+
+def read_licence(card: Path) -> str | None:
+    """The licence that a card names; None where it names none, or several."""
+    return _read_front(card, "license")
+
+
+def _read_front(card: Path, key: str) -> str | None:
     try:
-        base = (metadata_load(card) or {}).get("base_model") if card.is_file() else None
+        value = (metadata_load(card) or {}).get(key) if card.is_file() else None
     except Exception:  # whatever a card by anybody makes YAML raise: nothing depends on it
         return None
-    return base if isinstance(base, str) else None
+    return value if isinstance(value, str) else None
+
+
+def _languages(said: Any) -> Any:
+    """Lists the languages of a text whose sources have several; one, or none, stays as it is."""
+    return sorted(set(said.values())) if isinstance(said, dict) else said
 
 
 def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
@@ -145,7 +165,7 @@ def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
         pipeline_tag="fill-mask",
         tags=["bert", "fill-mask"],
         license=licence,
-        language=provenance.data.settings.get("language") if provenance else None,
+        language=_languages(provenance.data.settings.get("language")) if provenance else None,
         base_model=base.hub_model if base else None,
     )
     return f"---\n{content.to_yaml()}\n---"
@@ -156,8 +176,17 @@ def _introduction(shape: Shape, provenance: Provenance | None) -> str:
     text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
     if provenance is None:
         return f"{text}."
-    origin = f" Its training began with the weights of {as_text(provenance.base)}." if provenance.base else ""
-    return f"{text}, pre-trained with Cloze.{origin}"
+    return f"{text}, pre-trained with Cloze.{_origin(provenance.base) if provenance.base else ''}"
+
+
+def _origin(base: BaseSummary) -> str:
+    """What it began with, and the pieces that were added to it."""
+    text = f" Its training began with the weights of {as_text(base)}."
+    if base.added:
+        some = ", ".join(f"`{as_text(piece)}`" for piece in base.some_added)
+        rest = ", …" * (len(base.some_added) < base.added)
+        text += f" To its vocabulary {base.added:,} pieces were added, the last of `vocab.txt`: {some}{rest}."
+    return text
 
 
 def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenance | None) -> Iterator[Sequence[Any]]:
@@ -172,6 +201,9 @@ def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenanc
     yield "vocabulary", f"{shape.vocabulary:,} pieces{case[cased]}"
     yield "positions", f"{shape.positions:,}" + (f", of which {length:,} were {used}" * (length < shape.positions))
     yield "licence", licence or "not specified"
+    base = provenance.base if provenance else None
+    if base is not None:
+        yield f"licence of {base}, with which it began", base.licence or "not known"
 
 
 def _loading(shape: Shape, folder: Path, length: int, provenance: Provenance | None) -> str:
@@ -209,7 +241,8 @@ def _data(data: DataSummary) -> str:
     ]
     unit = "whole words" if made.get("masking") == "whole-word" else "single pieces"
     facts = [
-        f"{data.pieces:,} pieces of text" + (f" in `{as_text(made['language'])}`" if made.get("language") else ""),
+        f"{data.pieces:,} pieces of text"
+        + (f" in `{as_text(_languages(made['language']))}`" if made.get("language") else ""),
         f"{made.get('mask_rate', 0.15):.0%} of the pieces masked, {unit}, {_times(made.get('duplicates', 1))}",
         "full sentences up to the length, no pairs" if made.get("pairs") == "none" else "pairs of segments",
     ]
@@ -340,6 +373,7 @@ SCORES = {
         "%",
         "pairs of which the model says rightly whether they belong together",
     ),
+    "next_larger_class": ("larger class of these", "%", "pairs that one and the same answer gets right"),
 }
 """The scores of a validation: their names in its figures, and here, their units, and what they are."""
 

@@ -34,6 +34,8 @@ class Losses(NamedTuple):
     """cross-entropy of whether B follows A"""
     masked_correct: Tensor
     next_sentence_correct: Tensor
+    random_next: Tensor
+    """sequences whose B does not follow A"""
 
 
 class Logits(NamedTuple):
@@ -92,7 +94,8 @@ class Bert(Encoder):
             return MaskedLosses(masked, masked_correct)
         logits = self._next_sentence_logits(hidden, batch).float()
         next_sentence = F.cross_entropy(logits, batch.random_next, reduction="sum")
-        return Losses(masked, next_sentence, masked_correct, (logits.argmax(1) == batch.random_next).sum())
+        next_correct = (logits.argmax(1) == batch.random_next).sum()
+        return Losses(masked, next_sentence, masked_correct, next_correct, batch.random_next.sum())
 
     def heads(self, hidden: Tensor, batch: PretrainingBatch) -> Logits:
         """Computes the logits of the heads."""

@@ -16,6 +16,7 @@ from pretraining.model.shape import Shape
 from pretraining.planning.cost import Cluster, MicroBatch, Sharing, StepTime, efficiency, step_time
 from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
+from pretraining.planning.proportion import disproportion
 
 VOCABULARY = 30522
 """Pieces of the published models' vocabulary; assumed where there is no data."""
@@ -76,6 +77,8 @@ class Plan:
     """Those of the phase that needs most."""
     notes: tuple[str, ...]
     """What was assumed."""
+    warning: str | None = None
+    """What is out of proportion."""
 
     @property
     def seconds(self) -> float | None:
@@ -131,7 +134,8 @@ def build_plan(
     rate = None if cluster else flops_per_second
     notes = (*_notes(manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, room))
     activations = _most_activations(phases, shape, dtype, room)
-    return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes)
+    warning = disproportion(recipe, manifest, [phase.steps for phase in phases])
+    return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes, warning)
 
 
 def _heaviest(recipe: Recipe, phase: Phase, shape: Shape, dtype: Dtype, manifest: Manifest | None) -> Heaviest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from data_prep.common.errors import UserError
@@ -48,6 +49,18 @@ def name_site(
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; {dtype}; "
         f"{REACH:.0%} of a GPU's matrix rate is taken to be reached",
     )
+
+
+def check_numbers(**options: float | None) -> None:
+    """UserError for options, by their names, that cannot have their value: whole numbers count something, and others
+    measure it."""
+    faults = []
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            needed = "at least 1" if isinstance(value, int) else "a number above 0"
+            faults.append(f"--{name.replace('_', '-')} {value:g}: {needed}")
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
@@ -16,7 +17,8 @@ UNKNOWN = "?"
 def render_plan(plan: Plan) -> RenderableType:
     """Lays out a plan: the model, the phases, the memory, and what was assumed."""
     notes = [Padding(f"- {note}", (0, 0)) for note in plan.notes]
-    return Group(_model_line(plan), "", _phase_table(plan), "", _memory_table(plan), "", *notes)
+    warning: list[RenderableType] = [] if plan.warning is None else ["", Text(f"warning: {plan.warning}")]
+    return Group(_model_line(plan), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
 
 
 def _model_line(plan: Plan) -> str:

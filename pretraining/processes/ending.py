@@ -76,7 +76,7 @@ class Ending:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[True]:
         handle_signals(signal.SIG_IGN)
-        if isinstance(error, SystemExit):  # rich ends the program so where the reading end of a pipe was closed
+        if isinstance(error, SystemExit):  # a library wants to end the program
             self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
             return True
         outcome = _outcome_of(error, self.world.rank)
@@ -122,6 +122,8 @@ def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
         return Outcome(Code.INTERRUPTED if error.interrupted else Code.STOPPED, str(error), rank)
     if isinstance(error, UserError):
         return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
+    if isinstance(error, PermissionError):
+        return Outcome(Code.CURE, str(error), rank)
     if isinstance(error, KeyboardInterrupt):
         return interruption(error, rank)
     return Outcome(Code.MISTAKE, traceback.format_exception_only(error)[-1].strip(), rank)

@@ -144,7 +144,10 @@ def _from_slurm(environment: Mapping[str, str]) -> World:
         return World(rank, launcher="srun")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
-    local_ranks = expand_tasks(tasks)[_number(environment, "SLURM_NODEID")] if tasks else ranks
+    each, node = (expand_tasks(tasks), _number(environment, "SLURM_NODEID")) if tasks else ([ranks], 0)
+    if node >= len(each):
+        raise UserError(f"SLURM_NODEID={node}: the step has nodes 0 to {len(each) - 1}\nstart the ranks with srun")
+    local_ranks = each[node]
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
     # Steps of one job, and jobs that follow one another, get different ports.
     own = 16 * _number(environment, "SLURM_JOB_ID", "SLURM_JOBID") + _number(environment, "SLURM_STEP_ID")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,11 +29,12 @@ from pretraining.processes.launchers import World
 from pretraining.processes.voting import find_greatest
 
 STARTED = time.monotonic()
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # those that ask a run to save and stop
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # those that ask a run to save and stop
 PATIENCE = timedelta(hours=2)  # longer than any wait that `Watch` allows
 ECHO_SECONDS = 0.5  # a signal so soon after a Ctrl-C is the same key press, passed on by a launcher
 QUESTION_SECONDS = 0.5  # how long ranks go on within a step before they ask one another whether to stop
 STOPPING = "\nstopping after this step, and saving; press Ctrl-C again to end at once"
+ANSWER_SECONDS = 5.0  # how long Slurm may take to say when the job ends
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,6 +53,10 @@ class Decision(IntEnum):
         return {Decision.LIMIT: "the time limit", Decision.INTERRUPT: "Ctrl-C"}.get(self, "a signal")
 
 
+class JobEnd(float):
+    """A time limit that is the end of the Slurm job: somebody may move it while the job runs."""
+
+
 class StoppedError(SharedError):
     """Ends a run that has saved and stops before it is done."""
 
@@ -65,13 +71,15 @@ class EndAtOnce(KeyboardInterrupt):  # no error, like what it derives from
 
 
 class Control:
-    """Lets signals and the time limit stop a run in good order: within the block, SIGTERM and SIGUSR1 are only noted
-    until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
+    """Lets signals and the time limit stop a run in good order: within the block, SIGTERM, SIGHUP and SIGUSR1 are
+    only noted until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
 
     def __init__(self, world: World, limit: float | None = None):
-        """Sets the time limit, in seconds from the start of the process."""
-        self._deadline = None if limit is None else STARTED + limit
-        self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
+        """Sets the time limit, in seconds from the start of the process; that of a Slurm job is rank 0's to look at."""
+        self._of_job = isinstance(limit, JobEnd)
+        self._deadline = None if limit is None or (self._of_job and world.rank) else STARTED + limit
+        self._least = 0.0 if limit is None else 0.05 * min(limit, 600) + ANSWER_SECONDS * self._of_job
+        self._say: Callable[[str], None] = print
         self._group = open_host_group(PATIENCE)
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
         self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
@@ -83,7 +91,7 @@ class Control:
         self._questions, self._apart, self._voted_at = 0, QUESTION_SECONDS, time.monotonic()
 
     def __enter__(self) -> Control:
-        self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._hear) for number in heard_signals()}
         return self
 
     def __exit__(
@@ -128,9 +136,20 @@ class Control:
         checkpoint takes, as far as is known: the time limit leaves room for one."""
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - (self._last or now)), now
-        late = self._deadline is not None and now > self._deadline - max(self._least, 2 * (saving + self._longest))
-        limit = Decision.LIMIT if late else Decision.GO_ON
+        room = max(self._least, 2 * (saving + self._longest))
+        limit = Decision.LIMIT if self._is_late(now + room) else Decision.GO_ON
         return self._vote(max(self._asked, limit, Decision.WRONG if wrong else Decision.GO_ON))
+
+    def _is_late(self, saved: float) -> bool:
+        """Whether a save that is done at this moment comes after the time limit; an end of the Slurm job that was moved
+        meanwhile counts."""
+        if self._deadline is None or saved <= self._deadline:
+            return False
+        if self._of_job and (limit := ask_job_end()) is not None:
+            moved, self._deadline = STARTED + limit - self._deadline, STARTED + limit
+            if abs(moved) > ANSWER_SECONDS:
+                self._say(f"the end of the Slurm job was moved by {moved / 60:+,.1f} minutes")
+        return saved > self._deadline
 
     def asked_anywhere(self) -> bool:
         """Whether any rank has heard a signal, so that all break off what they do and save; all ask it together.
@@ -157,16 +176,21 @@ class Control:
 
 def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     """Gives all signals that may end a run the same handler."""
-    for number in (signal.SIGINT, *SIGNALS):
+    for number in (signal.SIGINT, *heard_signals()):
         signal.signal(number, handler)
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Those that ask a run to save and stop; a closed terminal does not where it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
 
 
 def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
     """Understands a time limit, in seconds from the start of the process: `90m`, `2h`, and as Slurm writes it `30:00`,
     `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
     if text == "auto":
-        end = environment.get("SLURM_JOB_END_TIME", "")
-        return int(end) - time.time() + time.monotonic() - STARTED if end.isdigit() else None
+        return _until(environment.get("SLURM_JOB_END_TIME", ""))
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(match[1]) * UNITS[match[2]]
     if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
@@ -175,3 +199,20 @@ def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float 
         days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
         return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
     raise UserError(f"--time-limit {text}: not understood; write 90m, 2h, 12:00:00 or 1-12:00:00")
+
+
+def ask_job_end() -> JobEnd | None:
+    """Asks Slurm when this process's job ends; None where that cannot be found out."""
+    command = ["squeue", "-h", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%e"]
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # in seconds since 1970, whatever the time zone
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=ANSWER_SECONDS, check=True)
+        return _until(done.stdout.decode(errors="replace").strip())
+    return None
+
+
+def _until(moment: str) -> JobEnd | None:
+    """From the start of the process to a moment that is given in seconds since 1970; None where it is no such."""
+    if not re.fullmatch(r"\d{1,12}", moment, re.ASCII):
+        return None
+    return JobEnd(int(moment) - time.time() + time.monotonic() - STARTED)

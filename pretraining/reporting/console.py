@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.console import Console
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +34,23 @@ def progress(title: str, done: int, total: int, seconds_left: float | None, widt
 def cropped(line: str) -> Text:
     """A line of a panel, cut off where the terminal ends."""
     return Text(line, no_wrap=True, overflow="ellipsis")
+
+
+class Waiting:
+    """A line that says, whenever it is drawn, for how long something goes on already."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._begin = what, time.monotonic()
+
+    def __rich__(self) -> Text:
+        return cropped(f"{self._what}: {duration(time.monotonic() - self._begin)}")
+
+
+def waiting(console: Console, what: str, active: bool = True) -> AbstractContextManager[object]:
+    """Shows in a terminal what takes its time and for how long already; `active` on one rank alone."""
+    if not (active and console.is_terminal):
+        return nullcontext()
+    return Live(Waiting(what), console=console, transient=True)
 
 
 def number(value: float) -> str:

@@ -42,11 +42,11 @@ class EventFile:
         self._add(step=first_step, session_log=self._kinds.SessionLog(status=self._kinds.SessionLog.START))
         self._records.flush()
 
-    def scalars(self, group: str, step: int, figures: Mapping[str, float | None]) -> None:
-        """Adds the figures that are known, each as GROUP/NAME."""
+    def scalars(self, step: int, figures: Mapping[str, float | None]) -> None:
+        """Adds the figures that are known, each under its name."""
         for name, value in figures.items():
             if value is not None:
-                self._add(step=step, summary=self._kinds.scalar(f"{group}/{name}", value))
+                self._add(step=step, summary=self._kinds.scalar(name, value))
         self._records.flush()
 
     def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:

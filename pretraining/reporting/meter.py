@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,10 @@ class Meter:
         """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
         same_ranks = len(states) == ranks
         for state in [states[rank]] if same_ranks else states if rank == 0 else []:
-            self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
+            sums = torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
+            self._sums[: len(sums)] += sums
+            if state["steps"]:
+                self._sums[len(sums) :] = math.nan  # what an earlier version did not add up
             for name, count in zip(self._count_names, state["counts"], strict=True):
                 self._counts[name] += count
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
@@ -143,6 +147,19 @@ class Meter:
         self.watch.lap()
         self.watch.start_earlier(self._earlier)
         self._earlier = 0.0
+
+    def so_far(self, flops_left: float | None, seconds_left: float | None) -> tuple[float | None, float | None]:
+        """Returns the pieces a second of the interval, None before its first step, and the seconds left.
+
+        They are estimates from what the host of this rank knows, as if all ranks had as many pieces: neither the GPU
+        nor another rank is waited for.
+        """
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        seconds, flops = self.watch.elapsed(), ranks * self._counts["flops"]
+        pace = seconds / flops if self._pace is None and flops else self._pace
+        if flops_left is not None and pace is not None:
+            seconds_left = flops_left * pace
+        return ranks * self._counts["pieces"] / seconds if self.steps else None, seconds_left
 
     def flush(
         self, flops_left: float | None = None, seconds_left: float | None = None

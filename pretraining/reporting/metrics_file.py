@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 METRICS = "metrics.jsonl"
 REACHES = (1 << 16, 1 << 21)
 """Bytes from the end in which the newest records are looked for: some 100 lines, and where that is too few, 3,000."""
+EVALUATION = b'{"kind": "evaluation"'
+"""How the line of a record of validation begins."""
 SAMPLE = 1 << 12
 """Bytes that are read at each place of a file which is too long to be read as a whole: some 5 lines."""
 
@@ -32,12 +34,26 @@ def newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, An
 
 
 def loss_curve(path: Path, places: int) -> list[tuple[int, float]]:
-    """Steps with their training losses, over the whole run; of steps that were done again, the last.
+    """Steps with their training losses, over the whole run, as `step_records` finds them."""
+    return [(record["step"], record["loss"]) for record in step_records(path, places)]
+
+
+def evaluations(path: Path) -> Iterator[dict[str, Any]]:
+    """All records of validation, which are few: every other line is passed over unread."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(EVALUATION) and line.endswith(b"\n"):
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+
+def step_records(path: Path, places: int) -> list[dict[str, Any]]:
+    """The logged steps of the whole run that have a loss; of steps that were done again, the last.
 
     A long file is read at so many places alone, 4 kB at each: with 200 places, about 1,000 lines of 1,000,000. A leap
     that is over within the 5,000 lines between two places is then as likely as not missing.
     """
-    curve: list[tuple[int, float]] = []
+    curve: list[dict[str, Any]] = []
     with path.open("rb") as file:
         size = file.seek(0, 2)
         stretches = [(0, size)]
@@ -48,9 +64,9 @@ def loss_curve(path: Path, places: int) -> list[tuple[int, float]]:
             for record in _records(file, begin, end):
                 step, loss = record.get("step"), record.get("loss")
                 if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
-                    while curve and curve[-1][0] >= step:
+                    while curve and curve[-1]["step"] >= step:
                         curve.pop()
-                    curve.append((step, loss))
+                    curve.append(record)
     return curve
 
 
@@ -59,7 +75,7 @@ def _records(file: BinaryIO, begin: int, end: int) -> Iterator[dict[str, Any]]:
     file.seek(begin)
     lines = file.read(end - begin).split(b"\n")
     for line in lines[1 if begin else 0 : -1]:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict):
                 yield record

@@ -6,21 +6,25 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from data_prep.common import unread
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from pretraining.reporting.event_file import EventFile
 from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
+FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
+"""Seconds without a line after which one says how far a run is, where the output is no terminal: the second time, since
+the first is after the first step, and at last; they double in between."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Record:
         """All that files keep of the record; None is not known, or does not exist."""
         return dict(vars(self))
 
+    def curves(self) -> dict[str, float | None]:
+        """What TensorBoard gets, under the names that it shows."""
+        return {f"{self.group}/{name}": value for name, value in self.figures().items() if name not in self.no_curve}
+
     def line(self) -> str:
         """The record as one line of the console."""
         raise NotImplementedError
@@ -50,6 +58,20 @@ class Record:
     def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002
         """What a terminal of this width shows until the next record; None for a line that stays."""
         return None
+
+
+class News(Protocol):
+    """How far a run is between two records."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it tells more than the last record."""
+
+    def line(self) -> str:
+        """The news as one line of the console."""
+
+    def panel(self, width: int) -> RenderableType:
+        """What a terminal of this width shows until the next news or record."""
 
 
 class RunLog:
@@ -63,20 +85,20 @@ class RunLog:
         tensorboard: bool = True,
         first_step: int = 0,
         active: bool = True,
-        stopping: Callable[[], bool] = lambda: False,
         name: str = "",
     ) -> None:
         """`first_step` is the first that will be logged from now on: what the files say of it and later steps was
-        written before a stop, and is cut away. While the run is `stopping` nobody need read the console any more: a
-        launcher that asks for the stop may be gone before all is saved. With a `name` other runs print on the console
-        too: it stands before every line, and records that a terminal would not keep are in the files alone."""
+        written before a stop, and is cut away. With a `name` other runs print on the console too: it stands before
+        every line, and records that a terminal would not keep are in the files alone."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
-        self._first, self._active, self._stopping, self._name = first_step, active, stopping, name
+        self._first, self._active, self._name = first_step, active, name
+        self._noted = 0
         self._last: dict[str, int] = {}
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
         self._events: EventFile | None = None
         self._live: Live | None = None
+        self._silence, self._last_line = 0.0, time.monotonic()
         self._opened = ExitStack()
 
     def keep(self, kind: str, last_step: int) -> None:
@@ -97,7 +119,7 @@ class RunLog:
                     self._events = EventFile(self._events_folder, self._first)
                 opened.callback(_as_user_error("the log")(self._events.close))
             if self._console.is_terminal and not self._name:
-                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live = Live(console=self._console, refresh_per_second=2, transient=True)
                 with _as_user_error("the console"):
                     self._live.start()
                 opened.callback(_as_user_error("the log")(self._live.stop))
@@ -116,19 +138,28 @@ class RunLog:
         """Writes a record to all places at once, so that whoever looks sees it."""
         if not self._active:
             return
-        figures = record.figures()
-        plain = {name: _plain(value) for name, value in figures.items()}
+        plain = {name: _plain(value) for name, value in record.figures().items()}
         self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
-            curves = {name: value for name, value in figures.items() if name not in record.no_curve}
             with _as_user_error(self._events_folder):
-                self._events.scalars(record.group, record.step, curves)
+                self._events.scalars(record.step, record.curves())
         panel = record.panel(self._console.width) if self._live is not None or self._name else None
         if self._live is not None and panel is not None:
             with _as_user_error("the console"):
                 self._live.update(panel, refresh=True)
         elif panel is None:
             self.say(record.line())
+        self._note_lost_readers(record.step)
+
+    def show(self, news: News) -> None:
+        """Tells how far the run is between two records, in no file: a terminal shows all news, and elsewhere a line is
+        printed after the first step, and then where there was none for ever longer."""
+        if self._live is not None:
+            with _as_user_error("the console"):
+                self._live.update(news.panel(self._console.width))
+        elif news.has_news and time.monotonic() - self._last_line >= self._silence:
+            self._silence = min(LONGEST_SILENCE, max(FIRST_SILENCE, 2 * self._silence))
+            self.say(news.line())
 
     def sync(self) -> None:
         """Puts what was written on the disk: a checkpoint that follows must not be ahead of it after a power cut."""
@@ -152,9 +183,16 @@ class RunLog:
         """Prints a line that is for the reader alone and in no file."""
         if self._active:
             text = f"{self._name}  {text}" if self._name else text
-            with _as_user_error("the console", unless=self._stopping):  # a whole line, in one write
+            with _as_user_error("the console"):  # a whole line, in one write
                 self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
                 self._console.file.flush()
+            self._last_line = time.monotonic()
+
+    def _note_lost_readers(self, step: int) -> None:
+        """Says where it can still be read that nobody reads what is printed."""
+        for text in unread.notes[self._noted :]:
+            self._write_line({"kind": "note", "step": step, "text": text, "time": round(time.time(), 3)})
+        self._noted = len(unread.notes)
 
     def _write_line(self, content: Mapping[str, Any]) -> None:
         assert self._file is not None, "open the log first"
@@ -164,15 +202,14 @@ class RunLog:
 
 
 @contextmanager
-def _as_user_error(what: object, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Tells a full disk or a closed pipe as what it is. (rich ends the program where a pipe is closed.)"""
+def _as_user_error(what: object) -> Iterator[None]:
+    """Tells a full disk as what it is."""
     try:
         yield
-    except (OSError, SystemExit) as error:
-        if unless():
-            return
-        reason = (error.strerror if isinstance(error, OSError) else None) or "the reading end was closed"
-        raise UserError(f"{what}: cannot be written: {reason}\nthe run can be continued from its checkpoint") from error
+    except OSError as error:
+        raise UserError(
+            f"{what}: cannot be written: {error.strerror}\nthe run can be continued from its checkpoint"
+        ) from error
 
 
 def _plain(value: float | None) -> float | None:

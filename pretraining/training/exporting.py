@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,22 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import absence
+from data_prep.common.outputs import making
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import TOKENIZER, find_checkpoint
+from pretraining.checkpoint.record import EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
-from pretraining.huggingface.folders import CONFIG, read_folder, read_length, read_vocabulary, write_folder
-from pretraining.huggingface.model_card import Provenance, model_card
+from pretraining.huggingface.folders import (
+    CARD,
+    CONFIG,
+    files_of_sentences,
+    read_folder,
+    read_length,
+    read_vocabulary,
+    write_folder,
+)
+from pretraining.huggingface.model_card import Provenance, model_card, read_licence
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import Shape
@@ -33,7 +44,9 @@ class Exported:
     readers: tuple[str, ...]
     """who read it back"""
     left_out: str = ""
-    """heads of the source that were not written, and why"""
+    """heads and files of the source that were not written, and why"""
+    warning: str = ""
+    """what the user may not have meant"""
 
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
@@ -56,9 +69,9 @@ class Source:
     length: int
     """the longest text that it was trained on, or that its own tokenizer lets through"""
     licence: str | None = None
-    """that of the recipe, where it names one"""
+    """that of the recipe or the card, where it names one"""
     left_out: str = ""
-    """heads of it that are of no use, and why"""
+    """heads and files of it that are of no use, and why"""
     vocabulary_sha256: str | None = None
     provenance: Provenance | None = None
     """how the weights came to be, where that is known"""
@@ -71,15 +84,27 @@ def export(
     vocabulary: Path | None = None,
     dtype: torch.dtype = torch.float32,
     licence: str | None = None,
+    replace: bool = False,
 ) -> Exported:
     """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
 
-    `licence` is what the model card says of it, by default what the recipe says.
+    `licence` is what the model card says of it, by default what the recipe says. `replace` is for a folder with another
+    model, which otherwise stays.
     """
     try:
         licence = None if licence is None else check_licence(licence)
     except PydanticCustomError as error:
         raise UserError(f"--licence {licence}: {error}") from None
+    if out.resolve() == (source / EXPORT).resolve():  # a run's own, which it made itself
+        return _export(source, out, checkpoint, vocabulary, dtype, licence)
+    read = [source] if vocabulary is None else [source, vocabulary]
+    with making([out], "export.py", read, replace):
+        return _export(source, out, checkpoint, vocabulary, dtype, licence)
+
+
+def _export(
+    source: Path, out: Path, checkpoint: str | None, vocabulary: Path | None, dtype: torch.dtype, licence: str | None
+) -> Exported:
     model = read_source(source, checkpoint)
     vocabulary = vocabulary or model.vocabulary
     if model.vocabulary_sha256 not in (None, read_vocabulary(vocabulary).sha256):
@@ -99,13 +124,24 @@ def export(
         check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
     )
     readers, differences = zip(*results, strict=True)
-    return Exported(out, model.shape.num_parameters(), max(differences), readers, model.left_out)
+    warning = _other_licence(model, licence)
+    return Exported(out, model.shape.num_parameters(), max(differences), readers, model.left_out, warning)
+
+
+def _other_licence(model: Source, licence: str | None) -> str:
+    """Warns where the card names another licence than the model has, or the one that it began with."""
+    base = model.provenance.base if model.provenance else None
+    theirs = base.licence if base else model.licence
+    ours, whose = licence or model.licence, f"{base}, with which it began," if base else "the model that was exported"
+    if ours is None or theirs is None or ours == theirs:
+        return ""
+    return f"the licence of this model is {ours}, and that of {whose} is {theirs}: see whether it permits that"
 
 
 def read_source(source: Path, checkpoint: str | None) -> Source:
     """Reads a model from a run or from a folder of transformers."""
-    if not source.is_dir():
-        raise UserError(f"{source}: no such folder")
+    if not os.path.isdir(source):
+        raise UserError(f"{source}: {absence(source, 'folder')}")
     if not (source / CONFIG).exists():
         return _read_run(source, checkpoint)
     if checkpoint is not None:
@@ -121,11 +157,14 @@ def _read_transformers(source: Path) -> Source:
         raise UserError(
             f"{source}: lacks {', '.join(lacking)}; only a model that predicts masked pieces can be exported"
         )
-    length, left_out = read_length(source, shape), ""
+    left_out = []
     if lacking:
         shape, weights, heads = without_next_sentences(shape, weights)
-        left_out = f"{heads}, half of what predicts next sentences" * bool(heads)
-    return Source(shape, weights, source, length, left_out=left_out)
+        left_out += [f"{heads}, half of what predicts next sentences"] * bool(heads)
+    if files := files_of_sentences(source):
+        left_out.append(f"{', '.join(files)}, for vectors of sentences")
+    licence = read_licence(source / CARD)
+    return Source(shape, weights, source, read_length(source, shape), licence, "; ".join(left_out))
 
 
 def without_next_sentences(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[Shape, dict[str, Tensor], str]:
@@ -165,7 +204,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         weights,
         vocabulary=folder.parent.parent / TOKENIZER,
         length=min(state.trained_length or shape.positions, shape.positions),
-        licence=run.recipe.get("card", {}).get("licence"),
+        licence=run.licence,
         left_out=left_out,
         vocabulary_sha256=run.data.vocabulary,
         provenance=provenance,

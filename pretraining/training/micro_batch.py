@@ -27,7 +27,7 @@ from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
-from pretraining.planning.fitting import MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
+from pretraining.planning.fitting import CPU_PIECES, MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import plan_memory
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
@@ -117,7 +117,7 @@ class MicroBatches:
     def _tell(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
         """Prints what was found, and where another batch would do better."""
         found, console = self.found[phase.name], self._context.console
-        how = "as before" if found is before else "the largest that fits"
+        how = "as before" if found is before else self._limit(phase)
         if before is not None and found is not before:
             how += f" here; it was {before.sequences}"
         console.print(f"micro-batch of phase {phase.name}: {found.sequences}, {how} (auto)", markup=False)
@@ -127,6 +127,16 @@ class MicroBatches:
                 f"phases.{number}.batch = {phase.batch}: what divides a rank's share of it is {found.sequences} and "
                 f"then {larger}, which does not fit; a batch with more divisors would be faster"
             )
+
+    def _limit(self, phase: Phase) -> str:
+        """Says what keeps the micro-batch that was found from being larger."""
+        found, share = self.found[phase.name].sequences, phase.batch // self._context.world.size
+        if found == share:
+            return "all of the batch" if self._context.world.size == 1 else "all of a rank's share of the batch"
+        if found < self._sizes(phase)[-1]:
+            return "the largest that fits"
+        fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
+        return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
     def _conditions(self, phase: Phase, devices: list[str]) -> dict[str, Any]:
         """All that decides what fits; a run goes on with the micro-batch that it had where all of it is the same."""

@@ -22,7 +22,7 @@ from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
 from pretraining.checkpoint.models import FoundModel, find_model_folder
 from pretraining.checkpoint.record import finished_checkpoints, read_record
 from pretraining.checkpoint.state import RunState
-from pretraining.huggingface.folders import CONFIG, read_folder
+from pretraining.huggingface.folders import CONFIG, files_of_sentences, read_folder
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
@@ -158,6 +158,8 @@ def begins(origin: Origin, anew: list[str], left: list[str]) -> str:
     shape, pieces = origin.shape, len(origin.vocabulary)
     if shape.vocabulary > pieces and (origin.folder / CONFIG).exists():
         left = [*left, f"{shape.vocabulary - pieces:,} rows of its embeddings that belong to no piece"]
+    if files := files_of_sentences(origin.folder):
+        left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
     if origin.trained < origin.known:
         parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]

@@ -80,6 +80,11 @@ class TrainingPhase:
         """Whether the step that was just done is known to be the last; by the clock none is."""
         return state.phase_step == self._schedule.steps
 
+    def last_step(self, state: RunState) -> int | None:
+        """The step of the run after which the phase is over; None by the clock."""
+        steps = self._schedule.steps
+        return None if steps is None else state.step + steps - state.phase_step
+
     def announcement(self, state: RunState) -> str:
         """One line on what the phase will do."""
         phase, schedule = self.settings, self._schedule

@@ -19,10 +19,12 @@ from pretraining.checkpoint.record import (
     read_record,
 )
 from pretraining.checkpoint.state import RunRecord, RunState
+from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
+from pretraining.planning.proportion import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
@@ -134,6 +136,11 @@ def describe(request: Request, context: Context, engine: Engine, record: Checkpo
     )
     if not shape.next_sentence:
         console.print("the data has no pairs: the model learns from masked pieces alone", markup=False)
+    steps = [schedule.steps for schedule in build_schedules(request.recipe)]
+    if record is None and (warning := disproportion(request.recipe, request.manifest, steps)):
+        context.warn(warning)
+    if request.recipe.compute.compile:
+        console.print("the first step compiles the layers, which takes minutes", markup=False)
     if record is not None:
         console.print(f"continues after step {record.step:,}", markup=False)
         for change in what_has_changed(record, request, context, engine):

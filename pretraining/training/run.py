@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.locks import LOCK as LOCK
 from data_prep.common.locks import locked
 from pretraining.checkpoint.record import EXPORT
 from pretraining.huggingface.folders import CONFIG
@@ -23,6 +24,8 @@ from pretraining.processes.errors import SharedError
 from pretraining.processes.group import agree, choose_device, connect, disconnect, shared_errors
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
+from pretraining.reporting.console import waiting
+from pretraining.reporting.loss_chart import TRIAL, draw_losses
 from pretraining.training.changes import continued, is_trained
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
@@ -31,7 +34,6 @@ from pretraining.training.resume import StartingPoint, find_latest, find_startin
 from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
-LOCK = "lock"
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
 REQUEUED = "SLURM_RESTART_COUNT"
 """Set by Slurm in a job that it has begun again."""
@@ -68,12 +70,13 @@ def run(
             if latest is not None:
                 request = continued(request, latest.record)
             trained = latest is not None and is_trained(latest.run)
-            start = None if trained else find_starting_point(request, context, latest)
+            with waiting(console, "making the model", world.rank == 0):
+                start = None if trained else find_starting_point(request, context, latest)
         with watch:
             is_done = start is None or train_through(request, context, start).is_done
             if world.rank == 0 and is_done:
                 with watch.pause():
-                    finish(request.out, console, trained_now=start is not None)
+                    finish(request.out, context, trained_now=start is not None)
     disconnect()  # not after an error, when it may wait for ever for ranks that are gone
 
 
@@ -87,7 +90,8 @@ def require_one_request(request: Request) -> None:
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
     """Trains to the end; where it goes wrong, from the last checkpoint on, without the batches that did it."""
     while True:
-        trainer = make_trainer(request, context, start)
+        with waiting(context.console, "getting ready to train", context.world.rank == 0):
+            trainer = make_trainer(request, context, start)
         wrong = what_goes_wrong(trainer)
         if wrong is None:
             return trainer
@@ -123,12 +127,17 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     trainer.saver.finish()
 
 
-def finish(out: Path, console: Console, trained_now: bool) -> None:
+def finish(out: Path, context: Context, trained_now: bool) -> None:
     """Exports the trained model, unless an earlier start has, and says what it is good for."""
-    folder = out / EXPORT
+    folder, console = out / EXPORT, context.console
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
     if trained_now or not (folder / CONFIG).exists():
-        console.print(str(export(out, folder)), markup=False, soft_wrap=True)
+        with waiting(console, f"exporting to {folder}, and reading it back"):
+            exported = export(out, folder)
+        console.print(str(exported), markup=False, soft_wrap=True)
+        if exported.warning:
+            context.warn(exported.warning)
+    console.print(draw_losses(out, least=TRIAL), markup=False, soft_wrap=True)
     call = f'transformers.AutoModelForMaskedLM.from_pretrained("{folder}")'
     console.print(f"load it: {call}", markup=False, soft_wrap=True)

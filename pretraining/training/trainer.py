@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from data_prep.common.progress import duration
+from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, step_of
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.checkpoint.writing import Saver
@@ -23,7 +24,7 @@ from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import COUNTS, EvaluationRecord, StepRecord
+from pretraining.reporting.records import COUNTS, EvaluationRecord, Progress, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, first_of
@@ -52,7 +53,9 @@ class Trainer:
         self.skips = list(skips)
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
-        self.base = request.origin.summary() if request.origin else None
+        self.logged: StepRecord | None = None
+        """the latest record of steps that this start has written"""
+        self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
         ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
@@ -63,7 +66,6 @@ class Trainer:
             tensorboard=recipe.logging.tensorboard,
             first_step=state.step + 1 if state.step else 0,
             active=world.rank == 0,
-            stopping=lambda: context.control.asked,
         )
         self.saver = Saver(request.out, recipe.checkpoints, self.log.say)
         self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
@@ -124,6 +126,7 @@ class Trainer:
             for batches in steps:
                 if phase.is_over(self.state):
                     break
+                self.show_progress(phase, f"step {self.state.step + 1:,}")
                 self.train_step(phase, batches)
                 self.after_step(phase, last=phase.is_last_step(self.state))
         self.finish_phase(phase)
@@ -256,13 +259,36 @@ class Trainer:
         begin = max(begin, self.batch_saved)
         return DivergedError(Skip(self.state.phase, begin, max(1, end - begin), reason))
 
-    def log_step(self, phase: TrainingPhase) -> None:
-        """Writes what happened since the last line of the log."""
-        state, steps = self.state, self.meter.steps
-        totals, speed = self.meter.flush(
+    def work_left(self, phase: TrainingPhase) -> tuple[float | None, float | None]:
+        """The operations that the run still has to do; or, where the clock decides, its seconds."""
+        state = self.state
+        return (
             self.remaining.flops(state.phase, state.phase_step),
             self.remaining.seconds(state.phase, phase.clock.seconds),
         )
+
+    def show_progress(self, phase: TrainingPhase, doing: str) -> None:
+        """Shows how far the run is and what it does now, whenever its next record is due; no rank waits for that."""
+        if self.context.world.rank:
+            return
+        every, step = self.request.recipe.logging.every, self.state.step
+        self.log.show(
+            Progress(
+                doing,
+                step,
+                self.remaining.total_steps,
+                self.state.phase + 1,
+                len(self.request.recipe.phases),
+                min(step - step % every + every, phase.last_step(self.state) or step + every),
+                *self.meter.so_far(*self.work_left(phase)),
+                self.logged,
+            )
+        )
+
+    def log_step(self, phase: TrainingPhase) -> None:
+        """Writes what happened since the last line of the log."""
+        state, steps = self.state, self.meter.steps
+        totals, speed = self.meter.flush(*self.work_left(phase))
         state.count_pieces(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord.of(
@@ -283,6 +309,7 @@ class Trainer:
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
             raise self.diverged(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
+        self.logged = record
         if self.log.tensorboard:
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
@@ -291,6 +318,7 @@ class Trainer:
         """Scores the model on the held-out examples of the phase's length, if there are any."""
         if phase.validation is None:
             return
+        self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
                 self.scores = evaluate(

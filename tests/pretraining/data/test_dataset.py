@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
@@ -119,6 +120,13 @@ def test_nothing_is_opened_before_it_is_needed(copied: Path) -> None:
     dataset = Dataset(copied, manifest, 32)
     with pytest.raises(DamageError, match=r"shard-\d+\.arrow: missing"):
         dataset.read(examples([0]))
+
+
+def test_storage_that_is_gone_for_a_while_costs_time_alone(copied: Path) -> None:
+    dataset = Dataset(copied, Manifest.read(copied), 32)
+    away = copied.rename(copied.with_name("away"))
+    threading.Timer(0.5, away.rename, [copied]).start()
+    assert len(dataset.read(examples([0, 1])).lengths) == 2
 
 
 def test_few_shards_are_open_at_a_time(dataset: Dataset) -> None:

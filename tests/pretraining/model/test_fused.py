@@ -57,11 +57,12 @@ def test_gelu(size: tuple[int, int], scale: float) -> None:
 @settings(max_examples=40, deadline=None)
 @given(size=SIZES)
 def test_add_and_norm(size: tuple[int, int]) -> None:
-    if size[1] < 2:
-        return  # the norm of one number is the sign of a rounding error
+    if size[1] < 3:
+        return  # the norm of two numbers is their sign, and its gradient what rounding leaves of zero
     inputs = tensors(2, size, size[1:], size, size[1:], size[1:])
     x, bias, residual, weight, shift = inputs
-    wanted = F.layer_norm(residual + x + bias, weight.shape, weight, shift, 1e-6)
+    exact = [each.double() for each in inputs]  # PyTorch in fp32 is further off than ours where rows nearly cancel
+    wanted = F.layer_norm(exact[2] + exact[0] + exact[1], weight.shape, exact[3], exact[4], 1e-6).float()
     expected = [wanted.detach(), *gradients(wanted, inputs)]
     found = add_and_norm(x * 1, bias, residual, weight, shift, 1e-6, NONE)
     scale = max(float(tensor.abs().max()) for tensor in expected)

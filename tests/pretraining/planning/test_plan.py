@@ -76,6 +76,24 @@ def test_operations_are_those_that_others_count(size: str, length: int, gigaflop
     assert statistics.flops == pytest.approx(gigaflops * 1e9, rel=0.02)
 
 
+def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: Manifest) -> None:
+    """The steps that it names are in the same proportion, make some 40 epochs, and are warned of no more."""
+    for each in manifest.content["sets"]:
+        each.update({name: 1000 * each[name] for name in ("examples", "pieces", "masked")})
+        each["histogram"] = [1000 * count for count in each["histogram"]]
+    recipe = load_recipe(RECIPES / "demo.toml", ["--phases.0.steps=90000", "--phases.1.steps=9000"])
+    options: dict[str, Any] = {"ranks": 1, "dtype": "fp32", "room": Room(80e9), "manifest": manifest}
+    [text] = [line for line in (build_plan(recipe, **options).warning or "").splitlines() if "--phases.0.steps" in line]
+    words = text.partition(": ")[2].split()
+    steps = {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
+    assert list(steps) == ["--phases.0.steps", "--phases.1.steps"]
+    assert steps["--phases.0.steps"] / steps["--phases.1.steps"] == pytest.approx(10, rel=0.05)
+    told = load_recipe(RECIPES / "demo.toml", [f"{name}={count}" for name, count in steps.items()])
+    suited = build_plan(told, **options)
+    assert suited.warning is None
+    assert sum(phase.epochs or 0 for phase in suited.phases) == pytest.approx(40, rel=0.05)
+
+
 def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
     shape = Shape.named("tiny", 1000)
     statistics = measure_sequences(shape, 512, manifest)

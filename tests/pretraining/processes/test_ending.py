@@ -25,7 +25,7 @@ from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
 
-pytestmark = pytest.mark.usefixtures("kept_signals")
+pytestmark = pytest.mark.usefixtures("leaves_group")
 
 
 def end_with(error: Exception | int | None, run: Path | None = None, rank: int = 0, machines: int = 1) -> int:

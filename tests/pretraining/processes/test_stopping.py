@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -55,6 +56,41 @@ def test_the_end_of_the_slurm_job() -> None:
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
 
 
+@pytest.mark.usefixtures("leaves_group", "alone")
+@pytest.mark.parametrize(
+    ("says", "decision"),
+    [
+        ("date -d '+1 hour' +%s", Decision.GO_ON),
+        ("date +%s", Decision.LIMIT),
+        ("echo N/A", Decision.LIMIT),
+        ("echo slurm_load_jobs error >&2; exit 1", Decision.LIMIT),
+        ("exec sleep 60", Decision.LIMIT),
+        (None, Decision.LIMIT),
+    ],
+)
+def test_an_end_of_the_slurm_job_that_was_moved(
+    says: str | None, decision: Decision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Slurm is asked before the run stops; where it does not answer, what was known counts."""
+    monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if says is not None:
+        asked = '[ "$*" = "-h -j 7 -o %e" ] && [ "$SLURM_TIME_FORMAT" = %s ] || exit 3'
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\n{asked}\n{says}\n")
+        (tmp_path / "squeue").chmod(0o755)
+    limit = time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()))})
+    with Control(World(), limit) as control:
+        assert [control.decide(wrong=False, saving=0.1) for _ in range(2)] == [decision] * 2
+    assert ("was moved by +60" in capsys.readouterr().out) == (decision == Decision.GO_ON)
+    if decision == Decision.GO_ON:
+        assert (tmp_path / "asked").read_text() == "\n", "it is asked when the time comes, and not in each step"
+    with Control(World(rank=1, size=2), limit) as control:
+        assert control.decide(wrong=False, saving=0.1) == Decision.GO_ON, "rank 0 looks at the clock for all"
+    with Control(World(), float(limit or 0)) as control:
+        assert control.decide(wrong=False, saving=0.1) == Decision.LIMIT, "--time-limit is the user's own"
+
+
 def raise_signals(launcher: str, *numbers: signal.Signals, apart: float) -> tuple[Decision, list[str]]:
     """What a run alone decides after signals that come so many seconds apart, and what it has said."""
     said: list[str] = []
@@ -69,7 +105,7 @@ PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
 """what one key press may come as"""
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize("line", range(4))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signals, line: int) -> None:
@@ -98,13 +134,13 @@ def test_one_key_press_counts_once_whenever_it_comes_again(number: signal.Signal
     assert not left, "the second signal came"
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize("launcher", ["plain", "torchrun", "deepspeed", "mpirun"])
 def test_one_key_press_counts_once_however_often_it_arrives(launcher: str) -> None:
     assert raise_signals(launcher, *PASSED_ON, apart=0.01) == (Decision.INTERRUPT, [STOPPING])
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
     assert raise_signals("plain", apart=0.0) == (Decision.GO_ON, [])
@@ -114,7 +150,7 @@ def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raise_signals("deepspeed", signal.SIGINT, signal.SIGTERM, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize(("launcher", "second"), [("plain", signal.SIGINT), ("torchrun", signal.SIGTERM)])
 def test_a_second_key_press_ends_at_once(
     launcher: str, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +160,7 @@ def test_a_second_key_press_ends_at_once(
         raise_signals(launcher, signal.SIGINT, second, apart=0.1)
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Control(World()) as control:
@@ -134,7 +170,7 @@ def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.usefixtures("kept_signals", "alone")
+@pytest.mark.usefixtures("leaves_group", "alone")
 @pytest.mark.parametrize(("seconds", "votes"), [(0.001, 1), (0.05, 8), (2.0, 40)])
 def test_ranks_ask_one_another_by_the_clock_and_not_each_time(
     seconds: float, votes: int, monkeypatch: pytest.MonkeyPatch

@@ -30,20 +30,21 @@ class Clock:
         return self.now
 
 
-def sums(masked: float, following: float, masked_right: int, next_right: int) -> list[torch.Tensor]:
+def sums(masked: float, following: float, masked_right: int, next_right: int, random: int = 1) -> list[torch.Tensor]:
     return [
         torch.tensor(float(masked), requires_grad=True),
         torch.tensor(following),
         torch.tensor(masked_right),
         torch.tensor(next_right),
+        torch.tensor(random),
     ]
 
 
 def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     clock = Clock()
     meter = Meter(CPU, SUMS, COUNTS, ceiling=1000.0, watch=Stopwatch(clock=clock))
-    meter.add(sums(10.0, 2.0, 1, 3), predictions=2, sequences=4, pieces=300, padded=500, flops=2000.0)
-    meter.add(sums(20.0, 1.0, 2, 1), predictions=8, sequences=2, pieces=100, padded=100, flops=1000.0)
+    meter.add(sums(10.0, 2.0, 1, 3, 1), predictions=2, sequences=4, pieces=300, padded=500, flops=2000.0)
+    meter.add(sums(20.0, 1.0, 2, 1, 0), predictions=8, sequences=2, pieces=100, padded=100, flops=1000.0)
     meter.step(1e-4, waited=1.0)
     clock.now += 10.0
     totals, speed = meter.flush(flops_left=6000.0)
@@ -54,6 +55,8 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     assert record.loss == pytest.approx(3.5)
     assert record.masked_accuracy == pytest.approx(3 / 10)
     assert record.next_accuracy == pytest.approx(4 / 6)
+    assert record.figures()["next_larger_class"] == pytest.approx(5 / 6)  # 5 of the 6 were no random next
+    assert "66.7% (larger class 83.3%)" in record.line()
     assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (40.0, 60.0)
     assert speed.flops_utilisation == pytest.approx(3000 / 10 / 1000)
     assert speed.waiting_for_data == pytest.approx(0.1)
@@ -73,6 +76,17 @@ def test_a_model_of_masked_pieces_alone_has_no_other_figures() -> None:
     assert "next" not in record.line()
 
 
+def test_what_an_earlier_version_did_not_count_is_not_known() -> None:
+    """Of an interval that it began; the next one is whole."""
+    meter = Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=Clock()))
+    meter.restore([{"sums": [1.0, 1.0, 1.0, 1.0], "counts": [2.0] * 6, "steps": 1, "seconds": 1.0}], 0, 1)
+    for known in (False, True):
+        meter.add(sums(1.0, 1.0, 1, 1), predictions=2, sequences=2, pieces=2, padded=2, flops=2.0)
+        losses = mean_losses(meter.flush()[0])
+        assert losses["next_accuracy"] == 0.5
+        assert ("next_larger_class" in losses) is known
+
+
 def test_an_interval_starts_from_nothing() -> None:
     clock = Clock()
     meter = Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=clock))
@@ -85,6 +99,19 @@ def test_an_interval_starts_from_nothing() -> None:
         assert mean_losses(totals)["masked_loss"] == step
         assert speed.seconds_per_step == 4.0 / step
         assert (speed.flops_utilisation, speed.seconds_left) == (None, None)
+
+
+def test_progress_is_reckoned_without_waiting_for_the_device() -> None:
+    """Whatever is added up there stays there: nothing can be read of a meta device."""
+    clock, device = Clock(), torch.device("meta")
+    meter = Meter(device, SUMS, COUNTS, watch=Stopwatch(clock=clock))
+    assert meter.so_far(100.0, None) == (None, None)
+    both = [value.detach().to(device) for value in sums(1.0, 1.0, 1, 1)]
+    meter.add(both, predictions=1, sequences=1, pieces=30, padded=40, flops=10.0)
+    meter.step(1e-4)
+    clock.now += 2.0
+    assert meter.so_far(100.0, None) == (15.0, 20.0)
+    assert meter.so_far(None, 7.0) == (15.0, 7.0)
 
 
 def test_time_in_pauses_is_not_counted() -> None:

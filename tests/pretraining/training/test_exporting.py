@@ -81,6 +81,22 @@ def test_a_run_becomes_a_folder(
     assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 64
 
 
+def test_another_model_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    for _ in range(2):
+        assert main([str(run), "--out", str(out)]) == 0
+    assert main([str(out), "--out", str(other)]) == 0
+    for given, place, said in [
+        ([str(run)], other, "exists"),
+        ([str(out), "--replace"], out, "is what is read"),
+        ([str(run), "--vocabulary", str(other), "--replace"], other, "is what is read"),
+    ]:
+        assert main([*given, "--out", str(place)]) == 2
+        assert f"{place}: {said}" in capsys.readouterr().err
+    assert main([str(run), "--out", str(other), "--replace"]) == 0
+    assert main([str(run), "--out", str(run / "exported")]) == 0
+
+
 def test_transformers_fills_masks_with_it(run: Path, data: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -118,7 +134,9 @@ def test_half_precision_is_compared_with_the_rounded_weights(run: Path, tmp_path
 
 def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out")
-    export(tmp_path / "out", tmp_path / "again")
+    (tmp_path / "out/modules.json").write_text("[]")
+    assert "left out: modules.json" in str(export(tmp_path / "out", tmp_path / "again"))
+    assert not (tmp_path / "again/modules.json").exists()
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
     with pytest.raises(UserError, match="which has no checkpoints"):
         export(tmp_path / "out", tmp_path / "again", checkpoint="last")

@@ -1,0 +1,57 @@
+"""Whether a run reads its text so often that it learns it by heart, and how many steps would suit so much text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from data_prep.shards import Manifest
+from pretraining.config.settings import Recipe
+from pretraining.data.statistics import measure_sequences
+
+USUAL_EPOCHS = 40
+"""How often BERT read its text (Devlin et al. 2019, A.2); beyond that, more steps on the same text hardly
+help a language model (Muennighoff et al. 2023)."""
+MOST_EPOCHS = 100
+"""How often a run may read its text without a warning: more than any published BERT has."""
+FEW_STEPS = 100
+"""A phase of fewer steps has hardly left its warm-up."""
+
+
+def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
+    """Says that phases of so many steps read the text too often, and what to type instead; None where they do not, or
+    where that is not known."""
+    if manifest is None:
+        return None
+    shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+    texts = [measure_sequences(shape, phase.length, manifest) for phase in recipe.phases]
+    if not all(text.examples for text in texts) or None in steps:
+        return None
+    planned = [count or 0.0 for count in steps]
+    epochs = sum(
+        count * phase.batch / text.examples for count, phase, text in zip(planned, recipe.phases, texts, strict=True)
+    )
+    if epochs <= MOST_EPOCHS:
+        return None
+    share, maskings = USUAL_EPOCHS / epochs, texts[0].duplicates
+    each = f", each of its {maskings} maskings {epochs / maskings:,.0f} times" if maskings > 1 else ""
+    few = min(count * share for count in planned) < FEW_STEPS
+    smaller = "\nso few steps teach little: take smaller batches too (--phases.N.batch), or more text" if few else ""
+    return (
+        f"the text is read {epochs:,.0f} times{each}; BERT read its own {USUAL_EPOCHS} times\n"
+        f"for so much text: {' '.join(_options(recipe, planned, share))}{smaller}"
+    )
+
+
+def _options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:
+    """What to type for this share of the steps, or of the hours, in every phase."""
+    if recipe.hours is not None:
+        yield f"--hours {recipe.hours * share:.2g}"
+    elif recipe.steps is not None:
+        yield f"--steps {_rounded(recipe.steps * share)}"
+    else:
+        yield from (f"--phases.{number}.steps {_rounded(count * share)}" for number, count in enumerate(steps))
+
+
+def _rounded(steps: float) -> int:
+    """To two figures, and a step at least."""
+    return max(1, int(float(f"{steps:.2g}")))

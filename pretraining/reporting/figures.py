@@ -1,0 +1,47 @@
+"""What all charts share: their size, colours that people tell apart who see red and green alike, and files.
+
+Matplotlib is loaded when the first one is drawn, so that training does not wait for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH, DPI = 8.0, 150  # inches, and dots an inch: to be read at 800 dots across
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#B0B0B0"
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure that finds room for its labels, and belongs to no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="compressed")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure whole or not at all. Letters that the font lacks are boxes in it."""
+    with warnings.catch_warnings(), replacing(path) as file:
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def smooth(values: Array, window: int) -> Array:
+    """The means of so many values before each, itself included."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    means: Array = (sums[ends] - sums[begins]) / (ends - begins)
+    return means

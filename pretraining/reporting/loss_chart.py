@@ -1,0 +1,91 @@
+"""The chart of a run of pre-training: its losses over the steps of all phases, with those of validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from pretraining.reporting import figures
+from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOSS_CHART = "loss.png"
+PLACES = 1000
+"""Where a long metrics.jsonl is read: some 5,000 lines, which is more than the chart has dots across."""
+TRIAL = 20
+"""Logged steps of a run that is drawn at its end without being asked; with fewer it was a trial."""
+LOSSES = {"masked_loss": "masked-word loss", "next_loss": "next-sentence loss"}
+"""The losses that are drawn, one above the other, and what they are called."""
+
+
+def draw_losses(run: Path, least: int = 1) -> str:
+    """Draws the losses of a run with so many logged steps into its folder; returns a line on what came of it, which
+    fails nothing."""
+    path = run / LOSS_CHART
+    try:
+        trained, scored = step_records(run / METRICS, PLACES), list(evaluations(run / METRICS))
+        if len(trained) < least:
+            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}"
+        figures.save(loss_chart(trained, scored, run.name), path)
+    except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
+        return f"{path}: not drawn: {type(error).__name__}: {error}"
+    return f"{path}: the losses of training and validation"
+
+
+def loss_chart(trained: list[dict[str, Any]], scored: list[dict[str, Any]], title: str) -> Figure:
+    """Every loss of the model in a plot of its own. A line stands where a phase begins."""
+    names = [name for name in LOSSES if any(record.get(name) is not None for record in trained)] or ["masked_loss"]
+    figure = figures.new_figure(0.6 + 2.6 * len(names))
+    plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(plots, names, strict=True):
+        steps, losses = _points(trained, name)
+        axes.plot(steps, losses, color=figures.BLUE, alpha=0.25, linewidth=0.6)
+        average = figures.smooth(losses, 1 + len(losses) // 100)
+        axes.plot(steps, average, color=figures.BLUE, linewidth=1.6, label="training, smoothed")
+        marked, held_out = _points(scored, name)
+        if len(marked):
+            style = {"color": figures.ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
+            axes.plot(marked, held_out, label="validation", zorder=3, **style)
+        axes.set(ylabel=LOSSES[name])
+        axes.grid(alpha=0.3)
+        axes.set_ylim(*_limits(np.concatenate([average, held_out])))
+        _mark_phases(axes, trained)
+    plots[0].legend(frameon=False)
+    plots[-1].set(xlabel="step")
+    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+    return figure
+
+
+def _points(records: Iterable[Mapping[str, Any]], name: str) -> tuple[Array, Array]:
+    """Where a loss is known, and what it is; what is no number is left out."""
+    pairs = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _limits(losses: Array) -> tuple[float, float]:
+    """Between what a loss is drawn: single leaps of training do not press all else together."""
+    low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
+    room = 0.08 * (high - low) or 0.1
+    return low - room, high + room
+
+
+def _mark_phases(axes: Axes, trained: list[dict[str, Any]]) -> None:
+    """Names the phases where there are several, each where the one before it ends."""
+    begins: dict[Any, int] = {}
+    done = 0
+    for record in trained:
+        begins.setdefault(record.get("phase"), done)
+        done = record["step"]
+    for phase, step in begins.items() if len(begins) > 1 else ():
+        axes.axvline(step, color=figures.GREY, linewidth=1, linestyle="--", zorder=1)
+        style: dict[str, Any] = {"ha": "left", "va": "bottom", "color": "#606060", "fontsize": 9}
+        axes.annotate(f" phase {phase}", (step, 1.0), xycoords=("data", "axes fraction"), **style)

@@ -1,0 +1,46 @@
+"""The chart of a run of pre-training: what it shows of both phases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pretraining.reporting import figures
+from pretraining.reporting.loss_chart import loss_chart
+
+
+def record(step: int, **figures: Any) -> dict[str, Any]:
+    return {"step": step, "phase": 1 if step < 80 else 2, "masked_loss": 9.0 - step / 20, **figures}
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> None:
+    more = {"next_loss": 0.5} if pairs else {}
+    trained = [record(step, **more) for step in range(1, 101)]
+    figure = loss_chart(trained, [record(50, **more), record(100, **more)], "mini $")
+    figure.canvas.draw()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["masked-word loss", "next-sentence loss"][: 1 + pairs]
+    raw, smoothed, validation, *phases = figure.axes[0].lines
+    assert np.asarray(raw.get_ydata()).tolist() == [9.0 - step / 20 for step in range(1, 101)]
+    assert len(np.asarray(smoothed.get_ydata())) == 100
+    assert (np.asarray(validation.get_xdata()).tolist(), validation.get_label()) == ([50.0, 100.0], "validation")
+    assert [np.asarray(line.get_xdata())[0] for line in phases] == [0, 79]
+
+
+def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_out() -> None:
+    trained = [record(step) for step in range(1, 1001)]
+    trained[500]["masked_loss"], trained[501]["masked_loss"] = 500.0, float("nan")
+    axes = loss_chart(trained, [], "run").axes[0]
+    assert axes.get_ylim()[1] < 100
+    assert len(np.asarray(axes.lines[0].get_ydata())) == 999
+
+
+def test_training_does_not_load_matplotlib() -> None:
+    code = "import sys, pretraining.reporting.loss_chart; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert figures.WIDTH * figures.DPI == 1200
