@@ -6,7 +6,8 @@
 
 set -uo pipefail
 STOPPED=75 LOST=76 # as pretraining/processes/codes.py has them
-step_code=0
+step_code=0 first_code='' # of a step, and of the rank of it that failed first
+had=()               # what the job has found at its start, and needs to the end
 
 say() { printf '%(%H:%M:%S)T %s\n' -1 "$*"; }
 
@@ -15,18 +16,38 @@ refuse() {
   exit 2
 }
 
+# Reads cluster/site.env, which must not end the shell: submit.py reads it through this, too.
+read_site() {
+  local options here=$PWD
+  [[ -e cluster/site.env ]] || return 0
+  bash -n cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
+  options=$(set +o)
+  trap 'explain_site $? >&2; exit 2' EXIT
+  set -a +u # what a site runs there, such as modules, may use variables that are not set
+  # shellcheck source=/dev/null
+  . cluster/site.env
+  trap - EXIT
+  set +a
+  eval "$options"
+  cd "$here" || refuse "$here: cannot be entered"
+}
+
+# Says that site.env has ended the shell, with this code, and which lines may have done so.
+explain_site() {
+  echo "error: cluster/site.env: ends the shell with code $1, and with it all that reads it; such words do not belong there:" \
+    $'\n'"$(grep -nE '(^|[;&|[:space:]])(exit|exec|set +-[a-z]*[eu])' cluster/site.env || echo '?')"
+}
+
 # Reads cluster/site.env, where the job's own environment does not say otherwise, and finds Python.
 prepare_job() {
   local name given=() end
   for name in "${!CLOZE_@}"; do given+=("$name=${!name}"); done
-  if [[ -e cluster/site.env ]]; then
-    bash -n cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
-    set -a +u # what a site runs there, such as modules, may use variables that are not set
-    # shellcheck source=/dev/null
-    . cluster/site.env
-    set +a -u
-  fi
+  read_site
   for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
+  for name in CLOZE_TRIES CLOZE_STORAGE_SECONDS CLOZE_RANKS_PER_NODE CLOZE_PREPARE_RANKS CLOZE_ROUNDS; do
+    [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
+  done
+  [[ ${CLOZE_WATCH_SECONDS:-1} =~ ^(0[.][0-9]*)?[1-9][0-9]*$ ]] || refuse "CLOZE_WATCH_SECONDS=$CLOZE_WATCH_SECONDS: give seconds above 0"
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
   if [[ -n ${CLOZE_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
@@ -34,10 +55,21 @@ prepare_job() {
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
   # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
-  end=$(SLURM_TIME_FORMAT=standard squeue -h -j "$job" -o %e 2>/dev/null) # or N/A
-  export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$([[ $end != 2* ]] || date -d "$end" +%s)}
+  end=$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e 2>/dev/null) # or N/A
+  [[ ! $end =~ ^[0-9]+$ ]] || SLURM_JOB_END_TIME=$end # which may be set, and of a job in which this one was submitted
+  export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
+  settle_options
   stage_folder=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}} staged=''
   find_python
+}
+
+# Keeps from srun what the job's options say of tasks and memory in ways that do not go together with its own.
+settle_options() {
+  if [[ -n ${SLURM_NTASKS_PER_GPU:-} ]]; then
+    say "--ntasks-per-gpu=$SLURM_NTASKS_PER_GPU is not used: there is a rank for each GPU, or CLOZE_RANKS_PER_NODE on a node"
+  fi
+  if [[ -n ${SLURM_MEM_PER_CPU:-}${SLURM_MEM_PER_GPU:-} ]]; then export SLURM_MEM_PER_NODE=0; fi # all that the job has
+  unset SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU
 }
 
 # How Python is started: from a virtual environment, in an image of Apptainer, or in one of enroot through pyxis.
@@ -61,8 +93,11 @@ find_python() {
 
 # The ranks of a node: one for each of the job's GPUs there, or one alone. Slurm says `8`, `a100:8` or `a100:2,h100:2`.
 ranks_per_node() {
-  local each sum=0
+  local each seen sum=0
   for each in $(tr , ' ' <<<"${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"); do sum=$((sum + ${each##*:})); done
+  if [[ $sum == 0 && -z ${CLOZE_RANKS_PER_NODE:-} ]] && seen=$(nvidia-smi -L 2>/dev/null | grep -c .); then
+    say "Slurm gave the job no GPU, so each node has one rank; $seen are here: CLOZE_RANKS_PER_NODE=$seen takes them all" >&2
+  fi
   echo "${CLOZE_RANKS_PER_NODE:-$((sum > 0 ? sum : 1))}"
 }
 
@@ -72,26 +107,66 @@ processors_per_node() {
 }
 
 # Runs Python as a step of so many tasks on each node of the job, and waits for its end, of which it returns the code.
-# A signal interrupts `wait`; the tasks hear those that Slurm sends by themselves.
+# A signal interrupts `wait`; the tasks hear those that Slurm sends by themselves. srun ends all tasks when one fails, and
+# then has a code of those that it has ended: the first failure that it tells of is the cause.
 run_step() {
-  local tasks=$1 cores
+  local tasks=$1 cores told listener errors step watcher looks
   shift
-  cores=$(($(processors_per_node) / tasks))
+  cores=$(($(processors_per_node) / tasks)) told=$(mktemp)
+  exec {errors}> >(trap '' TERM USR1 && exec sed -u "/^srun: error: .*: Exited with exit code [0-9]*$/w $told" >&2)
+  listener=$!
   ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
-    ${container[@]+"${container[@]}"} "$@" &
+    ${container[@]+"${container[@]}"} "$@" 2>&"$errors" {errors}>&- &
+  step=$!
+  exec {errors}>&-
   trap : TERM USR1
+  watch_step "$step" &
+  watcher=$!
   while :; do
-    wait $!
+    wait "$step"
     step_code=$?
-    kill -0 $! 2>/dev/null || return $step_code
+    kill -0 "$step" 2>/dev/null || break
   done
+  { kill -KILL "$watcher" && wait "$watcher"; } 2>/dev/null
+  for ((looks = 0; looks < 50; looks++)); do # nor for ever: another may hold what srun has written to
+    kill -0 "$listener" 2>/dev/null || break
+    sleep 0.1
+  done
+  first_code=$(sed -n '1s/.* //p' "$told")
+  rm -f "$told"
+  return $step_code
+}
+
+# Ends an srun whose ranks have ended without its hearing of it, or that gets no ranks: a node that is cut off for a while
+# tells slurmctld later that they are gone, and srun never. A slurmctld that does not answer says nothing about ranks.
+watch_step() {
+  local step=$1 shown absent=0
+  trap '' TERM USR1
+  while ((absent < 3)); do
+    sleep "${CLOZE_WATCH_SECONDS:-60}" >/dev/null 2>&1
+    shown=$(squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
+    if grep -q '[.][0-9]' <<<"$shown"; then absent=0; else absent=$((absent + 1)); fi
+  done
+  say "the job has no ranks any more, and srun has not heard of it; it is ended"
+  kill -TERM "$step" # timeout hands that on
+  sleep 10 >/dev/null 2>&1
+  pkill -KILL -P "$step"
+  kill -KILL "$step"
 }
 
 # Runs a command once on each node, outside of any image.
 on_nodes() {
   local container=()
   run_step 1 "$@"
+}
+
+# The shards that an earlier start of this job has taken, or one of any job from which the run has got on.
+earlier_shards() {
+  local mine="\"job\": \"$job\""
+  if compgen -G "$1/checkpoints/step-*" >/dev/null; then mine=''; fi
+  sed -n "/\"event\": \"start\".*$mine/s/.*\"shards\": \"\(.*\)\"}/\1/p" "$1/jobs.jsonl" 2>/dev/null |
+    tail -1 | sed 's/\\\(.\)/\1/g'
 }
 
 # The newest folder of finished shards.
@@ -110,26 +185,57 @@ note() {
     "$event" -1 "$job" "${SLURM_RESTART_COUNT:-0}" "$more" >>"$folder/jobs.jsonl"
 }
 
+# What of `had` is gone.
+missing() {
+  local path
+  for path in ${had[@]+"${had[@]}"}; do [[ -e $path ]] || echo "$path"; done
+}
+
+# Waits some minutes for what the job, or an earlier start of it, has seen and is gone: shared storage may come back.
+await_storage() {
+  local gone end=$((SECONDS + ${CLOZE_STORAGE_SECONDS:-300}))
+  gone=$(missing)
+  [[ -n $gone ]] || return 0
+  say "$(paste -sd' ' <<<"$gone"): gone, or cannot be reached; waiting up to ${CLOZE_STORAGE_SECONDS:-300} s for it"
+  while ((SECONDS < end)); do
+    sleep 1
+    [[ -n $(missing) ]] || { say "it is back" && return 0; }
+  done
+  return 1
+}
+
+# Waits likewise, in a job that was begun before: the first time, what is not there is a mistake, and told at once.
+await_earlier() {
+  if ((${SLURM_RESTART_COUNT:-0})); then had=("$@") && await_storage; fi
+}
+
 # Notes in a folder that this job begins its work, unless it has done so several times from where the work still is: the
 # files that match the expression `$2`, in that folder or in `$3`, tell how far it has come.
 begin_in() {
   local folder=$1 expression=$2 where begun
   mkdir -p "$folder" || refuse "$folder: cannot be made"
-  where=$(find "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
+  where=$(find -L "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
   begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
   ((begun < ${CLOZE_TRIES:-8})) ||
     refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
-  note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"" || refuse "$folder: cannot be written"
+  note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"${4:-}" || refuse "$folder: cannot be written"
+  had=("$folder/jobs.jsonl")
 }
 
-# Ends the job by what the last step's code means, and by what the run has said itself in the file `$2`: srun tells of
-# ranks that were killed, and not of why the others had ended.
+# Ends the job by what the last step's code means, by the first rank that failed, and by what the run has said itself in
+# the file `$2`: srun tells of ranks that were killed, and not of why the others had ended.
 end_in() {
   local folder=$1 code=$step_code said
   ((code != 124)) || code=$STOPPED # of timeout
-  if [[ ! $code =~ ^(0|2|$STOPPED|$LOST)$ ]]; then
+  if [[ $code != 0 && -n $first_code && ! $first_code =~ ^($STOPPED|$LOST)$ ]] && ((first_code < 128)); then
+    ((code == first_code)) || say "a rank has failed with $first_code, whereupon srun ended the others ($code)"
+    code=$first_code
+  elif [[ ! $code =~ ^(0|2|$STOPPED|$LOST)$ ]]; then
     said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "${2:-/dev/null}" 2>/dev/null)
     code=${said:-$((code > 128 ? LOST : code))}
+  fi
+  if [[ ! $code =~ ^(0|$STOPPED|$LOST)$ && -n $(missing) ]]; then
+    await_storage && code=$LOST
   fi
   note "$folder" end "\"code\": $code"
   if [[ -n $staged && $code != "$LOST" ]]; then on_nodes rm -rf "$staged"; fi
@@ -156,6 +262,7 @@ requeue() {
     say "without $(paste -sd, "$bad")"
     bad=$(sed -n 's/.* ExcNodeList=\([^ (]*\) .*/\1,/p' <<<"$shown")$(paste -sd, "$bad")
     scontrol update "JobId=$job" "ExcNodeList=$bad"
+    say "where it waits for want of nodes: scontrol update JobId=$job ExcNodeList= lets it use all again"
   fi
 }
 
@@ -189,17 +296,26 @@ prepare() {
 
 # Trains by a recipe, through all phases, in as many ranks as the job has GPUs; `$2…` goes to train.py.
 pretrain() {
-  local recipe=${CLOZE_RECIPE:-$1} run ranks
+  local recipe=${CLOZE_RECIPE:-$1} run ranks chosen
   shift
-  shards=${CLOZE_SHARDS:-$(newest_shards)}
+  run=${CLOZE_RUN:-runs/$(basename "$recipe" .toml)}
+  await_earlier "$run/jobs.jsonl"
+  shards=${CLOZE_SHARDS:-$(earlier_shards "$run")} chosen=''
+  if [[ -z $shards ]]; then
+    shards=$(newest_shards) chosen=', the newest'
+  elif [[ -z ${CLOZE_SHARDS:-} ]]; then
+    chosen=', as at an earlier start'
+  fi
+  await_earlier ${shards:+"$shards/manifest.json"}
   [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or set CLOZE_SHARDS"
   [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
-  run=${CLOZE_RUN:-runs/$(basename "$recipe" .toml)}
   ranks=$(ranks_per_node)
-  say "recipe $recipe, shards $shards, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
-  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-  export MASTER_ADDR
-  begin_in "$run" 'step-[0-9]+'
+  say "recipe $recipe, shards $shards$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
+  export MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)}"
+  # shellcheck disable=SC2001
+  begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"$shards")\""
+  had+=("$shards/manifest.json")
+  export CLOZE_STORAGE_SECONDS=${CLOZE_STORAGE_SECONDS:-300} # what was seen here, the ranks wait for too
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
     run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" || end_in "$run"
   fi
@@ -244,6 +360,7 @@ read_tasks() {
   scores=${CLOZE_SCORES:-$model}
   read -ra tasks <<<"${CLOZE_TASKS:-cola sst2 mrpc qqp stsb mnli qnli rte wnli}"
   seeds=${CLOZE_SEEDS:-5}
+  [[ $seeds =~ ^[1-9][0-9]*$ ]] || refuse "CLOZE_SEEDS=$seeds: give a whole number above 0"
 }
 
 # Fine-tunes on the task and with the seed that this element of the array stands for; `$@` goes to the command.
@@ -273,7 +390,7 @@ gather() {
   done
   if ((${#of_glue[@]})); then
     find_command "${of_glue[0]}"
-    run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --model "$model" --seeds "$seeds" "$@"
+    run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --keep-going --model "$model" --seeds "$seeds" "$@"
     worst=$((step_code > worst ? step_code : worst))
   fi
   step_code=$worst

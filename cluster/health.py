@@ -47,6 +47,7 @@ class Report:
     met: tuple[float, float]  # when it came to the meeting of all ranks and when it left, by its own clock
     same: dict[str, str] = field(default_factory=dict)  # what all nodes must have alike: code, data, versions, GPUs
     faults: dict[str, str] = field(default_factory=dict)  # what failed, by its part
+    gone: bool = False  # whether the data is not to be seen at all
     notes: list[str] = field(default_factory=list)
     rate: float = 0.0  # FLOP/s of matrix products
     free: float | None = None  # bytes, where this rank can write into the folder of the run

@@ -21,6 +21,7 @@ COLOURS: dict[State, str] = {
     "starting": "cyan",
     "running": "green",
     "silent": "red",
+    "gone": "red",
     "done": "blue",
     "stopped": "yellow",
     "failed": "red",
@@ -82,7 +83,7 @@ def training_loss(line: dict[str, Any]) -> Iterator[str]:
 def validation_loss(line: dict[str, Any]) -> Iterator[str]:
     """The loss of an evaluation: the sum of the same heads as the loss of training."""
     if line.get("masked_loss") is not None:
-        yield f"validation {line['masked_loss'] + (line.get('next_loss') or 0.0):.4f} at step {line['step']:,}"
+        yield f"validation {line['masked_loss'] + (line.get('next_loss') or 0.0):.4f} at step {line.get('step', 0):,}"
 
 
 def pace(line: dict[str, Any]) -> Iterator[str]:
@@ -107,7 +108,10 @@ def describe_job(job: Job) -> str:
     """A job as the queue has it."""
     if job.nodes:
         return f"{job.job} {job.state} on {job.nodes}"
-    return f"{job.job} {job.state}: {job.reason}"
+    waits = f"{job.job} {job.state}: {job.reason}"
+    if job.excluded:
+        waits += f", without {job.excluded}; scontrol update JobId={job.job} ExcNodeList= lets it use all nodes"
+    return waits
 
 
 def describe_restarts(notes: JobNotes) -> str:

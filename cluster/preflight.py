@@ -8,16 +8,21 @@ is well, with 2 where something must be mended first, and with 76 where nodes ar
 RUN/preflight/exclude names them, for the next start to leave them out. RUN/preflight/JOB-RESTART.json has all figures.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from pathlib import Path
 from socket import gethostname
 from typing import Any
 
@@ -34,7 +39,9 @@ from cluster.findings import Findings, judge, show
 from cluster.health import LINK, Report
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing, write_json
+from data_prep.common.storage import patience
 from data_prep.common.terminal import open_console
+from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.config.reading import peek_device
 from pretraining.engine.precision import choose_dtype
@@ -45,6 +52,9 @@ from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import matrix_rate
 
 FOLDER, EXCLUDE, KEPT = "preflight", "exclude", 20  # where reports go, the nodes to leave out, how many reports stay
+STORAGE = {"data", "disk"}
+AGAIN_SECONDS, FEW = 5.0, 3  # pauses between looks at storage, and how many where only some nodes find it amiss
+LONGEST = 86400.0  # seconds, of patience
 SCARCE = 10e9  # bytes free, where no recipe says what checkpoints take
 
 
@@ -100,7 +110,7 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     report = Report(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
     with Guard(world, wanted.patience, names, wanted.out):
         device = look_around(report, wanted, overrides, world, limit)
-        reports: list[Report] = gather(report)
+        reports = look_again(report, wanted, overrides, world, limit)
         if judge(reports, wanted.slow).is_sound:
             try_network(report, device, names, limit)
             reports = gather(report)
@@ -121,20 +131,45 @@ def look_around(
     """Looks at all that is here, on all ranks at the same time; returns where this one computes."""
     look, choice = partial(report.look, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
     if world.local_rank == 0:
-        free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
-        report.same |= look("code", health.code_and_versions) or {}
-        if manifest := look("data", lambda: health.check_data(wanted.data)):
-            report.same["data"] = manifest.fingerprint[:12]
-        if free is not None and manifest and (recipe := wanted.recipe):
-            look("recipe", lambda: health.check_room(free, recipe, overrides, manifest, world.size))
-        elif free is not None and free < SCARCE:
-            report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
-        report.free = free
+        look_at_storage(report, look, wanted, overrides, world)
     device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
     report.rate = look("matrix rate", lambda: matrix_rate(device, choose_dtype("auto", device))) or 0.0
-    if gpus := look("GPU", lambda: health.describe_gpu(report, device)):  # hot from its work
+    gpus = look("GPU", lambda: health.describe_gpu(report, device))
+    if gpus:  # hot from its work
         report.same["device"] = gpus
     return device
+
+
+def look_at_storage(report: Report, look: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
+    """Looks at what all nodes share: the run's folder, the code and the data."""
+    free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
+    report.same |= look("code", health.code_and_versions) or {}
+    manifest, recipe = look("data", lambda: health.check_data(wanted.data)), wanted.recipe
+    if manifest:
+        report.same["data"] = manifest.fingerprint[:12]
+    if free is not None and manifest and recipe:
+        look("recipe", lambda: health.check_room(free, recipe, overrides, manifest, world.size))
+    elif free is not None and free < SCARCE:
+        report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
+    report.free = free
+    report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
+
+
+def look_again(report: Report, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Report]:
+    """Lets all ranks look again at data and disk while some nodes find them amiss: storage that goes for all nodes does
+    not go for all at the same moment. Where all have lost it, a job waits for it. Returns all reports."""
+    turn, reports = 0, gather(report)
+    while any(STORAGE & own.faults.keys() for own in reports):
+        seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
+        if turn * AGAIN_SECONDS >= (FEW * AGAIN_SECONDS if seeing else patience(0)):
+            break
+        turn += 1
+        time.sleep(AGAIN_SECONDS)
+        if world.local_rank == 0:
+            report.faults = {part: text for part, text in report.faults.items() if part not in STORAGE}
+            look_at_storage(report, partial(report.look, time.monotonic() + limit), wanted, overrides, world)
+        reports = gather(report)
+    return reports
 
 
 def try_network(report: Report, device: torch.device, names: Sequence[str], limit: float) -> None:
@@ -181,6 +216,8 @@ def main(arguments: list[str]) -> int:
     code = Code.DONE
     with Ending() as ending:
         ending.world = find_world(os.environ)
+        if not 0 < wanted.patience <= LONGEST:
+            raise UserError(f"--patience {wanted.patience:g}: give seconds above 0, a day at most")
         if overrides and wanted.recipe is None:
             raise UserError(f"{' '.join(overrides)}: not understood; values of a recipe are given beside --recipe")
         code = inspect(wanted, overrides, ending.world)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.jobs import JOBS, Job, JobNotes, Queue
+from cluster.sound import is_count, is_number, sound_figures
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from finetuning.places import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
@@ -21,10 +23,18 @@ from pretraining.processes.codes import ENDED, Code, explained
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
 from pretraining.training.skips import read_skips
 
-State = Literal["queued", "starting", "running", "silent", "done", "stopped", "failed"]
+State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
 STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INTERRUPTED: "stopped"}
 """What the exit codes make of a run; all others are failures."""
 LINES = ("step", "evaluation")
+COUNTS = frozenset({"step", "phase"})
+FIGURES = frozenset(
+    {
+        *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds", "masked_loss", "next_loss"),
+        *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
+    }
+)
+"""What is a number in lines of metrics.jsonl."""
 DEPTH = 3
 """Levels of folders in which runs are looked for below the one that is named."""
 PLACES = 200
@@ -77,13 +87,10 @@ CURE = (
 
 
 def find_runs(named: Path) -> list[Path]:
-    """The run that a folder is, or those below it, the newest last; UserError where there is none."""
+    """The run that a folder is, or those below it, the newest last; UserError where there is no such folder."""
     if not named.is_dir():
         raise UserError(f"{named}: no such folder\n{CURE}")
-    runs = sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
-    if not runs:
-        raise UserError(f"{named}: no run of pre-training, and none in it: they have {METRICS} once they train\n{CURE}")
-    return runs
+    return sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
@@ -98,8 +105,8 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of pre-training: runs of fine-tuning have metrics too, but no recipe and no phases."""
-    if not any((folder / name).exists() for name in (METRICS, JOBS)):
-        return False
+    if folder.parent.name == "jobs" or not any((folder / name).exists() for name in (METRICS, JOBS)):
+        return False  # a job of fine-tuning notes its starts in a folder below jobs/
     if (folder / RECIPE).exists():
         return True
     lines = _newest_lines(folder).values()
@@ -112,20 +119,24 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     """Reads where a run stands; `notes` and `queue` say what is known of its jobs, `now` is in seconds since 1970."""
     lines, recipe = _newest_lines(run), read_recipe(run / RECIPE)
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
+    written = max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None)
+    if notes is not None and notes.beside is not None and goes_on(notes, queue, written):
+        notes = notes.beside
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
-    settings = recipe.phases[phase - 1] if phase <= len(recipe.phases) else None
+    settings = recipe.phases[phase - 1] if 0 < phase <= len(recipe.phases) else None
     checkpoint = max(finished_checkpoints(run), key=step_of, default=None)
     signs = Signs(
         recipe=recipe,
         total_steps=sum(recipe.phase_steps() or ()),
         step=max(line.get("step", 0), step_of(checkpoint) if checkpoint else 0),
         lines=lines,
-        written=max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None),
+        written=written,
         begun=max(started, _modified(run / RECIPE)),
         notes=notes,
         queue=queue,
         ended=read_end(run / ENDED, started),
+        deserter=deserter(run / LOCK) if _modified(run / LOCK) >= started else None,
     )
     state, why = judge(signs, now)
     return RunStatus(
@@ -147,8 +158,14 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         notes=notes,
         job=signs.job,
         ended=signs.ended,
-        losses=loss_curve(run / METRICS, PLACES) if lines else [],
+        losses=_losses(run) if lines else [],
     )
+
+
+def goes_on(notes: JobNotes, queue: Queue, written: float | None) -> bool:
+    """Whether the job beside the last one works on, in whose folder that one was refused."""
+    is_there = notes.beside is not None and notes.beside.job in (queue.jobs or {})
+    return is_there or (written is not None and notes.ended is not None and written > notes.ended + 1.0)
 
 
 @dataclass(frozen=True)
@@ -170,6 +187,8 @@ class Signs:
     queue: Queue
     ended: dict[str, Any] | None
     """how it has ended, unless it was started since"""
+    deserter: str | None = None
+    """the process that worked here, where it is known to be gone"""
 
     @property
     def job(self) -> Job | None:
@@ -200,6 +219,8 @@ def judge(signs: Signs, now: float) -> tuple[State, str]:
     if notes is not None and notes.code is not None:
         why = f"job {notes.job} has ended with {explained(notes.code)}; its output says why"
         return STATES.get(notes.code, "failed"), why
+    if signs.deserter is not None:
+        return "gone", f"{signs.deserter} has ended without a word; the same command goes on from the last checkpoint"
     if notes is not None and signs.queue.jobs is not None and job is None:
         return "silent", f"job {notes.job} is not in the queue, and noted no end"
     if signs.written is None or signs.written < signs.begun:
@@ -220,8 +241,14 @@ def ago(seconds: float) -> str:
 def read_recipe(path: Path) -> Recipe:
     """The recipe of a run by this or an earlier version; one without phases where it cannot be read."""
     try:
-        return Recipe.of_any_version(read_toml(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):
+        recipe = Recipe.of_any_version(read_toml(path.read_text(encoding="utf-8")))
+        counts = [recipe.steps, *(count for phase in recipe.phases for count in (phase.steps, phase.length))]
+        numbers = [recipe.hours, recipe.guards.hang, recipe.logging.every, *(phase.share for phase in recipe.phases)]
+        names = all(isinstance(phase.name, str) for phase in recipe.phases)
+        given = all(is_count(count) for count in counts if count is not None) and None not in numbers[1:3]
+        sound = names and given and all(is_number(number) for number in numbers if number is not None)
+        return recipe if sound and sum(recipe.phase_steps() or ()) >= 0 else Recipe()
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Recipe()
 
 
@@ -230,20 +257,28 @@ def read_end(path: Path, started: float) -> dict[str, Any] | None:
     try:
         ended: dict[str, Any] = read_json(path)
         ended["seconds"] = datetime.fromisoformat(ended["time"]).timestamp()
-    except (OSError, UserError, KeyError, TypeError, ValueError):
+        sound = is_count(ended["code"]) and isinstance(ended["reason"], str)
+    except (OSError, UserError, KeyError, TypeError, ValueError, OverflowError):
         return None
-    return ended if ended["seconds"] >= started and {"code", "reason"} <= ended.keys() else None
+    return ended if sound and ended["seconds"] >= started else None
 
 
 def _rollbacks(run: Path) -> list[str]:
     with suppress(UserError):  # damaged: the run's next start says so
-        return [skip.reason for skip in read_skips(run)]
+        return [str(skip.reason) for skip in read_skips(run)]
+    return []
+
+
+def _losses(run: Path) -> list[tuple[int, float]]:
+    with suppress(OSError):
+        return [(step, loss) for step, loss in loss_curve(run / METRICS, PLACES) if is_count(step) and is_number(loss)]
     return []
 
 
 def _newest_lines(run: Path) -> dict[str, dict[str, Any]]:
     try:
-        return newest_records(run / METRICS, LINES)
+        found = newest_records(run / METRICS, LINES)
+        return {kind: sound_figures(record, FIGURES, COUNTS) for kind, record in found.items()}
     except OSError:
         return {}
 

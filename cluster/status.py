@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
-"""Shows how runs of pre-training are doing, from their files alone: on a login node as well as beside the GPUs.
+"""Shows how runs of pre-training and fine-tuning are doing, from their files alone: on a login node, or beside
+the GPUs.
 
     python cluster/status.py                          all runs below runs/, the newest last
     python cluster/status.py runs/large --watch
     python cluster/status.py runs/large --json
+    python cluster/status.py runs/large --charts      its losses as a picture
 
 Where Slurm is at hand, its queue is asked once about the jobs of all runs.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
 
 import io
+import json
 import signal
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -26,10 +34,11 @@ from rich.text import Text
 
 from cluster.jobs import Queue, ask_queue, read_notes
 from cluster.panels import panel
-from cluster.runs import RunStatus, find_runs, read_run
+from cluster.runs import CURE, RunStatus, find_runs, read_run
+from cluster.tuning import TuningStatus, find_tunings, read_tuning, tuning_panel
 from data_prep.common.errors import UserError
-from data_prep.common.files import json_bytes
 from data_prep.common.terminal import open_console
+from pretraining.reporting.metrics_file import METRICS
 
 QUEUE_SECONDS = 30.0
 """The least time between two questions to the queue while runs are watched."""
@@ -45,6 +54,8 @@ class Status:
     """Look again and again, until Ctrl-C."""
     every: float = 5.0
     """With --watch: seconds between two looks."""
+    charts: bool = False
+    """Draw the losses of every run so far, with those of validation, into loss.png in its folder, and end."""
     json: bool = False
     """Print JSON, for scripts."""
 
@@ -61,15 +72,31 @@ class Observer:
         """Reads how all runs are doing."""
         runs = list(dict.fromkeys(run for folder in self._named for run in find_runs(folder)))
         notes = {run: read_notes(run) for run in runs}
-        jobs = {noted.job for noted in notes.values() if noted is not None}
+        noted = [found for found in notes.values() if found is not None]
+        jobs = {each.job for own in noted for each in (own, own.beside) if each is not None}
         if jobs != self._jobs or time.monotonic() - self._asked > QUEUE_SECONDS:
             self._queue, self._jobs, self._asked = ask_queue(jobs), jobs, time.monotonic()
         now = time.time()
         return [read_run(run, notes[run], self._queue, now) for run in runs]
 
+    def look_at_tuning(self) -> list[TuningStatus]:
+        """Reads how fine-tuning is doing."""
+        folders = dict.fromkeys(found for folder in self._named for found in find_tunings(folder))
+        now = time.time()
+        return [read_tuning(folder, now) for folder in folders]
+
+    def look_at_all(self) -> list[RunStatus | TuningStatus]:
+        """Reads how all is doing; UserError where there is nothing."""
+        found: list[RunStatus | TuningStatus] = [*self.look(), *self.look_at_tuning()]
+        if not found:
+            names = ", ".join(map(str, self._named))
+            raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
+        return found
+
     def panels(self, width: int) -> list[RenderableType]:
         """What there is to show: a panel for each run, and warnings."""
-        shown = [panel(status, width) for status in self.look()]
+        all_found = self.look_at_all()
+        shown = [panel(found, width) if isinstance(found, RunStatus) else tuning_panel(found) for found in all_found]
         return [*shown, *(Text(warning, "yellow") for warning in self.warnings)]
 
     @property
@@ -100,13 +127,20 @@ def fitting(shown: list[RenderableType], console: Console) -> list[RenderableTyp
         if room < 0 and kept:
             break
         kept.insert(0, renderable)
-    if left_out := len(shown) - len(kept):
+    left_out = len(shown) - len(kept)
+    if left_out:
         kept.insert(0, Text(f"{left_out} more above: name runs, or make the window higher", "dim"))
     return kept
 
 
 def run(wanted: Status, console: Console, errors: Console) -> None:
     """Does what was asked for."""
+    if wanted.charts:
+        from pretraining.reporting.loss_chart import draw_losses  # NumPy and Matplotlib, for pictures alone
+
+        for folder in dict.fromkeys(run for named in wanted.runs for run in find_runs(named)):
+            console.print(draw_losses(folder), markup=False, soft_wrap=True)
+        return
     if wanted.every <= 0:
         raise UserError(f"--every {wanted.every:g}: give seconds above 0")
     if wanted.watch and wanted.json:
@@ -115,8 +149,9 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.watch:
         watch(observer, wanted.every, console)
     elif wanted.json:
-        content = [asdict(status) for status in observer.look()]
-        console.print(json_bytes(content).decode(), markup=False, soft_wrap=True, end="")
+        content = [asdict(status) for status in observer.look_at_all()]
+        text = json.dumps(content, indent=1, sort_keys=True)  # in ASCII: names of files may be no text
+        console.print(text, markup=False, soft_wrap=True)
         for warning in observer.warnings:
             errors.print(warning, markup=False)
     else:

@@ -8,17 +8,27 @@
 Words that it does not know go to train.py. It needs Python and sbatch alone, so it runs on any login node.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(oldest=(3, 9))
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+
+from data_prep.common.errors import UserError
+from finetuning.files.glue_files import FOLDERS as GLUE
+from finetuning.files.glue_files import find_task
 
 CLUSTER = Path("cluster")
 """Jobs run where they are submitted, which is Cloze's folder."""
@@ -26,11 +36,7 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """How the variables begin that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
-GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli")
-
-
-class RefusedError(Exception):
-    """Something that the user must mend; the message says what."""
+SEEDS = "5"
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,12 @@ def main(arguments: Sequence[str]) -> int:
     wanted, words = parser().parse_known_args(arguments)
     try:
         if not (CLUSTER / "functions.sh").exists():
-            raise RefusedError(
-                f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there"
-            )
+            raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
         jobs = plan(wanted, words, site)
         check(jobs, words, site)
         submit(jobs, site, wanted.dry_run)
-    except RefusedError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -85,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--recipe", help="name or file of another recipe than the script's")
     made.add_argument("--run", help="folder of the run (default: runs/ and the name of the recipe)")
     made.add_argument("--tasks", nargs="+", help="of GLUE, or squad, swag, ner (default: all of GLUE)")
-    made.add_argument("--seeds", type=int, help="how often each task is learned anew (default: 5)")
+    made.add_argument("--seeds", help="how often each task is learned anew (default: 5)")
     made.add_argument("--for-prepare", default="", metavar="WORDS", help="more words for shard.py, in quotes")
     made.add_argument("--for-finetune", default="", metavar="WORDS", help="more words for fine-tuning, in quotes")
     made.add_argument("--from", dest="first", choices=STEPS, default=STEPS[0], help="step to begin with")
@@ -96,73 +100,107 @@ def parser() -> argparse.ArgumentParser:
 
 def read_site() -> dict[str, str]:
     """What cluster/site.env says to Cloze and to sbatch, and the environment, which counts more."""
-    site: dict[str, str] = {}
-    if (CLUSTER / "site.env").exists():
-        command = ["bash", "-c", "bash -n cluster/site.env || exit 2; set -a; . cluster/site.env >&2; env -0"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=False)
-        if shown.returncode:
-            raise RefusedError(f"cluster/site.env: the shell cannot read it: {shown.stderr.strip()}")
-        pairs = [pair.partition("=") for pair in shown.stdout.split("\0")]
-        site = {name: value for name, _, value in pairs if name.startswith(OURS)}
+    command = ["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"]
+    shown = subprocess.run(command, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False)
+    if shown.returncode:
+        raise UserError(shown.stderr.strip().removeprefix("error: "))
+    pairs = [pair.partition("=") for pair in shown.stdout.split("\0")]
+    site = {name: value for name, _, value in pairs if name.startswith(OURS)}
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
 
 
 def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[Job]:
     """The jobs from the first to the last step that is wanted."""
     if not (CLUSTER / f"{wanted.script}.slurm").exists():
-        raise RefusedError(f"--script {wanted.script}: there is no cluster/{wanted.script}.slurm")
+        raise UserError(f"--script {wanted.script}: there is no cluster/{wanted.script}.slurm")
+    steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
+    if not steps:
+        raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     text = wanted.text or site.get("CLOZE_TEXT", "wiki")
     recipe = wanted.recipe or site.get("CLOZE_RECIPE") or wanted.script.replace("pretrain", "bert") + "_lamb"
     shards = wanted.shards or site.get("CLOZE_SHARDS") or f"data/{Path(text).name}"
     run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
-    names = wanted.tasks or site.get("CLOZE_TASKS", " ".join(GLUE)).split()
-    seeds = wanted.seeds or int(site.get("CLOZE_SEEDS", "5"))
+    named = wanted.tasks or site.get("CLOZE_TASKS", "").split()
+    names = find_tasks(named, site) if "finetune" in steps else named or list(GLUE)
+    seeds = read_seeds(wanted.seeds, site)
     model = run if wanted.run else site.get("CLOZE_MODEL", run)
     preparing = {"CLOZE_TEXT": text, "CLOZE_SHARDS": shards}
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
     tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
-    runs, tuning, trained = len(names) * seeds, shlex.split(wanted.for_finetune), {"pretrain": "afterok"}
+    runs, tuning = len(names) * seeds, parted("--for-finetune", wanted.for_finetune)
+    preparing_words, trained = parted("--for-prepare", wanted.for_prepare), {"pretrain": "afterok"}
     every = [f"--array=0-{runs - 1}"]
     jobs = [
-        Job("prepare", "prepare", f"{text} -> {shards}", preparing, words=shlex.split(wanted.for_prepare)),
+        Job("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
         Job("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, {"prepare": "afterok"}),
         Job("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
         Job("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
     ]
-    steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
-    if not steps:
-        raise RefusedError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     return [with_options(job, site) for job in jobs if job.step in steps]
 
 
 def with_options(job: Job, site: Mapping[str, str]) -> Job:
     """The job with what the site has for its step, such as CLOZE_PREPARE_OPTIONS="--partition=cpu"."""
-    own = shlex.split(site.get(f"CLOZE_{job.step.upper()}_OPTIONS", ""))
-    return replace(job, options=[*own, *job.options])
+    name = f"CLOZE_{job.step.upper()}_OPTIONS"
+    return replace(job, options=[*parted(name, site.get(name, "")), *job.options])
+
+
+def parted(name: str, text: str) -> list[str]:
+    """The words of a text, as a shell parts them; `name` is what the user calls it."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{name}: {text}: {error}") from None
+
+
+def read_seeds(given: "str | None", site: Mapping[str, str]) -> int:
+    """How often each task is learned anew."""
+    name, text = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", SEEDS)) if given is None else ("--seeds", given)
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise UserError(f"{name} {text}: give a whole number from 1 to 9999")
+    return int(text)
 
 
 def check(jobs: Sequence[Job], words: Sequence[str], site: Mapping[str, str]) -> None:
     """Refuses what would fail hours later, when its turn comes."""
     variables = {job.step: job.variables for job in jobs}
     if words and "pretrain" not in variables:
-        raise RefusedError(f"{' '.join(words)}: not understood")
-    if "prepare" in variables and not Path(text := variables["prepare"]["CLOZE_TEXT"]).exists():
-        raise RefusedError(f"--text {text}: no such file or folder")
-    if "finetune" in variables:
-        check_tasks(variables["finetune"]["CLOZE_TASKS"].split(), site)
+        raise UserError(f"{' '.join(words)}: not understood")
+    text = variables.get("prepare", {}).get("CLOZE_TEXT")
+    if text is not None and not Path(text).exists():
+        raise UserError(f"--text {text}: no such file or folder")
     if "pretrain" in variables:
         check_recipe(variables["pretrain"]["CLOZE_RECIPE"], words, site)
 
 
-def check_tasks(names: Sequence[str], site: Mapping[str, str]) -> None:
-    """Refuses tasks that there are not, and those whose data is nowhere."""
-    for name in names:
-        if name not in (*GLUE, *OTHERS):
-            raise RefusedError(f"--tasks {name}: there is {', '.join([*GLUE, *OTHERS])}")
-        place = "glue" if name in GLUE else name
-        if not any((Path(base) / place).exists() for base in ("data", site.get("CLOZE_DATA", "data"))):
-            cure = f"python finetuning/fetch.py {place}" if name != "ner" else "docs/finetuning.md tells what it has"
-            raise RefusedError(f"data/{place}: not there; {cure}")
+def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
+    """The tasks to fine-tune on, whose data is there: those that were named, or those of GLUE that are complete."""
+    unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
+    if unknown:
+        raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")
+    looks = {name: fault_of(name, site) for name in named or GLUE}
+    faults = {name: fault for name, fault in looks.items() if fault}
+    if faults and (named or len(faults) == len(GLUE)):
+        raise UserError("\n".join(dict.fromkeys(faults.values())))
+    for name, fault in faults.items():
+        print(f"warning: {name} is left out: {fault}", file=sys.stderr)
+    return [name for name in named or GLUE if name not in faults]
+
+
+def fault_of(name: str, site: Mapping[str, str]) -> str:
+    """What is missing of the data of a task, with the cure; nothing where it is complete."""
+    place = "glue" if name in GLUE else name
+    places = [Path(base) / place for base in ("data", site.get("CLOZE_DATA", "data"))]
+    found = [folder for folder in places if folder.exists()]
+    if not found:
+        cure = f"python finetuning/fetch.py {place}" if name != "ner" else "docs/finetuning.md tells what it has"
+        return f"data/{place}: not there; {cure}"
+    try:
+        files = find_task(found[0], name) if name in GLUE else {}
+    except (UserError, OSError) as error:
+        return str(error)
+    empty = [str(path) for paths in files.values() for path in paths if not path.stat().st_size]
+    return f"{', '.join(empty)}: empty; fetch the task anew" if empty else ""
 
 
 def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> None:
@@ -175,7 +213,7 @@ def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> 
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RefusedError(done.stderr.strip().removeprefix("error: "))
+        raise UserError(done.stderr.strip().removeprefix("error: "))
 
 
 def submit(jobs: Sequence[Job], site: Mapping[str, str], dry: bool) -> None:
@@ -187,21 +225,49 @@ def submit(jobs: Sequence[Job], site: Mapping[str, str], dry: bool) -> None:
             submitted[job.step] = f"${job.step}"
             print(as_typed(job, command, site))
             continue
-        environment = {**os.environ, **site, **job.variables}
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise RefusedError("no sbatch here; log in to the cluster, or see the commands with --dry-run") from None
-        if done.returncode:
-            if submitted:
-                subprocess.run(["scancel", *submitted.values()], check=False)
-            raise RefusedError(f"{job.step}: {done.stderr.strip()}\nnothing is left in the queue of this chain")
         after = f", after {submitted[list(submitted)[-1]]}" if submitted else ""
-        submitted[job.step] = done.stdout.split()[-1].partition(";")[0]  # some sites greet before the id
+        try:
+            submitted[job.step] = hand_over(command, {**os.environ, **site, **job.variables})
+        except UserError as error:
+            left = f"\n{take_back(submitted.values())}" if submitted else ""
+            raise UserError(f"{job.step}: {error}{left}") from None
         print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}{after}")
     if not dry:
         shown = ",".join(submitted.values())
         print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
+
+
+def hand_over(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Calls sbatch; returns the id of the job."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run") from None
+    except OSError as error:
+        raise UserError(f"sbatch: {error.strerror}") from None
+    if done.returncode:
+        raise UserError(done.stderr.strip() or f"sbatch ended with {done.returncode} and said nothing")
+    ids: list[str] = re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", done.stdout)
+    if not ids:
+        told = done.stdout.strip() or done.stderr.strip() or "nothing"
+        raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")
+    return ids[-1]  # some sites greet before it
+
+
+def take_back(jobs: Iterable[str]) -> str:
+    """Cancels jobs of this chain, those that wait first; returns what is left of them, in words."""
+    left: list[str] = []
+    told = ""
+    for job in reversed(list(jobs)):
+        try:
+            done = subprocess.run(["scancel", job], capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            left, told = [*left, job], f"scancel: {error.strerror}"
+        else:
+            left, told = ([*left, job], done.stderr.strip()) if done.returncode else (left, told)
+    if left:
+        return f"still in the queue of this chain, since scancel failed ({told}): scancel {' '.join(left)}"
+    return "nothing is left in the queue of this chain"
 
 
 def as_typed(job: Job, command: Sequence[str], site: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,28 @@ def test_restarts_and_how_the_one_before_ended(run: Path) -> None:
     assert "restarts    1, the last after 75 (saved and stopped)" in "\n".join(shown(status(run), 80))
     note(run, start("5", 0), end("5", 75), start("5", 1), start("5", 2))
     assert "restarts    2, the last after an end that was not noted" in "\n".join(shown(status(run), 80))
+
+
+def test_a_second_job_that_was_refused_does_not_make_the_first_one_fail(run: Path) -> None:
+    make_running(run)
+    begun = [start("5", ago=900), start("6", ago=600)]
+    note(run, *begun, {**end("6", 2), "time": int(time.time()) - 590})
+    there = jobs.Queue({"5": jobs.Job("5", "RUNNING", "None", "node1")})
+    for queue in (there, None):  # known by the queue, or by lines that were written since
+        now = status(run, queue=queue)
+        assert (now.state, now.notes and now.notes.job) == ("running", "5")
+    note(run, *begun, {**end("6", 2), "time": int(time.time()) + 9})
+    assert status(run, queue=jobs.Queue({})).state == "failed"
+    note(run, *begun, end("6", 2), end("5", 0))
+    assert status(run).state == "done"
+
+
+def test_a_job_that_waits_for_nodes_it_must_not_have_says_how_to_undo_it(run: Path, look: Look, squeue: Squeue) -> None:
+    note(run, start("5"))
+    squeue("echo '5|PENDING|Resources||node[1-2]'")
+    assert "without node[1-2]; scontrol update JobId=5 ExcNodeList= " in " ".join(look(run).split())
+    squeue("echo '5|PENDING|Resources||(null)'")
+    assert "ExcNodeList" not in look(run)
 
 
 def test_a_job_that_was_killed_has_failed(run: Path) -> None:

@@ -4,130 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from support.faults import replace
 from support.nodes import ADDRESSES, node_names, two_nodes
 from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
 from support.training import Place
+from support.unfit_nodes import (
+    Fault,
+    be_node,
+    compute_nothing,
+    crash_in_the_driver,
+    die,
+    exchange_nothing,
+    exchange_slowly,
+    have_a_sick_gpu,
+    have_another_gpu,
+    have_another_python,
+    lack_the_data,
+    lose_the_data,
+    multiply_slowly,
+    nothing,
+    run_ahead,
+    see_other_code,
+    sync_for_ever,
+    write_to_nothing,
+)
 
-from cluster import findings, health, preflight
-from cluster.health import Report
+from cluster import preflight
 from data_prep.common.files import read_json
-from pretraining.processes.ending import Code, exit_now
+from pretraining.processes.ending import Code
 
-Fault = Callable[[], object]
 SCRIPT = ROOT / "cluster" / "preflight.py"
-RATE, PORT = 1e12, 29533
-
-
-# Ranks as nodes, and what is wrong with one of them
-
-
-def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
-    """A rank on a node of its own, which is like the others but for its fault."""
-    rank = os.environ["RANK"]
-    os.environ |= {"SLURMD_NODENAME": f"node{rank}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    replace(preflight, "matrix_rate", lambda *_: RATE)
-    health.WRITE_SECONDS, findings.SLOW_LINK = 0.02, 0.1  # a busy machine is no network
-    if int(rank) == faulty:
-        fault()
-    exit_now(preflight.main(list(words)))
-
-
-def see_other_code() -> None:
-    health.ROOT = Path(__file__).parent
-
-
-def have_another_python() -> None:
-    replace(platform, "python_version", lambda: "2.7.18")
-
-
-def lack_the_data() -> None:
-    check = health.check_data
-    replace(health, "check_data", lambda folder: check(folder / "elsewhere"))
-
-
-def write_to_nothing() -> None:
-    def fail(**_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    replace(tempfile, "TemporaryFile", fail)
-
-
-def have_a_sick_gpu() -> None:
-    def describe(report: Report, device: object) -> str:
-        report.faults["GPU"] = "3 uncorrected ECC errors"
-        return "CPU"
-
-    replace(health, "describe_gpu", describe)
-
-
-def have_another_gpu() -> None:
-    replace(health, "describe_gpu", lambda *_: "8 x V100")
-
-
-def multiply_slowly() -> None:
-    replace(preflight, "matrix_rate", lambda *_: 0.6 * RATE)
-
-
-def exchange_slowly() -> None:
-    times = health.times
-
-    def slowly(work: Callable[[], object], device: torch.device) -> list[float]:
-        return [seconds + 0.2 for seconds in times(work, device)]
-
-    replace(health, "times", slowly)
-
-
-def exchange_nothing() -> None:
-    replace(health, "exchange", lambda *_: time.sleep(60))
-
-
-def compute_nothing() -> None:
-    replace(preflight, "matrix_rate", lambda *_: time.sleep(60))
-
-
-def crash_in_the_driver() -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
-
-    replace(preflight, "matrix_rate", fail)
-
-
-def die() -> None:
-    replace(health, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def sync_for_ever(mark: Path) -> None:
-    def sync(_: int) -> None:
-        mark.touch()
-        time.sleep(60)
-
-    replace(os, "fsync", sync)
-
-
-def run_ahead() -> None:
-    now = time.time
-    replace(time, "time", lambda: now() + 3600)
-
-
-def nothing() -> None:
-    pass
+PORT = 29533
 
 
 def begin(
@@ -239,6 +157,15 @@ def test_a_node_unlike_the_others_is_left_out(place: Place, fault: Fault, reason
     assert report_of(place)["code"] == Code.RANK_LOST
 
 
+@pytest.mark.parametrize(("back", "code"), [("", Code.CURE), ("2", Code.DONE)])
+def test_storage_that_is_gone_is_no_fault_of_a_node(place: Place, tmp_path: Path, back: str, code: Code) -> None:
+    own = dataclasses.replace(place, data=tmp_path / "data")
+    shutil.copytree(place.data, own.data)
+    job = {"BACK_AFTER": back, "CLOZE_STORAGE_SECONDS": "60"} if back else {}
+    expect(inspect(own, fault=lose_the_data, **job), code, *([] if back else ["error: data: "]))
+    assert excluded(own) is None
+
+
 def test_a_slow_node_is_left_out_where_that_is_asked_for(place: Place) -> None:
     expect(inspect(place, "--slow", 0.7, fault=multiply_slowly), Code.RANK_LOST, "node1: its matrix rate is 60% of the")
     assert excluded(place) == ["node1"]
@@ -337,6 +264,20 @@ def test_a_full_disk(place: Place, disk: Path) -> None:
 def test_a_recipe_that_is_wrong(place: Place) -> None:
     done = inspect(place, "--recipe", place.recipe, "--phases.0.bach", 3, ranks=2)
     expect(done, Code.CURE, "error: recipe: --phases.0.bach: ")
+
+
+def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    words = ["--data", str(place.data), "--out", str(place.folder / "run")]
+    for patience in ("0", "-1", "nan", "inf"):
+        assert preflight.main([*words, "--patience", patience]) == Code.CURE
+        assert capsys.readouterr().err.startswith(f"error: --patience {patience}: ")
+    slurm = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "PROCID": "0", "NODEID": "7", "STEP_TASKS_PER_NODE": "1(x2)"}
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert preflight.main(words) == Code.CURE
+    assert capsys.readouterr().err.startswith("error: SLURM_NODEID=7: ")
 
 
 def test_words_that_mean_nothing(place: Place) -> None:

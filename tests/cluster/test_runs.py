@@ -7,14 +7,18 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+from conftest import ROOT
 from support.processes import wait_for
 from support.run_folders import Look, end, make_running, note, shown, start, status, strip
 from support.training import ENDLESS, Place, launch, records, stopped_at
 
 from cluster.jobs import JOBS
 from cluster.runs import find_runs
+from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE, finished_checkpoints
 from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
@@ -79,6 +83,7 @@ def test_damage_stops_nothing(run: Path) -> None:
         file.write(b'{"kind": "step", "step": 9, "lo')
     torn = status(run)
     assert (torn.last_line, torn.losses) == (whole.last_line, whole.losses)
+    (run / LOCK).unlink()
     for name in (ENDED, RECIPE, "skipped.json", JOBS):
         (run / name).write_bytes(b'{"torn')
     assert (status(run).last_line, status(run).state) == (whole.last_line, "starting"), "its recipe was just written"
@@ -87,6 +92,27 @@ def test_damage_stops_nothing(run: Path) -> None:
     bare = status(run)
     assert (bare.step, bare.total_steps, bare.phases) == (8, 0, 0)
     assert any("step 8" in line for line in shown(bare, 80))
+
+
+def test_a_process_that_is_gone_is_known_at_once(run: Path) -> None:
+    """A run on this machine whose process was killed, and not one that lives, or that is elsewhere."""
+    make_running(run)
+    script = "import sys; from pathlib import Path; from data_prep.common.locks import locked\n"
+    script += "with locked(Path(sys.argv[1]), '', ''): print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(run / LOCK)]
+    worker = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    assert status(run).state == "running"
+    worker.kill()
+    worker.communicate()
+    assert status(run).state == "gone"
+    assert f"process {worker.pid} on " in status(run).why
+    note(run, start("5", ago=-60))
+    assert status(run).state != "gone", "the lock is of an earlier start"
+    note(run)
+    (run / LOCK).write_text("process 1 on another")
+    assert status(run).state == "running"
 
 
 def test_a_run_of_an_earlier_version(run: Path, look: Look) -> None:
@@ -111,7 +137,7 @@ def test_by_the_clock_there_is_no_total(run: Path, look: Look) -> None:
     assert "left" in text
 
 
-def test_runs_are_found_the_newest_last_and_without_fine_tuning(straight: Path, tmp_path: Path, look: Look) -> None:
+def test_runs_are_found_the_newest_last_and_fine_tuning_after_them(straight: Path, tmp_path: Path, look: Look) -> None:
     runs = tmp_path / "runs"
     for number, name in enumerate(("b", "deeper/a", "c")):
         shutil.copytree(straight, runs / name)
@@ -125,7 +151,7 @@ def test_runs_are_found_the_newest_last_and_without_fine_tuning(straight: Path, 
     note(runs / "script2", start("8"))
     assert find_runs(runs) == [runs / "b", runs / "deeper/a", runs / "c", runs / "script"]
     text = look(runs / "c", runs)
-    assert re.findall(rf"^{runs}/(\S+)", text, re.MULTILINE) == ["c", "b", "deeper/a", "script"], "each once"
+    assert re.findall(rf"^{runs}/(\S+)", text, re.MULTILINE) == ["c", "b", "deeper/a", "script", "script2"], "each once"
 
 
 def test_what_ended_before_the_last_start_is_out_of_date(run: Path) -> None:

@@ -41,6 +41,7 @@ case "$*" in
   *train.py*)
     echo "$@"
     ls "$5/manifest.json"
+    [ "$SLURMD_NODENAME" != "$SOUND" ] || sleep 60
     exit ${CODE:-0} ;;
 esac
 """
@@ -102,6 +103,7 @@ def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
         (folder / name).symlink_to(ROOT / name)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)
+    write_tasks(folder)
     return Site(slurm, folder)
 
 
@@ -159,6 +161,15 @@ def test_a_job_that_gets_no_further_ends(site: Site, pretended: dict[str, str]) 
     assert "error: begun 2 times in runs/stuck, and no further than before" in site.log(job)
 
 
+def test_a_rank_that_fails_at_once_ends_the_job_with_its_code(site: Site, pretended: dict[str, str]) -> None:
+    """srun ends the other, and says 143 of both."""
+    job = site.pretrain("failing", **pretended, RUN="failing", CODE="1", SOUND="node1")
+    site.slurm.wait(job, "FAILED", seconds=50)
+    assert site.slurm.job(job)["ExitCode"] == "1:0"
+    assert site.slurm.job(job)["Restarts"] == "0"
+    assert "a rank has failed with 1" in site.log(job)
+
+
 def test_shards_are_read_from_the_nodes_own_disk(site: Site, pretended: dict[str, str], tmp_path: Path) -> None:
     """Where they fit; nothing of them stays there."""
     own = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path), "RUN": "staged"}
@@ -195,16 +206,29 @@ def test_a_lost_node_of_rank_0_is_no_worse(site: Site, straight: Path) -> None:
     site.ends_well(job, "lost-0", straight, restarts=SOME)
 
 
-@pytest.mark.parametrize(("fault", "node"), [("unplug", "node2"), ("drop", "node1")])
-def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path, node: str, fault: str) -> None:
-    run = f"{fault}-{node}"
-    job = site.pretrain(run, **PATIENT)
-    site.reach(job, run, 20)
-    getattr(site.slurm, fault)(node)
+def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path) -> None:
+    job = site.pretrain("silent", **PATIENT)
+    site.reach(job, "silent", 20)
+    site.slurm.drop("node1")
     site.slurm.wait(job, "PENDING")
-    site.slurm.plug(node)
-    site.slurm.resume(node)
-    site.ends_well(job, run, straight, restarts=SOME)
+    site.slurm.plug("node1")
+    site.slurm.resume("node1")
+    site.ends_well(job, "silent", straight, restarts=SOME)
+
+
+def test_a_network_that_is_back_before_slurm_calls_the_node_lost(site: Site, straight: Path) -> None:
+    """As it is by Slurm's own time-out: nobody but the job itself finds out that its ranks have ended."""
+    with site.slurm.noticing_after(300):
+        job = site.pretrain("out", **PATIENT, CLOZE_WATCH_SECONDS="5")
+        site.reach(job, "out", 20)
+        site.slurm.unplug("node2")
+        time.sleep(90)
+        assert site.slurm.state(job) == "RUNNING"
+        site.slurm.plug("node2")
+        site.slurm.wait(job, "PENDING", seconds=100)
+    site.ends_well(job, "out", straight, restarts=SOME)
+    assert "no ranks any more" in site.log(job)
+    assert '"code": 76' in (site.folder / "runs" / "out" / "jobs.jsonl").read_text()
 
 
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
@@ -265,7 +289,6 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     typed = re.findall(r"^\$ ((?:python cluster/submit\.py|sbatch) .*)$", page, re.MULTILINE)
     assert len(typed) == 2
     write_wiki(site.folder / "wiki", documents=4)
-    (site.folder / "data" / "glue").mkdir(exist_ok=True)
     activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CLOZE_PYTHON": sys.executable}
     for command in typed:
         done = site.slurm.run("bash", "-c", command, where=site.folder, **activated)
@@ -279,7 +302,6 @@ def test_a_wrong_account_is_refused_at_once(site: Site) -> None:
     done = site.slurm.run("sbatch", "--account=nobody", "cluster/pretrain_large.slurm", where=site.folder)
     assert done.returncode == 1
     assert "Invalid account" in done.stderr
-    (site.folder / "data" / "glue").mkdir(exist_ok=True)
     command = [sys.executable, "cluster/submit.py", "pipeline", "--from", "finetune", "--run", "runs/any"]
     chain = site.slurm.run(*command, where=site.folder, SBATCH_ACCOUNT="nobody")
     assert chain.returncode == 2
@@ -293,7 +315,10 @@ def test_without_a_word_the_newest_shards_are_taken(site: Site, pretended: dict[
     words = ["--gpus-per-node=8", "cluster/pretrain_large.slurm"]
     job = site.slurm.submit(words, site.folder, {**pretended, "RUN": "bert_large_lamb"})
     site.slurm.wait(job, "COMPLETED", seconds=30)
-    assert "recipe bert_large_lamb, shards data/wiki, run runs/bert_large_lamb, 8 ranks on each" in site.log(job)
+    assert (
+        "recipe bert_large_lamb, shards data/wiki, the newest, run runs/bert_large_lamb, 8 ranks on each"
+        in site.log(job)
+    )
     assert site.log(job).count("--recipe bert_large_lamb --data data/wiki --out runs/bert_large_lamb\n") == 16
 
 
@@ -316,7 +341,6 @@ def test_a_bad_recipe_fails_at_once(site: Site) -> None:
 def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
     """prepare, pretrain, finetune and gather, each of which waits for the one before."""
     write_wiki(site.folder / "wiki")
-    write_tasks(site.folder)
     words = ["--shards", "data/chain", "--recipe", "recipe.toml", "--run", "runs/chain"]
     words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
     words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]

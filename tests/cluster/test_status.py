@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from conftest import ROOT
@@ -23,7 +24,9 @@ from support.training import records
 
 from cluster.panels import panel
 from cluster.status import fitting, main
+from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
+from pretraining.training.run import finish
 
 pytest_plugins = ["support.run_fixtures"]
 
@@ -63,6 +66,24 @@ def test_options_that_make_no_sense_are_refused(run: Path, capsys: Any) -> None:
     assert main([str(run), "--watch", "--every", "0"]) == 2
     assert main([str(run), "--watch", "--json"]) == 2
     assert capsys.readouterr().err.count("error: ") == 2
+
+
+def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
+    run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([str(run), "--charts"]) == 0
+    drawn = (run / "loss.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
+    (run / "loss.png").unlink()
+    context = cast(Context, SimpleNamespace(console=Console()))
+    finish(run, context, trained_now=False)
+    assert not (run / "loss.png").exists(), "8 steps were a trial"
+    monkeypatch.setattr("pretraining.training.run.TRIAL", 8)
+    finish(run, context, trained_now=False)
+    assert (run / "loss.png").read_bytes() == drawn
+    (run / METRICS).write_text("")
+    assert main([str(run), "--charts"]) == 0
+    assert f"{run}/loss.png: not drawn: 0 logged steps" in capsys.readouterr().out
 
 
 def test_json_has_the_same_for_scripts(run: Path, look: Look) -> None:

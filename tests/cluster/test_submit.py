@@ -13,13 +13,19 @@ import pytest
 from conftest import ROOT, write_wiki
 from support.training import RECIPE
 
+from finetuning.files.glue_files import FOLDERS, plain, splits_of
+
 SBATCH = """#!/bin/sh
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
 count=$(wc -l < "$0.calls")
+[ "$count" -ne "${SILENT_AT:-0}" ] || { echo "Welcome"; exit 0; }
 [ "$count" -ne "${FAIL_AT:-0}" ] || { echo "sbatch: error: Invalid account" >&2; exit 1; }
 echo "$((100 + count));mini"
 """
-SCANCEL = '#!/bin/sh\necho "$@" >> "$0.calls"\n'
+SCANCEL = """#!/bin/sh
+echo "$@" >> "$0.calls"
+[ "$1" != "${KEPT:-0}" ] || { echo "scancel: error: Socket timed out" >&2; exit 1; }
+"""
 
 
 @pytest.fixture
@@ -37,8 +43,16 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     write_wiki(tmp_path / "wiki", documents=2)
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    (tmp_path / "data" / "glue").mkdir(parents=True)
+    for name in FOLDERS.values():
+        write_task(tmp_path / "data" / "glue" / name)
     return tmp_path
+
+
+def write_task(folder: Path) -> None:
+    """The files of a task of GLUE, by their names."""
+    folder.mkdir(parents=True)
+    for split in splits_of(plain(folder.name)):
+        (folder / f"{split}.tsv").write_text("index\n")
 
 
 def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +140,62 @@ def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
     done = submit(folder, "--recipe", "recipe.toml", FAIL_AT="3")
     assert done.returncode == 2
     assert "error: finetune: sbatch: error: Invalid account" in done.stderr
-    assert calls(folder, "scancel") == ["101 102"]
+    assert "nothing is left in the queue" in done.stderr
+    assert calls(folder, "scancel") == ["102", "101"]
+
+
+def test_jobs_that_could_not_be_taken_back_are_named(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", FAIL_AT="3", KEPT="101")
+    assert done.returncode == 2
+    assert "nothing is left" not in done.stderr
+    assert "Socket timed out" in done.stderr
+    assert done.stderr.endswith("scancel 101\n")
+
+
+def test_an_sbatch_that_names_no_job_takes_the_chain_back(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", SILENT_AT="2")
+    assert done.returncode == 2
+    assert "error: pretrain: sbatch ended well, and printed no id but: Welcome" in done.stderr
+    assert calls(folder, "scancel") == ["101"]
+
+
+def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path) -> None:
+    """Of all of GLUE those are left out that are not complete; what was named is refused."""
+    glue = folder / "data" / "glue"
+    shutil.rmtree(glue / "RTE")
+    (glue / "MNLI" / "dev_mismatched.tsv").unlink()
+    (glue / "QQP" / "train.tsv").write_text("")
+    done = submit(folder, "--recipe", "recipe.toml", "--from", "finetune", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert calls(folder)[0].startswith("cola sst2 mrpc stsb qnli wnli|")
+    assert "--array=0-5" in calls(folder)[0]
+    for name, told in (("rte", "RTE"), ("mnli", "the dev_mismatched split is missing"), ("qqp", "train.tsv: empty")):
+        [line] = [line for line in done.stderr.splitlines() if line.startswith(f"warning: {name} is left out: ")]
+        assert told in line
+    done = submit(folder, "--from", "finetune", "--tasks", "cola", "rte")
+    assert (done.returncode, len(calls(folder))) == (2, 2)
+    assert "data/glue/RTE: the train split is missing" in done.stderr
+
+
+@pytest.mark.parametrize(("line", "shown"), [("exit 0", "2:exit 0"), ("set -e; false", "2:set -e; false")])
+def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, line: str, shown: str) -> None:
+    """By submit.py, and by the jobs, which would have ended without a word."""
+    (folder / "cluster" / "site.env").write_text(f"SBATCH_ACCOUNT=theirs\n{line}\n")
+    job = ["bash", "-c", ". cluster/functions.sh; prepare_job; echo went on"]
+    environment = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": str(folder)}
+    of_job = subprocess.run(job, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    for done in (submit(folder, "--dry-run"), of_job):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "error: cluster/site.env: ends the shell" in done.stderr
+        assert shown in done.stderr
+
+
+def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path) -> None:
+    (folder / "cluster" / "site.env").write_text("set -e\ncd /\nSBATCH_ACCOUNT=theirs\n")
+    assert "SBATCH_ACCOUNT=theirs " in submit(folder, "--to", "prepare", "--dry-run").stdout
+    job = ["bash", "-c", ". cluster/functions.sh; read_site; false; pwd"]
+    done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{folder}\n"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +208,9 @@ def test_a_refusal_by_slurm_leaves_nothing_in_the_queue(folder: Path) -> None:
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),
         (["--from", "gather", "--to", "prepare"], "the first comes after the last"),
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
+        (["--seeds", "0"], "--seeds 0: give a whole number"),
+        (["--seeds", "five"], "--seeds five: give a whole number"),
+        (["--for-prepare", "--vocab 'a"], "--for-prepare: --vocab 'a: No closing quotation"),
     ],
 )
 def test_what_would_fail_later_is_refused_now(folder: Path, words: list[str], message: str) -> None:
@@ -149,11 +221,35 @@ def test_what_would_fail_later_is_refused_now(folder: Path, words: list[str], me
     assert not calls(folder)
 
 
+def test_variables_that_mean_nothing_are_refused_by_name(folder: Path) -> None:
+    for name, value in (("CLOZE_SEEDS", "five"), ("CLOZE_FINETUNE_OPTIONS", "--comment='a")):
+        done = submit(folder, "--dry-run", **{name: value})
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: {name}")
+        assert value in done.stderr
+
+
 def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "cluster" / "submit.py"), "pipeline"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is not Cloze's folder" in done.stderr
+
+
+def test_a_job_says_what_it_does_not_use_and_what_it_could(folder: Path) -> None:
+    """Tasks of a GPU, which srun would refuse, and GPUs that Slurm knows nothing of."""
+    (folder / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0; echo GPU 1\n")
+    (folder / "bin" / "nvidia-smi").chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_GPU": "2", "SLURM_MEM_PER_CPU": "1", "SLURM_GPUS_PER_NODE": "0"}
+    job = "prepare_job; ranks_per_node; env | grep -E '^SLURM_(NTASKS_PER|MEM_PER)'"
+    environment = {**os.environ, "PATH": path, **slurm, "CLOZE_PYTHON": sys.executable}
+    command = ["bash", "-c", f". cluster/functions.sh; {job}"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    used, ranks, memory = done.stdout.splitlines()
+    assert "--ntasks-per-gpu=2 is not used" in used
+    assert (ranks, memory) == ("1", "SLURM_MEM_PER_NODE=0")
+    assert "CLOZE_RANKS_PER_NODE=2 takes them all" in done.stderr
 
 
 def scripts() -> list[Path]:

@@ -1,0 +1,155 @@
+"""Fine-tuning as its folders show it: how many of the runs are done, how far the others are, and the scores so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cluster.panels import COLOURS, MARGIN
+from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, read_end
+from cluster.sound import is_number, sound_figures
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
+from data_prep.common.locks import LOCK, deserter
+from data_prep.common.progress import duration
+from finetuning.places import BEGUN, PLAN, RESULTS
+from pretraining.processes.codes import ENDED, explained
+from pretraining.reporting.metrics_file import METRICS, newest_records
+
+SILENT_SECONDS = 5 * LATE_SECONDS
+"""Reading a model and scoring a large split write no line."""
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """Where the runs of a task stand."""
+
+    task: str
+    planned: int
+    done: int
+    failed: int
+    metric: str
+    best: float | None
+    at_work: dict[str, dict[str, Any]]
+    """the last line of each run that was begun and is not done, by its name"""
+
+
+@dataclass(frozen=True)
+class TuningStatus:
+    """Where a folder of fine-tuning stands."""
+
+    run: str
+    state: State
+    why: str
+    tasks: list[TaskStatus]
+
+
+def find_tunings(folder: Path, depth: int = DEPTH + 1) -> Iterator[Path]:
+    """The folders of commands of fine-tuning in a folder, or that itself; runs of pre-training have them inside."""
+    with suppress(OSError):
+        if (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}")):
+            yield folder
+        elif depth:
+            for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+                yield from find_tunings(inner, depth - 1)
+
+
+def read_tuning(folder: Path, now: float) -> TuningStatus:
+    """Reads where a command of fine-tuning stands."""
+    plan = _read(folder / PLAN)
+    names = {task: set(runs) for task, runs in plan.items() if _are_names(runs)}
+    newest = 0.0
+    for begun in folder.glob(f"*/*/{BEGUN}"):
+        names.setdefault(begun.parts[-3], set()).add(begun.parts[-2])
+        files = (begun, begun.with_name(METRICS), begun.with_name(RESULTS))
+        newest = max(newest, *(path.stat().st_mtime for path in files if path.exists()))
+    tasks = [_read_task(folder / task, runs) for task, runs in sorted(names.items())]
+    state, why = _judge(folder, tasks, newest, now)
+    return TuningStatus(str(folder), state, why, tasks)
+
+
+def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
+    results = {name: _read(folder / name / RESULTS) for name in sorted(runs)}
+    done = {name: found for name, found in results.items() if found}
+    scores = [found["score"] for found in done.values() if is_number(found.get("score"))]
+    metric = next((found["metric"] for found in done.values() if isinstance(found.get("metric"), str)), "")
+    at_work = {}
+    for name in results.keys() - done.keys():
+        if (folder / name / BEGUN).exists():
+            at_work[name] = {**_last_line(folder / name), "epochs": _epochs(folder / name)}
+    failed = sum("failed" in found for found in done.values())
+    return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
+
+
+def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
+    left, ended = sum(task.planned - task.done for task in tasks), read_end(folder / ENDED, 0.0)
+    if ended is not None and ended["seconds"] >= newest - 1.0:
+        told = "" if ended["code"] == 0 else f": {explained(ended['code'])}: {ended['reason']}"
+        return STATES.get(ended["code"], "failed"), ago(now - ended["seconds"]) + told
+    if left and (gone := deserter(folder / LOCK)):
+        return "gone", f"{gone} has ended without a word; the same command goes on"
+    if not left:
+        return "stopped", "all runs that were begun are done; the command without --share, or gather.slurm, concludes"
+    if now - newest > SILENT_SECONDS:
+        return "silent", f"no line for {duration(now - newest)}, and no word of its end"
+    return "running", ""
+
+
+def tuning_panel(status: TuningStatus) -> RenderableType:
+    """How fine-tuning is doing: a line for each task, and one for each run that is at work."""
+    state = f"bold {COLOURS[status.state]}"
+    done, planned = (sum(getattr(task, name) for task in status.tasks) for name in ("done", "planned"))
+    head = Text.assemble((status.run, "bold"), "  ", (status.state, state), f"  {status.why}".rstrip())
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row("fine-tuning", Text(f"{done} of {planned} runs done"))
+    for task in status.tasks:
+        best = "" if task.best is None else f", best {task.metric} {100 * task.best:.1f}"
+        failed = f", {task.failed} failed" if task.failed else ""
+        table.add_row(Text(task.task), Text(f"{task.done} of {task.planned} runs{best}{failed}"))
+        for name, line in sorted(task.at_work.items()):
+            table.add_row("", Text(f"{name}: {_progress(line)}"))
+    return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
+
+
+def _progress(line: dict[str, Any]) -> str:
+    if "step" not in line:
+        return "begun"
+    epochs = f" of {line['epochs']:g}" if line["epochs"] is not None else ""
+    epoch = f", epoch {line['epoch']:.2f}{epochs}" if "epoch" in line else ""
+    left = f", {duration(line['seconds_left'])} left" if "seconds_left" in line else ""
+    return f"step {line['step']:,}{epoch}{left}"
+
+
+def _last_line(run: Path) -> dict[str, Any]:
+    with suppress(OSError):
+        return sound_figures(newest_records(run / METRICS, ("step",)).get("step"), FIGURES, COUNTS)
+    return {}
+
+
+def _epochs(run: Path) -> float | None:
+    settings = _read(run / BEGUN).get("settings")
+    epochs: Any = settings.get("epochs") if isinstance(settings, dict) else None
+    return float(epochs) if is_number(epochs) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file; nothing where it is missing, damaged or no record."""
+    with suppress(OSError, UserError):
+        content: Any = read_json(path)
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _are_names(runs: Any) -> bool:
+    """Whether these may be the names of runs."""
+    if not isinstance(runs, list):
+        return False
+    return all(isinstance(name, str) and len(name) < 200 and not set("/\0") & set(name) for name in runs)

@@ -1,0 +1,169 @@
+"""What job scripts do about odd ends of steps, and about storage; programs stand in for Slurm's and for Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from data_prep.common.files import write_json
+
+SLURM = {
+    "scontrol": 'if [[ $2 == job ]]; then echo " JobState=RUNNING Restarts=$SLURM_RESTART_COUNT "; else echo "$@"; fi',
+    "squeue": "true",
+    "srun": 'while [[ $1 == --* ]]; do shift; done; "$@"; code=$?; eval "${SRUN:-}"; exit $code',
+    "train": 'echo "trained with $*"; eval "${TRAIN:-}"',
+}
+"""Programs of Slurm, and one for Python, as far as a job calls them; `SRUN` and `TRAIN` say what goes wrong."""
+
+
+class Job:
+    """A job of pretrain_base.slurm on one node that is the machine itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("cluster", "pretraining"):
+            (folder / name).symlink_to(ROOT / name)
+        self.make_shards("first")
+        for name, does in SLURM.items():
+            path = folder / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"#!/bin/bash\n{does}\n")
+            path.chmod(0o755)
+        self.variables = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "CLOZE_HOME": str(folder),
+            "CLOZE_PYTHON": "train",
+            "CLOZE_PREFLIGHT": "0",
+            "CLOZE_RUN": "runs/any",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "node1",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_CPUS_PER_NODE": "2",
+        }
+
+    def make_shards(self, name: str) -> None:
+        write_json(self.folder / "data" / name / "manifest.json", {})
+
+    def start(self, restart: int = 0, **variables: str) -> tuple[int, str]:
+        """Begins the job, the first time or again; returns its code and its log."""
+        done = subprocess.run(
+            ["bash", "cluster/pretrain_base.slurm"],
+            cwd=self.folder,
+            env={**self.variables, "SLURM_RESTART_COUNT": str(restart), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
+    """srun waits for ever for a node that has told slurmctld alone. One that does not answer says nothing of ranks."""
+    unknown = "[[ $* != *-s* ]] || { echo >> asked; [[ $(wc -l < asked) -gt 3 ]] || exit 1; }"
+    (job.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{unknown}\n")
+    waits = """echo '{"code": 76}' > runs/any/ended.json; exec sleep 50 > /dev/null 2>&1"""
+    code, log = job.start(TRAIN=waits, CLOZE_WATCH_SECONDS="0.1")
+    assert code == 76, log
+    assert "no ranks any more" in log
+    assert "requeue 7" in log
+    assert len((job.folder / "asked").read_text()) == 6
+
+
+def test_a_step_that_is_there_is_left_alone(job: Job) -> None:
+    """And it hears when its job ends, and not when another does in which this one was submitted."""
+    ends = "[[ $* != *%e ]] || { echo 4000000000; exit; }"
+    (job.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{ends}\necho 7.batch; echo 7.0\n")
+    train = "sleep 1; echo it ends at $SLURM_JOB_END_TIME"
+    code, log = job.start(TRAIN=train, CLOZE_WATCH_SECONDS="0.1", SLURM_JOB_END_TIME="5")
+    assert code == 0, log
+    assert "it ends at 4000000000" in log
+
+
+@pytest.mark.parametrize("own", [1, 2, 127])
+@pytest.mark.parametrize("srun", [143, 75])
+def test_the_rank_that_failed_first_decides(job: Job, own: int, srun: int) -> None:
+    """Such as one that cannot import a module: srun ends the others, and tells of theirs as the worst of all codes."""
+    told = f"echo 'srun: error: node2: task 1: Exited with exit code {own}' >&2; "
+    code, log = job.start(SRUN=f"{told} echo 'srun: error: node1: task 0: Terminated' >&2; code={srun}")
+    assert code == own, log
+    assert "requeue 7" not in log
+    assert f"a rank has failed with {own}" in log
+
+
+@pytest.mark.parametrize(("told", "srun"), [("Exited with exit code 76", 143), ("Killed", 137)])
+def test_a_rank_that_was_lost_goes_back_into_the_queue(job: Job, told: str, srun: int) -> None:
+    code, log = job.start(SRUN=f"echo 'srun: error: node2: task 1: {told}' >&2; code={srun}")
+    assert code == 76, log
+    assert "requeue 7" in log
+
+
+def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
+    (job.folder / "runs").mkdir()
+    (job.folder / "scratch").mkdir()
+    (job.folder / "runs" / "any").symlink_to(job.folder / "scratch")
+    for restart in range(3):
+        further = f"mkdir -p runs/any/checkpoints/step-{restart}; exit 75"
+        code, log = job.start(restart, TRAIN=further, CLOZE_TRIES="1")
+        assert code == 75, log
+    assert job.start(3, TRAIN="exit 75", CLOZE_TRIES="1")[0] == 75
+    assert job.start(4, TRAIN="exit 75", CLOZE_TRIES="1")[0] == 2
+
+
+def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
+    job.make_shards('second "best"')
+    os.utime(job.folder / "data" / "first" / "manifest.json", (0, 0))
+    assert '--data data/second "best" ' in job.start(TRAIN="exit 75")[1]
+    job.make_shards("third")
+    os.utime(job.folder / "data" / 'second "best"' / "manifest.json", (1, 1))
+    log = job.start(1)[1]
+    assert '--data data/second "best" ' in log
+    assert "as at an earlier start" in log
+    assert "--data data/third " in job.start(SLURM_JOB_ID="8")[1], "nothing has been trained"
+    assert "--data data/first " in job.start(1, CLOZE_SHARDS="data/first")[1]
+    (job.folder / "runs" / "any" / "checkpoints" / "step-00000010").mkdir(parents=True)
+    job.make_shards("fourth")
+    assert "--data data/first " in job.start(SLURM_JOB_ID="9")[1], "the run goes on with what it has begun with"
+    noted = [json.loads(line) for line in (job.folder / "runs" / "any" / "jobs.jsonl").read_text().splitlines()]
+    assert {line["shards"] for line in noted if line["event"] == "start"} == {
+        'data/second "best"',
+        "data/third",
+        "data/first",
+    }
+
+
+def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
+    """Neither while the ranks work nor where another start begins."""
+    goes = "mv data away; (sleep 1.5; mv away data) > /dev/null 2>&1 & sleep 0.1; exit 2"
+    code, log = job.start(TRAIN=goes, CLOZE_STORAGE_SECONDS="20")
+    assert code == 76, log
+    assert "data/first/manifest.json: gone" in log
+    assert "it is back" in log
+    (job.folder / "runs").rename(job.folder / "away")
+    with subprocess.Popen(["sh", "-c", "sleep 1.5; mv away runs"], cwd=job.folder):
+        code, log = job.start(1, CLOZE_STORAGE_SECONDS="20")
+    assert code == 0, log
+    assert "it is back" in log
+    assert job.start(1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")[0] == 2
+    code, log = job.start(0, CLOZE_SHARDS="data/mistyped")
+    assert code == 2
+    assert "gone" not in log
+
+
+@pytest.mark.parametrize("word", ["CLOZE_WATCH_SECONDS=0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"])
+def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job, word: str) -> None:
+    """A watch that does not wait would end each step at once, as one that is gone."""
+    name, _, value = word.partition("=")
+    code, log = job.start(0, **{name: value})
+    assert (code, log.startswith(f"error: {word}: ")) == (2, True), log
