@@ -8,18 +8,23 @@ and two processes that join their gradients, test it. What ranks hold of weights
 compared too, for four sizes under all ZeRO stages. Results go to benchmarks/results, for planner.py --calibration.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import itertools
 import math
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pretraining.processes.environment import cores_are_idle, prepare_process

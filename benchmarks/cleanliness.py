@@ -9,20 +9,25 @@ of the readers: what no writer leaves, such as `( )`, ` ,`, `of the .`. They are
 in the middle of sentences, those without which a paragraph reads the same. A few holes are the page's own.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import bz2
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tyro

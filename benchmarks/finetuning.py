@@ -11,16 +11,21 @@ autocast, and in fp32. Where it is not installed, we are measured alone. Sides t
 ratios are medians.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import (
@@ -164,9 +169,9 @@ def measure(settings: Finetuning, console: Console) -> None:
                 work = replace(work, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
             found["contests"][name] = {**run_contest(contest, settings, work), **when()}
-            write_results(out, record("finetuning", libraries, {"models": models}))
+            written = write_results(out, record("finetuning", libraries, {"models": models}))
             console.print(table(model.name, {name: found["contests"][name]}))
-    console.print(f"kept in {out}")
+    console.print(f"kept in {written}")
 
 
 def find_contests(settings: Finetuning, console: Console) -> Sequence[str]:

@@ -12,17 +12,22 @@ by length, as predict.py does; the peers have them 32 at a time in the order of 
 medians over the rounds. A side that cannot take part says why. The numbers are kept in benchmarks/results/.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import (
@@ -273,7 +278,8 @@ def table(title: str, found: Mapping[str, Any]) -> Table:
 
 def measure(settings: Inference, console: Console) -> None:
     """Goes through models and contests, and keeps what is found after each model."""
-    if unknown := [name for name in settings.sides if name not in KINDS]:
+    unknown = [name for name in settings.sides if name not in KINDS]
+    if unknown:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, KINDS))}")
     if min((settings.rounds, settings.sentences, *settings.batches, *settings.mixed)) < 1:
         raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")

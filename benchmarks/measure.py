@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
+from data_prep.common.files import is_stream, replacing
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -176,10 +177,38 @@ def results_file(benchmark: str, with_gpu: bool = True) -> Path:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
-    """Keeps the numbers in a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    """Keeps the numbers in a JSON file, and returns it: one beside it where it has what they lack, which is told."""
+    if lost := _lost(path, results):
+        own = path.with_name(f"{path.stem}-partial{path.suffix}")
+        print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
+        path = own
+    with replacing(path) as file:
+        file.write((json.dumps(results, indent=1) + "\n").encode())
     return path
+
+
+def _lost(path: Path, results: Mapping[str, Any]) -> str:
+    """What a file would lose to these numbers: sides of a contest, or all where it is not of this benchmark."""
+    if is_stream(path) or not path.exists() or not path.stat().st_size:
+        return ""
+    try:
+        before = json.loads(path.read_bytes())
+    except ValueError:
+        return "something else than results"
+    if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
+        return "something else than results of this benchmark"
+    now = dict(_sides(results))
+    lost = [f"{side} ({place[-1]})" for place, sides in _sides(before) if place in now for side in sides - now[place]]
+    return ", ".join(sorted(lost))
+
+
+def _sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """The sides of every contest, by the names that lead to it."""
+    for name, each in found.items():
+        if name == "sides":
+            yield place, {*each}
+        elif isinstance(each, Mapping):
+            yield from _sides(each, (*place, name))
 
 
 def read_results(path: Path) -> dict[str, Any]:

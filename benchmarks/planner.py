@@ -7,12 +7,17 @@ Any value of the recipe can be given as --section.key VALUE, as train.py takes i
 its constants, and how far it is from what others have published and from what was measured here.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 from matplotlib.figure import Figure
@@ -28,7 +33,7 @@ from pretraining.planning.cost import Cluster, Device
 from pretraining.planning.cures import check_fit
 from pretraining.planning.fitting import Room
 from pretraining.planning.machines import find_network
-from pretraining.planning.site import PER_NODE, Site, check_size, name_site
+from pretraining.planning.site import PER_NODE, Site, check_numbers, check_size, name_site
 from pretraining.planning.sweep import Scaled, Target, check_batches, scale, sweep
 
 MEASURED = {1: "process", 2: "ranks"}
@@ -66,6 +71,8 @@ def main(arguments: list[str]) -> int:
     settings, overrides = tyro.cli(
         Planner, args=arguments, prog="planner.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
+    names = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour")
+    check_numbers(**{name: getattr(settings, name) for name in names})
     console = open_console()
     recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
     site = find_site(settings, recipe)

@@ -8,20 +8,25 @@ The sides take turns on one core with the same text and vocabulary: shard.py as 
 installed packages. The numbers are kept in benchmarks/results/, in a file for each kind of hardware.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import io
 import itertools
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -76,7 +81,7 @@ class Corpus:
     vocabulary: Path
 
     @classmethod
-    def find(cls, data: Path, folder: Path) -> Corpus:
+    def find(cls, data: Path, folder: Path) -> "Corpus":
         """The text of a folder, or where there is none the demo corpus, whose vocabulary is trained into `folder`."""
         if data != DATA and not (data / "wiki").is_dir():
             raise UserError(f"{data} has no wiki/; give --data a folder with WikiExtractor's output in wiki/")

@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
-"""Makes one page of all that was measured, with tables, charts and the machines; and writes README's tables.
+"""Makes one page of all that was measured, with tables, charts and the machines; and writes the tables of docs/.
 
     python benchmarks/report.py
     python benchmarks/report.py --run runs/demo
-    python benchmarks/report.py --readme
+    python benchmarks/report.py --docs
 
 Reads every JSON under benchmarks/results/ and writes build/report/index.html, which needs nothing else, and report.md
-beside it. With --readme it writes anew what stands between markers in README.md and docs/measurements.md.
+beside it. With --docs it writes anew what stands between markers in docs/.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -35,7 +40,7 @@ else:
     import tomli as tomllib
 
 PUBLISHED = Path(__file__).parent / "published.toml"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md")))
+PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md"))
 ORDER = ("throughput", "scaling", "inference", "preparation", "finetuning", "downstream")  # the others come after
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 PLACES = 300  # of a loss curve that are drawn
@@ -61,8 +66,8 @@ class Report:
     """Folder of a run of pre-training, whose loss is drawn too."""
     out: Path = Path("build/report")
     """Folder for the page."""
-    readme: bool = False
-    """Write anew the tables of README.md and docs/measurements.md, and no page."""
+    docs: bool = False
+    """Write anew the tables of docs/, and no page."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Report, args=arguments, prog="report.py", config=(tyro.conf.FlagCreatePairsOff,))
     results = read_all(settings.results)
-    if settings.readme:
+    if settings.docs:
         written = {path: rewritten(path.read_text(encoding="utf-8"), results) for path in PAGES}
     else:
         parts = list(sections(results, settings.run))

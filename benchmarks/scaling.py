@@ -12,7 +12,14 @@ memory, and what communication takes of a step. Any value of the recipe can be g
 the launches, with --notes, and calls for the report.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import gc
 import json
@@ -20,13 +27,11 @@ import math
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
@@ -171,11 +176,9 @@ def silent_group(world: World) -> Iterator[None]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:
-        with (
-            patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)),  # DeepSpeed wants it
-            patch("pretraining.engine.partition._check"),  # asks whether all ranks together hold all weights
-        ):
-            yield
+        with patch.dict(os.environ, LOCAL_RANK=str(world.local_rank)):  # DeepSpeed wants it
+            with patch("pretraining.engine.partition._check"):  # asks whether all ranks together hold all weights
+                yield
     finally:
         disconnect()
 

@@ -62,7 +62,7 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
     on_gpu = notes[0].device == "cuda"
     path = out or results_file("scaling", on_gpu)
-    write_results(path, record("scaling", ["torch", "deepspeed"], found, on_gpu))
+    path = write_results(path, record("scaling", ["torch", "deepspeed"], found, on_gpu))
     draw(points, path.with_suffix(".png"))
     console.print(make_table(points))
     console.print(f"{conclude(points)}; kept in {path} and {path.with_suffix('.png')}")

@@ -14,15 +14,20 @@ ceilings: the rate of matrix products, and of memory. What does not fit, or woul
 that is said. The numbers are kept in benchmarks/results/, in a file for this kind of hardware.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -122,7 +127,8 @@ class Bench:
 
 def sides_for(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
     """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
-    if unknown := [name for name in settings.against if name not in SIDES]:
+    unknown = [name for name in settings.against if name not in SIDES]
+    if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
     if find_spec("transformers") is None:
@@ -167,10 +173,8 @@ def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
     ceilings: list[float] = []
     seconds: dict[str, list[float]] = {name: [] for name in bench.sides}
     kinds = {name: SIDES[name] for name in bench.sides}
-    with (
-        bench.console.status(f"{contest}: sides are loading") as live,
-        open_sides(kinds, shape, bench.device, bench.dtype) as sides,
-    ):
+    loading = bench.console.status(f"{contest}: sides are loading")
+    with loading as live, open_sides(kinds, shape, bench.device, bench.dtype) as sides:
         for number, batch in enumerate(batches):
             ceilings.append(bench.ceiling())
             for name, side in sides.items():
@@ -304,10 +308,10 @@ def measure(settings: Throughput, console: Console) -> None:
         print_contest(smaller, found, console)
         results = record(NAME, LIBRARIES, {"ceilings": ceilings, "contests": kept}, device.type == "cuda")
         results["environment"]["threads"] = torch.get_num_threads()
-        write_results(path, results)
+        written = write_results(path, results)
     if results is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
-    console.print(f"kept in {path}")
+    console.print(f"kept in {written}")
 
 
 def vocabulary_of(shards: Path) -> int:

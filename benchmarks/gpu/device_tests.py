@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Runs the tests that are marked `gpu`, and counts how they end."""
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from xml.etree import ElementTree
 
 import tyro

@@ -7,16 +7,21 @@ The environment sees the packages of the Python that runs this, also where that 
 only what they lack: from the folder of wheels where there is one, otherwise from the index. It needs Python and pip.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import importlib.metadata
 import re
 import subprocess
-import sys
 import tempfile
 import venv
 from collections.abc import Mapping
-from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 LOCK = ROOT / "requirements.lock"

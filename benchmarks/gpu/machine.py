@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """Checks that all that `make gpu` needs is installed and that there is a GPU, and says what was found."""
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import importlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -10,15 +10,20 @@ exit code is 0 when all parts were done, whatever the goals, 1 when one failed o
 in the command.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -156,7 +161,9 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings = tyro.cli(Run, args=arguments, prog="run.py", config=(tyro.conf.FlagCreatePairsOff,))
     console = Console(highlight=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part does not outlive this
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that a part does not outlive this
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda heard, _: sys.exit(128 + heard))
     if settings.keep:
         console.print(f"kept in {keep(settings.out)}")
         return 0

@@ -6,12 +6,17 @@
 The text is that in the folder that CLOZE_DATA names, or else the demo corpus, which every machine has.
 """
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -42,7 +47,8 @@ class Shards:
 def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     """Makes the shards where they are missing, and says what they are."""
     if not (shards / MANIFEST).exists():
-        if missing := [name for name in PREPARING if find_spec(name) is None]:
+        missing = [name for name in PREPARING if find_spec(name) is None]
+        if missing:
             raise UserError(
                 f"{shards}: is missing, and {', '.join(missing)} to make it\n"
                 f"make gpu-wheels prepares it on a machine with a network"

@@ -6,16 +6,21 @@
 What the machine has is left out, with all that only this needs: torch with its CUDA libraries always is.
 """
 
-from __future__ import annotations
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
 
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
-from pathlib import Path
 
 import tyro
 from packaging.requirements import Requirement
@@ -81,7 +86,8 @@ def gather(names: Sequence[str], out: Path, python: str) -> None:
     """Downloads wheels in the versions of requirements.lock; builds those that nobody has built."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     lock = (ROOT / "requirements.lock").read_text()
-    if built := locked(set(names) & {*SOURCES_ONLY}, lock, python):  # kernels are compiled where they are used
+    built = locked(set(names) & {*SOURCES_ONLY}, lock, python)
+    if built:  # kernels are compiled where they are used
         without_kernels = {**os.environ, "DS_BUILD_OPS": "0"}
         subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(out), *built], check=True, env=without_kernels)
     target = ["--no-deps", "--python-version", python, "--only-binary=:all:"]

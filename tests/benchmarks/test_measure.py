@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.measure import environment
+from benchmarks.measure import environment, write_results
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +24,21 @@ def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPat
 def test_a_machine_without_a_gpu_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "gpu" not in environment(["torch"])
+
+
+def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def results(*sides: str, benchmark: str = "inference") -> dict[str, Any]:
+        contest = {"sides": {side: {"p50_ms": 1.0} for side in sides}}
+        return {"format": 2, "benchmark": benchmark, "environment": {}, "models": {"mini": {"1 x 128": contest}}}
+
+    path = tmp_path / "inference-here.json"
+    assert write_results(path, results("ours", "onnxruntime")) == path
+    own = write_results(path, results("ours"))
+    assert own != path
+    assert "onnxruntime (1 x 128)" in capsys.readouterr().err
+    assert json.loads(path.read_text()) == results("ours", "onnxruntime")
+    assert json.loads(own.read_text()) == results("ours")
+    assert write_results(path, results("ours", "onnxruntime", "another")) == path
+    path.write_text("notes of mine")
+    assert write_results(path, results("ours")) != path
+    assert path.read_text() == "notes of mine"

@@ -60,7 +60,7 @@ def test_ten_thousand_gpus_and_no_more(capsys: pytest.CaptureFixture[str]) -> No
     batches = "--phases.0.batch 80000 --phases.1.batch 40000".split()
     assert "1,250 nodes of 8" in plan(capsys, "--nodes", 1250, *batches)
     assert "10,008 GPUs; plans go from 1 to 10,000" in fault("--nodes", 1251, *batches)
-    assert "0 GPUs" in fault("--nodes", 0)
+    assert fault("--nodes", 0) == "--nodes 0: at least 1"
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
@@ -110,6 +110,7 @@ def test_ranks_that_the_batch_does_not_divide_among() -> None:
         "24 GPUs: phase phase1 has a batch of 65,536, which does not divide among them; --nodes 2 or"
     )
     assert "take another --gpus-per-node" in fault("--gpus-per-node", 7)
+    assert fault("--nodes", -3, "--gpu-memory", 0) == "--nodes -3: at least 1\n--gpu-memory 0: a number above 0"
 
 
 def test_names_that_nobody_knows() -> None:

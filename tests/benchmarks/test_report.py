@@ -83,13 +83,13 @@ def test_the_page_of_what_is_committed_needs_nothing_else(tmp_path: Path) -> Non
         assert f"## {path.stem}\n" in (tmp_path / "report.md").read_text()
 
 
-def test_the_tables_of_readme_and_measurements_are_those_of_the_results() -> None:
-    """Where this fails: python benchmarks/report.py --readme."""
+def test_the_tables_of_docs_are_those_of_the_results() -> None:
+    """Where this fails: python benchmarks/report.py --docs."""
     found = read_all(RESULTS)
     for path in PAGES:
         text = path.read_text()
         assert "<!-- results of " in text
-        assert rewritten(text, found) == text, f"{path.name} is stale: python benchmarks/report.py --readme"
+        assert rewritten(text, found) == text, f"{path.name} is stale: python benchmarks/report.py --docs"
     stale = PAGES[0].read_text().replace("| base at", "| huge at")
     assert rewritten(stale, found) == PAGES[0].read_text()
 

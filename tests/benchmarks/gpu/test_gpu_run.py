@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kept_signals: None) -> Runner:
+def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, leaves_group: None) -> Runner:
     """Runs parts that are given as scripts by their names, with more words of the command."""
     monkeypatch.setattr(run, "BENCHMARKS", tmp_path)
     monkeypatch.setattr(limits, "PATIENCE", 1.0)
