@@ -5,7 +5,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOCK ?= requirements.lock
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
+CHECK := data_prep/common/beginning.py
+INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
@@ -25,7 +26,7 @@ demo: .venv/installed
 	$(BIN)/python data_prep/show.py build/demo --length 128 --index 7
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 \
 	  pretraining/train.py --recipe demo --data build/demo --out build/demo-run
-	$(BIN)/python finetuning/fetch.py demo --out build/demo-task
+	test -e build/demo-task/package.toml || $(BIN)/python finetuning/fetch.py demo --out build/demo-task
 	$(BIN)/python finetuning/run_task.py build/demo-task/package.toml --recipe demo --model build/demo-run \
 	  --out build/demo-scores/pre-trained
 	$(BIN)/python finetuning/run_task.py build/demo-task/package.toml --recipe demo --model build/demo-run --from-scratch \
@@ -86,9 +87,11 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
 	touch $@
 
-# Both marks are newer than pyproject.toml once it is installed, so that nothing is installed twice.
+# The marks are newer than pyproject.toml once it is installed, so that nothing is installed twice. A Python that will not
+# do is told in a line, and leaves nothing behind that the next try would take for an environment.
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) $(CHECK)
+	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 2; }
 
 .venv/installed: pyproject.toml requirements.lock | .venv/bin/python
 	$(INSTALL) -e .

@@ -30,6 +30,10 @@ settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow],
 settings.load_profile("house")
 
 ROOT = Path(__file__).parent.parent
+HANDLERS = {
+    number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+}
+"""Of the signals that commands take for themselves and leave to the end of their process."""
 REAL_DATA = Path(os.environ.get("CLOZE_DATA", ROOT / "../shared/data")).resolve()
 
 WORDS = (
@@ -67,8 +71,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_teardown() -> None:
-    """What a test has started ends with it."""
+    """What a test has started ends with it, and so does what it made of signals: children would inherit it."""
     end_runs()
+    for number, handler in HANDLERS.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
@@ -183,12 +189,9 @@ def other_data(shared: Place) -> Path:
 
 
 @pytest.fixture
-def kept_signals() -> Iterator[None]:
-    """Gives back what the command, called in this process, takes for itself and leaves to the end of its process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+def leaves_group() -> Iterator[None]:
+    """Leaves the process group of a command that is called in this process."""
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
     from pretraining.processes.group import disconnect
 
     disconnect()

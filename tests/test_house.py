@@ -40,7 +40,7 @@ WINGS = {
         ["running"],
         ["tasks", "model"],
         ["files", "inputs", "settings"],
-        ["ragged", "places"],
+        ["ragged", "places", "scale"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""

@@ -51,8 +51,10 @@ def assert_refused(place: Place, *words: object, message: str) -> None:
 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
+    (bert / "1_Pooling").mkdir()
+    (bert / "modules.json").write_text("[]")
     said = assert_well(train(adapting.command("run", "--init", bert), 2))
-    assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in said
+    assert f"begins with {bert}: 2 layers of 32, 229 pieces; left out: modules.json, 1_Pooling/" in said
     recipe = load_recipe(adapting.folder / "run" / "recipe.toml")
     assert recipe.base_model == str(bert)
     assert (recipe.model.layers, recipe.model.intermediate, recipe.model.positions) == (2, 48, 64)
@@ -232,17 +234,24 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     assert shard(adapting.folder / "text.txt", data, "--format", "text", "--vocab", str(bert), "--extend", "3") == 0
     assert "floodplain" in read_vocabulary(data).pieces[229:]
     given = dataclasses.replace(adapting, data=data)
-    said = assert_well(train(given.command("run", "--init", bert), 2))
-    assert "229 pieces; anew: 3 pieces, each the mean of those that it replaces\n" in said
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n")
+    first, second = train(given.command("run", "--init", bert, "--card.licence", "apache-2.0"), 2)
+    assert (first.code, second.code, second.errors) == (0, 0, "")
+    assert "229 pieces; anew: 3 pieces, each the mean of those that it replaces\n" in first.output
+    assert first.errors.startswith("warning: the licence of this model is apache-2.0, and that of bert")
     export = adapting.folder / "run" / "export"
+    card = (export / "README.md").read_text()
+    assert "| licence of bert, with which it began | mit |" in card
+    assert "3 pieces were added" in card
+    assert "`floodplain`" in card
     old, new = (AutoTokenizer.from_pretrained(folder) for folder in (bert, export))
     assert new.convert_ids_to_tokens(list(range(229))) == old.convert_ids_to_tokens(list(range(229)))
     assert len(new("floodplain", add_special_tokens=False).input_ids) == 1
     model = AutoModelForMaskedLM.from_pretrained(export)
     assert model.get_input_embeddings().weight.shape == (232, 32)
     assert_well(train(given.command("again", "--init", export.parent, "--phases.0.learning_rate", "1e-30"), 1))
-    first, again = (load_checkpoint(adapting.folder / name)[1]["embeddings.word.weight"] for name in ("run", "again"))
-    assert torch.equal(first, again)
+    before, after = (load_checkpoint(adapting.folder / name)[1]["embeddings.word.weight"] for name in ("run", "again"))
+    assert torch.equal(before, after)
 
 
 def test_a_run_is_a_base_without_its_moments(adapting: Place, place: Place) -> None:
@@ -291,19 +300,20 @@ def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.Co
 @pytest.mark.usefixtures("surroundings")
 def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetched once for both ranks, kept in the cache, and named in the card; without the network from the cache."""
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n")
     publish_model(site, "owner/bert", bert)
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/bert", ranks=2)
     assert done.returncode == 0, done.stderr
     assert "begins with owner/bert: 2 layers of 32" in done.stdout
-    assert downloads(site, "model.safetensors") == downloads(site, "config.json") == 1
-    assert not downloads(site, "README.md")
+    assert downloads(site, "model.safetensors") == downloads(site, "config.json") == downloads(site, "README.md") == 1
     asked_once = [
         request.path for request in site.requests if request.path.endswith("/models/owner/bert/revision/main")
     ]
     assert len(asked_once) == 1, "rank 0 finds the commit for all"
     card = (adapting.folder / "run" / "export" / "README.md").read_text()
     assert "\nbase_model: owner/bert\n" in card.split("---")[1]
+    assert "| licence of owner/bert, with which it began | mit |" in card
     asked = len(site.requests)
     run = adapting.folder / "run"
     assert_well(train(adapting.command("again", "--init", run / "export"), 1))

@@ -18,7 +18,7 @@ RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("ranks", [1, 8, 64])
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--ranks", str(ranks), "--pieces-per-second", "1e6"]
     code = entry.main(["--recipe", str(path), "--check", *options, *completing(path)])
@@ -32,7 +32,7 @@ def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.Capture
     assert "learning rate" in printed.out
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_an_open_micro_batch_is_an_estimate_and_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     """For GPUs elsewhere, as on a login node, in bf16 where the recipe leaves it open; or for this machine."""
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "8"]
@@ -47,7 +47,7 @@ def test_an_open_micro_batch_is_an_estimate_and_said_to_be(capsys: pytest.Captur
         assert "an estimate for a CPU and " in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--recipe", str(place.recipe), "--data", str(place.data), "--check"]
     assert entry.main(command) == 0
@@ -60,7 +60,7 @@ def test_the_plan_with_data(place: Place, capsys: pytest.CaptureFixture[str]) ->
     assert "does not divide by 5 ranks" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     """A login node without them does not measure itself, and says what it has assumed."""
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "64"]
@@ -73,6 +73,9 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixt
     assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in " ".join(capsys.readouterr().out.split())
     for words, said in (
         (["--gpu", "h100"], "--gpu h100: unknown, did you mean h100-80?"),
+        (["--ranks", "-3"], "--ranks -3: at least 1"),
+        (["--ranks", "0"], "--ranks 0: at least 1"),
+        (["--gpu-memory", "-1", "--gpus-per-node", "0"], "--gpus-per-node 0: at least 1\n--gpu-memory -1: "),
         (["--gpu", "h100-80", "--gpus-per-node", "7"], "--gpus-per-node 7: 64 ranks do not divide into nodes of 7"),
     ):
         assert entry.main([*command, *words]) == 2
@@ -80,7 +83,7 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_a_login_node_says_nothing_of_other_machines(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks"]
     assert entry.main([*command, "64"]) == 0

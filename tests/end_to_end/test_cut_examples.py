@@ -30,7 +30,7 @@ def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Pla
     assert_same_curve(shorter.folder / "two", shorter.folder / "alone", 1e-4)
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_the_plan_says_it_too(shorter: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["--recipe", str(shorter.recipe), "--data", str(shorter.data), "--check"]) == 0
     printed = capsys.readouterr().out

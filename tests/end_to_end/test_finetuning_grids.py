@@ -74,7 +74,7 @@ def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> N
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_what_was_begun_otherwise_is_refused(
     toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +100,7 @@ def test_what_was_begun_otherwise_is_refused(
     assert outcome(begun) == before
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     run = launch(toy.command("out"), fault=partial(slow_steps, 1.0))
     wait_for(lambda: (toy.folder / "out" / "toy").exists())
@@ -121,7 +121,7 @@ with open(sys.argv[1], "a+") as file:
 """A worker whose command was killed, and which saves yet."""
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_a_run_that_another_process_has_is_waited_for(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_another_process_has_is_waited_for(
     assert results(toy.folder / "out")["best"] == "lr0.003-seed1"
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(toy.folder.rglob("*"))
     assert call("run_task", toy.command("out", *GRID, "--check")) == 0
@@ -154,7 +154,7 @@ def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> N
         "at a time +1 of 4 runs",
     ):
         assert re.search(f"{line} *", printed), line
-    named = str(toy.folder), str(toy.data)  # lines with folders are as long as these
+    named = str(toy.folder), str(toy.data), "toy: "  # lines with folders, or of what was seen in the data, are as long
     assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
 
 

@@ -52,7 +52,7 @@ def test_srun_sets_all_that_is_needed(place: Place) -> None:
     assert "1 rank on cpu, 1 thread each (srun)" in assert_well(spawn(1, train_in_a_step, command, environment=step))
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_a_slurm_job_without_srun_is_warned_of(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,11 @@ class Launched:
     def press_ctrl_c(self) -> None:
         os.write(self._terminal, b"\x03")
 
+    def hang_up(self) -> None:
+        """Closes the terminal, as a lost connection does."""
+        os.close(self._terminal)
+        self._terminal = os.open(os.devnull, os.O_RDONLY)
+
     def goes_on(self) -> bool:
         """Whether the launcher has not ended; takes what it has printed."""
         with suppress(OSError):  # nothing there, or the other side is closed
@@ -172,6 +177,17 @@ def test_one_ctrl_c_saves(launched: Any, place: Place, launcher: str) -> None:
         assert code == (130 if launcher == PLAIN else 1)
         assert said in going.seen
         assert going.seen.count(STOPPING.strip()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [TORCHRUN, DEEPSPEED, MPIRUN], ids=lambda text: text.split()[0])
+def test_a_closed_terminal_saves_under_launchers(launched: Any, place: Place, launcher: str) -> None:
+    going = launched(launcher, place.command("run", *ENDLESS))
+    going.reach(3)
+    going.hang_up()
+    going.wait()
+    assert read_json(going.run / ENDED)["code"] == 75
+    assert finished_checkpoints(going.run)[-1].name == f"step-{len(records(going.run)):08}"
 
 
 SLOW_SAVE = """

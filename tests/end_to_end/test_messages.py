@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 from functools import partial
@@ -22,14 +23,18 @@ from pretraining.checkpoint.record import finished_checkpoints
 
 
 def test_what_is_printed(place: Place) -> None:
-    command = place.command("run", "--logging.tensorboard", "true", "--checkpoints.every", "4", "--phases.1.steps", "2")
+    words = "--logging.tensorboard true --logging.every 3 --checkpoints.every 4 --phases.1.steps 2".split()
+    command = place.command("run", *words)
     lines = assert_well(train(command, 1)).splitlines()
     run = place.folder / "run"
     assert lines[0].startswith("37,383 parameters: 2 layers of 32, 229 pieces; adamw, fp32, ZeRO 1")
     assert lines[1].startswith("1 rank on cpu, 1 thread each (")
     assert lines[1].endswith(f"; data {place.data}, run {run}")
     assert lines[2] == "phase short (1 of 2): 5 steps; a step: 24 sequences of length 32, 6 x 4 a rank"
-    assert lines[3].startswith("1/7  loss ")
+    assert re.fullmatch(r"1/7  [\d.]+k? pieces/s  .* left  losses follow at step 3", lines[3])
+    assert lines[4].startswith("3/7  loss ")
+    shares = re.findall(r"next [\d.]+ [\d.]+% \(larger class ([\d.]+)%\)", "\n".join(lines))
+    assert len(shares) == 6
     assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
     assert sorted(path.name for path in finished_checkpoints(run)[-1].iterdir()) == [
@@ -40,7 +45,11 @@ def test_what_is_printed(place: Place) -> None:
     ]
     assert list((run / "tensorboard").iterdir())
     assert "all that was asked for is trained already" in assert_well(train(command, 1))
-    assert len(records(run)) == 7
+    assert [record["step"] for record in records(run)] == [3, 5, 6, 7]
+    assert {f"{100 * record['next_larger_class']:.1f}" for record in [*records(run), *records(run, "evaluation")]} == {
+        *shares
+    }
+    assert f"| larger class of these | {shares[-1]}% |" in (run / "export" / "README.md").read_text()
 
 
 MISTAKES = {
@@ -62,7 +71,7 @@ MISTAKES = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the messages of a machine without GPU")
 @pytest.mark.parametrize("words", MISTAKES)
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_mistakes_are_told_with_their_cure(
     words: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +88,7 @@ def test_mistakes_are_told_with_their_cure(
     assert "Traceback" not in errors
 
 
-@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.usefixtures("leaves_group")
 def test_all_mistakes_at_once(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
     assert entry.main(["--recipe", str(place.recipe), *words]) == 2
@@ -147,8 +156,9 @@ def test_the_earlier_name_of_out_is_warned_of(place: Place) -> None:
     [done] = train(words, 1)
     assert (done.code, done.errors) == (0, "warning: --run is called --out today, and will go\n")
     assert finished_checkpoints(place.folder / "run")
-    both = assert_ended(launch([*words, "--out", str(place.folder / "other")], 1), 2)
+    both = assert_ended(launch([*words, "--out", str(place.data)], 1), 2)
     assert "error: --run: --out is given too, which is what it is called today; keep --out" in both
+    assert f"--out {place.data}: is --data" in both
 
 
 def test_a_profile_is_written(place: Place) -> None:

@@ -41,7 +41,8 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
     """Where memory is plenty, nothing is accumulated; the curve is that of any micro-batch."""
     output = assert_well(train(place.command("run", *AUTO)))
     run = place.folder / "run"
-    assert FOUND.format("short", 12) + FOUND.format("long", 6) in output
+    for name, size in (("short", 12), ("long", 6)):
+        assert f"micro-batch of phase {name}: {size}, all of a rank's share of the batch (auto)\n" in output
     assert "a step: 24 sequences of length 32, 1 x 12 a rank" in output
     assert kept(run) == {"short": 12, "long": 6}
     assert_same_curve(run, straight, 1e-5)
@@ -65,7 +66,7 @@ def test_a_run_goes_on_with_what_it_had(place: Place) -> None:
     assert_ended(launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7))), Code.STOPPED)
     assert kept(place.folder / "run") == {"short": 4, "long": 3}
     alone = assert_well(train(command, 1, fault=Capacity((20,))))
-    assert "micro-batch of phase long: 12, the largest that fits here; it was 3 (auto)\n" in alone
+    assert "micro-batch of phase long: 12, all of the batch here; it was 3 (auto)\n" in alone
     assert "phase short" not in alone, "it is over"
     assert_well(train(place.command("told", *fixed(4, 3))))
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))

@@ -53,7 +53,7 @@ def measured(device: torch.device) -> dict[str, float]:
 def scored(device: torch.device) -> int:
     batch = random_batch([5, 9], SMALL.vocabulary)
     setattr(evaluate_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
-    losses = Losses(*(torch.tensor(2.0, device=device) for _ in range(4)))
+    losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses

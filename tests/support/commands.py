@@ -12,16 +12,23 @@ import psutil
 
 
 def start(command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[str]:
-    """Starts a command that Ctrl-C interrupts, even where it does not interrupt the tests.
+    """Starts a command that the signals of a terminal end, even where they do not end the tests.
 
-    Under `nohup make test &` the tests ignore SIGINT, which children inherit; only a signal that has a handler here has
-    its default action in a child.
+    Under `nohup make test &` the tests ignore SIGINT and SIGHUP, which children inherit; only a signal that has a
+    handler here has its default action in a child.
     """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
     try:
         return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def block_all_signals() -> None:
+    """What a starter may leave to a command, before it begins: Slurm 25.05's srun does so with SIGCHLD."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

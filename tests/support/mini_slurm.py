@@ -198,6 +198,19 @@ class MiniSlurm:
         _ip("link", "set", self._ports[name], "master", self._bridge)
         _ip("link", "set", self._ports[name], "up")
 
+    @contextmanager
+    def noticing_after(self, seconds: int) -> Iterator[None]:
+        """Lets Slurm call a node lost after a silence of so many seconds; its default is 300, and here 75."""
+        path = self.folder / "slurm.conf"
+        usual = path.read_text()
+        path.write_text(re.sub(r"(?<=SlurmdTimeout=)\d+", str(seconds), usual))
+        self.run("scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            path.write_text(usual)
+            self.run("scontrol", "reconfigure")
+
     def resume(self, name: str) -> None:
         """Does what an administrator does whose node was not heard of for a while: slurmctld would ask much later."""
 

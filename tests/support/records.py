@@ -20,6 +20,7 @@ RECORD = StepRecord(
     next_loss=0.6901,
     masked_accuracy=0.123,
     next_accuracy=0.551,
+    next_larger_class=0.513,
     learning_rate=1e-4,
     gradient_norm=1.234,
     loss_scale=None,
@@ -43,6 +44,7 @@ SCORES = EvaluationRecord(
     masked_accuracy=0.12,
     next_loss=0.69,
     next_accuracy=0.55,
+    next_larger_class=0.52,
     scored_examples=1000,
     evaluation_seconds=3.0,
 )

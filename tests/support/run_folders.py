@@ -16,6 +16,7 @@ from rich.console import Console
 from cluster.jobs import JOBS, Queue, read_notes
 from cluster.panels import panel
 from cluster.runs import RunStatus, read_run
+from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE
 from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
@@ -56,6 +57,7 @@ def end(job: str, code: int) -> dict[str, Any]:
 def make_running(run: Path) -> None:
     """Makes of a finished run one that has just written its last line, and does not know its end."""
     (run / ENDED).unlink(missing_ok=True)
+    (run / LOCK).write_text("process 1 on another")
     lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
     now = time.time()
     os.utime(run / RECIPE, (now - 100, now - 100))

@@ -142,9 +142,10 @@ def records(run: Path, kind: str = "step") -> list[dict[str, Any]]:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    """The metrics, without what the clock says."""
+    """The metrics, without what the clock says and notes on readers."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    kept = [line for line in lines if line["kind"] != "note"]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in kept]
 
 
 def state(run: Path) -> dict[str, Tensor]:

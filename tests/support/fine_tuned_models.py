@@ -1,0 +1,47 @@
+"""Small models of every kind as transformers saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.transformers_models import PIECES, their_model
+from transformers import (
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.huggingface.task_head import Kind
+
+LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
+MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
+    "classes": (BertForSequenceClassification, {"id2label": LABELS}),
+    "labels": (
+        BertForSequenceClassification,
+        {"id2label": LABELS, "problem_type": "multi_label_classification"},
+    ),
+    "score": (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "choice": (BertForMultipleChoice, {}),
+    "spans": (BertForQuestionAnswering, {}),
+    "tags": (BertForTokenClassification, {"id2label": LABELS}),
+}
+
+
+def save_models(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    """What transformers saves of a model of every kind, whose head speaks up."""
+    found = {}
+    for kind, (theirs, settings) in MODELS.items():
+        found[kind] = folder = tmp_path_factory.mktemp(kind)
+        model = their_model(theirs, **settings)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.startswith(("classifier", "qa_outputs")):
+                    parameter.mul_(10)
+        model.save_pretrained(folder)
+        Vocabulary(PIECES, cased=False).write(folder)
+    return found

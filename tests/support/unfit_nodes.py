@@ -1,0 +1,132 @@
+"""Ranks as nodes of a preflight, and what is wrong with one of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.faults import replace
+
+from cluster import findings, health, preflight
+from cluster.health import Report
+from pretraining.processes.ending import exit_now
+
+Fault = Callable[[], object]
+RATE = 1e12
+
+
+def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
+    """A rank on a node of its own, which is like the others but for its fault."""
+    rank = os.environ["RANK"]
+    os.environ |= {"SLURMD_NODENAME": f"node{rank}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    replace(preflight, "matrix_rate", lambda *_: RATE)
+    health.WRITE_SECONDS, findings.SLOW_LINK = 0.02, 0.1  # a busy machine is no network
+    preflight.AGAIN_SECONDS = 0.2
+    if int(rank) == faulty:
+        fault()
+    exit_now(preflight.main(list(words)))
+
+
+def see_other_code() -> None:
+    health.ROOT = Path(__file__).parent
+
+
+def have_another_python() -> None:
+    replace(platform, "python_version", lambda: "2.7.18")
+
+
+def lack_the_data() -> None:
+    check = health.check_data
+    replace(health, "check_data", lambda folder: check(folder / "elsewhere"))
+
+
+def lose_the_data() -> None:
+    """All nodes lose it after the others have seen it; it comes back where the test says so."""
+    check, seconds = health.check_data, os.environ.get("BACK_AFTER")
+
+    def lose(folder: Path) -> Any:
+        replace(health, "check_data", check)
+        away = (folder / "manifest.json").rename(folder / "away")
+        if seconds:
+            threading.Timer(float(seconds), away.rename, [folder / "manifest.json"]).start()
+        return check(folder)
+
+    time.sleep(1)
+    replace(health, "check_data", lose)
+
+
+def write_to_nothing() -> None:
+    def fail(**_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    replace(tempfile, "TemporaryFile", fail)
+
+
+def have_a_sick_gpu() -> None:
+    def describe(report: Report, device: object) -> str:
+        report.faults["GPU"] = "3 uncorrected ECC errors"
+        return "CPU"
+
+    replace(health, "describe_gpu", describe)
+
+
+def have_another_gpu() -> None:
+    replace(health, "describe_gpu", lambda *_: "8 x V100")
+
+
+def multiply_slowly() -> None:
+    replace(preflight, "matrix_rate", lambda *_: 0.6 * RATE)
+
+
+def exchange_slowly() -> None:
+    times = health.times
+
+    def slowly(work: Callable[[], object], device: torch.device) -> list[float]:
+        return [seconds + 0.2 for seconds in times(work, device)]
+
+    replace(health, "times", slowly)
+
+
+def exchange_nothing() -> None:
+    replace(health, "exchange", lambda *_: time.sleep(60))
+
+
+def compute_nothing() -> None:
+    replace(preflight, "matrix_rate", lambda *_: time.sleep(60))
+
+
+def crash_in_the_driver() -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nhints")
+
+    replace(preflight, "matrix_rate", fail)
+
+
+def die() -> None:
+    replace(health, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def sync_for_ever(mark: Path) -> None:
+    def sync(_: int) -> None:
+        mark.touch()
+        time.sleep(60)
+
+    replace(os, "fsync", sync)
+
+
+def run_ahead() -> None:
+    now = time.time
+    replace(time, "time", lambda: now() + 3600)
+
+
+def nothing() -> None:
+    pass

@@ -1,0 +1,93 @@
+"""Every command ends in one line under a Python that will not do, and hears signals that its starter blocks."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from support.commands import block_all_signals
+
+ENTRIES = [
+    path
+    for floor in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
+    for path in sorted((ROOT / floor).rglob("*.py"))
+    if '\nif __name__ == "__main__"' in path.read_text() and path.name != "beginning.py"
+]
+FIRST_READ = [ROOT / "data_prep" / name for name in ("__init__.py", "common/__init__.py", "common/beginning.py")]
+"""What every entry imports before its Python is known to be new enough."""
+BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+STANDARD_LIBRARY_ALONE = {"cluster/submit.py", "benchmarks/gpu/install.py"}
+AS_OLD = """
+import runpy, sys
+sys.version_info = (VERSION, 10, "final", 0)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def line_of(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command said that ended with 2, which is one line."""
+    assert done.returncode == 2, done
+    assert not done.stdout
+    [line] = done.stderr.splitlines()
+    return line
+
+
+def run(*words: str, path: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command, with packages of a folder or without any."""
+    environment = BARE if path is None else {**BARE, "PYTHONPATH": str(path)}
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, **more)
+
+
+@pytest.mark.parametrize("path", [*ENTRIES, *FIRST_READ], ids=name)
+def test_an_old_python_understands_what_it_reads_before_it_is_refused(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 6))
+    assert not [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+
+
+def test_submit_needs_the_standard_library_alone() -> None:
+    assert run(sys.executable, "-S", "-E", "cluster/submit.py", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.9"])
+def test_a_python_that_is_too_old_is_told_in_a_line(version: str) -> None:
+    """A real one where there is any, otherwise this one that says so of itself."""
+    places = [os.environ["PATH"], *map(str, (Path.home() / ".pyenv/versions").glob("*/bin"))]
+    old = shutil.which(f"python{version}", path=os.pathsep.join(places))
+    python = [sys.executable, "-S", "-c", AS_OLD.replace("VERSION", version.replace(".", ", "))]
+    if old is not None and not run(old, "--version").returncode:
+        python = [old]
+    for path in ENTRIES:
+        if name(path) not in STANDARD_LIBRARY_ALONE or version == "3.6":
+            said = line_of(run(*python, name(path), "--help"))
+            assert re.match(rf"error: \S+ is Python {version}, and this needs 3\.(10|9) or newer; .*\.venv", said)
+
+
+PACKAGE = """
+import os, signal
+if signal.pthread_sigmask(signal.SIG_BLOCK, []):
+    os._exit(9)
+import absent
+"""
+"""A package that lacks another one, and minds signals that are blocked."""
+
+
+@pytest.mark.parametrize("path", [path for path in ENTRIES if name(path) not in STANDARD_LIBRARY_ALONE], ids=name)
+def test_a_python_without_the_packages_is_told_in_a_line_and_hears_all_signals(path: Path, tmp_path: Path) -> None:
+    """Slurm 25.05 starts the tasks of srun with SIGCHLD blocked; here all are."""
+    for package in ("tyro", "rich", "torch", "numpy", "psutil", "pydantic", "pyarrow", "matplotlib"):
+        (tmp_path / f"{package}.py").write_text(PACKAGE)
+    said = line_of(run(sys.executable, "-S", name(path), "--help", path=tmp_path, preexec_fn=block_all_signals))
+    assert re.match(r"error: \S+ has no package absent; .*\.venv", said)
