@@ -101,13 +101,10 @@ def build_plan(
 ) -> Plan:
     """Plans a run.
 
-    Hours follow from the throughput of all ranks in real pieces a second, or else from the model of the cluster that it
-    is to run on, or else from the matrix rate of one rank and the share of it that useful operations reach. `assumed`
-    is what the caller has assumed, for the notes.
+    Hours follow from the real pieces a second of all ranks, or else from the model of the cluster, or else from the
+    matrix rate of one rank and the share of it that useful operations reach. `assumed`: by the caller, for the notes.
     """
-    shape = recipe.model.shape(VOCABULARY)
-    if manifest is not None:
-        shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+    shape = recipe.model.shape(*(VOCABULARY,) if manifest is None else (manifest.vocabulary_size, manifest.has_pairs))
     offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
     memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4))
     phases = []
@@ -115,32 +112,25 @@ def build_plan(
         statistics = measure_sequences(shape, phase.length, manifest)
         micro_batch = phase.micro_batch
         if micro_batch == "auto":
-            heaviest = _heaviest(recipe, phase, shape, dtype, manifest)
+            most = most_predictions(phase.length, manifest)
+            heaviest = Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
             micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
         accumulation = count_micro_batches(phase, ranks, number, micro_batch)
-        modelled: tuple[StepTime, float] | None = None
-        speed = None
+        modelled: tuple[StepTime, float] | tuple[()] = ()
+        if cluster is not None and pieces_per_second is None:
+            modelled = model_step(cluster, recipe, shape, dtype, statistics, micro_batch, accumulation)
+        speed = 1 / modelled[0].total if modelled else None
         if pieces_per_second is not None:
             speed = pieces_per_second / statistics.pieces / phase.batch
-        elif cluster is not None:
-            modelled = model_step(cluster, recipe, shape, dtype, statistics, micro_batch, accumulation)
-            speed = 1 / modelled[0].total
-        elif flops_per_second is not None:
+        elif flops_per_second is not None and not modelled:
             speed = ranks * flops_per_second * useful_share / statistics.flops / phase.batch
         steps, seconds = _steps_and_seconds(schedule, speed)
-        phases.append(
-            PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *(modelled or ()))
-        )
+        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *modelled))
     rate = None if cluster else flops_per_second
     notes = (*_notes(manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, room))
     activations = _most_activations(phases, shape, dtype, room)
     warning = disproportion(recipe, manifest, [phase.steps for phase in phases])
     return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes, warning)
-
-
-def _heaviest(recipe: Recipe, phase: Phase, shape: Shape, dtype: Dtype, manifest: Manifest | None) -> Heaviest:
-    most = most_predictions(phase.length, manifest)
-    return Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
 
 
 def _most_activations(phases: Iterable[PhasePlan], shape: Shape, dtype: Dtype, room: Room) -> Activations:
