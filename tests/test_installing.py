@@ -35,9 +35,9 @@ def write_program(path: Path, text: str) -> Path:
 
 
 def make(house: Path, *words: object) -> tuple[int, list[str]]:
-    """The code of `make .venv/installed`, and what it says, without its own last line."""
+    """The code of `make .venv/installed`, run apart from any other make, and what it says but for its own last line."""
     command = ["make", ".venv/installed", *map(str, words)]
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}  # not as a part of make test
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(command, cwd=house, env=alone, capture_output=True, text=True, check=False)
     return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
 
