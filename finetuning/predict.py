@@ -105,7 +105,8 @@ def predict(wanted: Predict) -> None:
     for path in wanted.files:
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = shlex.join(["python", "finetuning/predict.py", str(wanted.model)])
-            cure = f"; to ask about a text itself: echo {shlex.quote(str(path))} | {asked}" if not path.suffix else ""
+            says = f"; to ask about a text itself: echo {shlex.quote(str(path))} | {asked}"
+            cure = says if not path.suffix or " " in str(path) else ""
             raise UserError(f"{path}: {absence(path)}{cure}")
     folder = find_fine_tuned(wanted.model)
     with ExitStack() as stack:
@@ -165,8 +166,8 @@ def read_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> I
             elif not fields:
                 fields = model.fields(row)
             texts = model.texts(row, fields or model.fields())
-        given = [row] if isinstance(row, str) else row
-        yield given if isinstance(given, Mapping) else dict(zip(fields, given, strict=True)), texts
+        given = texts if len(texts) == len(fields) else [" ".join(texts)]  # of words, which are one text
+        yield row if isinstance(row, Mapping) else dict(zip(fields, given, strict=True)), texts
 
 
 def placed_rows(model: FineTuned, stream: BinaryIO, path: Path, kind: Format) -> Iterator[tuple[str, Row | None]]:
@@ -207,12 +208,11 @@ def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -
     header: list[str] = []
     for number, line in enumerate(decoded(stream, name), 1):
         where, values = f"{name}:{number}", line.split("\t")
-        if kind == "tsv" and number == 1:
+        names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.fields()})
+        if number == 1 and names_columns:
             header = known(model, values, where)
-        elif kind == "tabs" and number == 1 and {*values} >= {*model.fields()}:
-            header = values
         elif not line:
-            yield where, None
+            yield where, dict.fromkeys(header, "") if header else None
         elif kind == "jsonl":
             with told_at(where):
                 row = parse_object(line)
@@ -238,6 +238,8 @@ def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
 def known(model: FineTuned, header: list[str], where: str) -> list[str]:
     """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
     names, nor names for a row."""
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
     missing = [name for name in model.fields(dict.fromkeys(header, "")) if name not in header]
     if missing:
         raise UserError(

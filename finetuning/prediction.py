@@ -51,6 +51,8 @@ Texts = list[str]
 Numbers = Dtype | Literal["auto", "int8"]
 """What a model computes in."""
 Answer = dict[str, Any]
+FIGURES = 9
+"""Digits of a number on whatever scale: as many as tell one in fp32 from the next."""
 DIGITS = 6
 """Decimals of a probability."""
 ANSWER_LENGTH = 384
@@ -224,7 +226,7 @@ class _Sentences(_Use):
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
         said = answers(self.head.kind, outputs.values).tolist()
         if self.head.kind == "score":
-            return [{"score": round(value, DIGITS)} for value in said]
+            return [{"score": float(f"{value:.{FIGURES}g}")} for value in said]
         names = self.head.labels
         shares = probabilities(self.head.kind, outputs.values).round(DIGITS).tolist()
         named = [dict(zip(names, row, strict=True)) for row in shares]

@@ -19,7 +19,7 @@ from data_prep.common.errors import DamageError, UserError
 BLOCK = 1 << 20
 LARGEST_JSON = 1 << 29
 """Bytes of the largest file that is read as JSON at once: a manifest of a million texts has a fourth of them."""
-UNFINISHED = ".tmp"  # what the name of a file ends in until the file is complete
+STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
 
@@ -97,10 +97,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     name to take, and is written as it comes.
     """
     if is_stream(path):
-        with path.open("ab") as file:  # appended: >> may have led standard output to a file
+        opened = _descriptor(path)  # written on from where the shell and others stand in it
+        with path.open("ab") if opened is None else open(os.dup(opened), "wb") as file:
             yield file
         return
-    unfinished = path.with_name(path.name + UNFINISHED)
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; name a file")
+    unfinished = unfinished_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
@@ -117,6 +120,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def unfinished_name(path: Path) -> Path:
+    """The name that a file or folder has beside its own until it is complete: a hidden one, which no user gives."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def replaced_name(path: Path) -> Path:
+    """The name that a folder keeps beside its own until another has taken its place."""
+    return path.with_name(f".{path.name}.old")
+
+
 def absence(path: Path, what: str = "file") -> str:
     """Says why something that is asked for is not found: that it is not there is only one of the reasons."""
     try:
@@ -130,8 +143,16 @@ def absence(path: Path, what: str = "file") -> str:
 
 def is_stream(path: Path) -> bool:
     """Tells a pipe, a device or an open descriptor, such as /dev/stdout, from a file or a folder."""
-    opened = path.parent.resolve().parts[:2] == ("/", "proc") or str(path) in ("/dev/stdout", "/dev/stderr")
+    opened = path.parent.resolve().parts[:2] == ("/", "proc") or _descriptor(path) is not None
     return opened or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path))
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of this process's open descriptor that a path stands for, such as /dev/stdout."""
+    if str(path) in STREAMS:
+        return STREAMS[str(path)]
+    ours = path.name.isdigit() and path.parent.resolve() == Path("/proc/self/fd").resolve()
+    return int(path.name) if ours else None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,72 +9,111 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import FileRecord, is_stream, read_json, write_json
+from data_prep.common.files import FileRecord, is_stream, read_json, replaced_name, unfinished_name, write_json
 
 RECORD = ".{}.made.json"
+Files = list[dict[str, Any]]
+"""Files with their sizes and checksums, by their paths beside the record."""
 
 
 @contextmanager
 def making(places: Sequence[Path], command: str, sources: Sequence[Path], replace: bool = False) -> Iterator[None]:
     """Around the writing of files or folders that lie side by side: refuses beforehand to replace what is not ours to
     replace, and remembers afterwards what was made of which sources."""
-    first = places[0]
-    record, around = first.with_name(RECORD.format(first.name)), first.parent.resolve()
-    made = {"command": command, "sources": [os.path.relpath(source.resolve(), around) for source in sources]}
+    places = [place if is_stream(place) else _named(place) for place in places]
     taken = [place for place in places if os.path.lexists(place) and not is_stream(place)]
-    refuse_inputs(taken, sources)
-    if not _renews(record, made, taken):
-        for place in taken:
-            if within := [source for source in sources if place.is_file() and _is_same(place.parent, source)]:
-                raise UserError(f"--out {place}: belongs to what is read, {within[0]}; name another --out")
-            if not replace and _holds_something(place):
-                raise UserError(
-                    f"--out {place}: exists, and was not made by {command} of the same source, or was changed since; "
-                    "name another --out, or replace it on purpose with --replace"
-                )
-    yield
-    known = all(source.is_file() or source.is_dir() for source in sources)  # nobody can name what came through a pipe
-    if known and not any(map(is_stream, places)):
-        write_json(record, {**made, "files": _files(places)})
+    refuse_inputs([place for place in places if not is_stream(place)], sources)
+    record = places[0].with_name(RECORD.format(places[0].name))
+    around = record.parent.resolve()
+    made = {"command": command, "sources": [os.path.relpath(source.resolve(), around) for source in sources]}
+    ours = _renewed(record, made, taken)
+    if ours is None and not replace:
+        _refuse_taken(taken, command)
+    nameable = all(source.is_file() or source.is_dir() for source in sources)  # nobody can name what came by a pipe
+    if not nameable or any(map(is_stream, places)):
+        yield
+        return
+    free = [place for place in places if place not in taken]
+    files = ours or []
+    _remember(record, {**made, "begun": [place.name for place in free], "files": files})
+    try:
+        yield
+        files = _files(places)
+    except BaseException:
+        files += _files(free)
+        raise
+    finally:
+        _remember(record, {**made, "files": files})
 
 
 def refuse_inputs(places: Sequence[Path], sources: Sequence[Path]) -> None:
     """Raises UserError where something that is read would be written, however links call it."""
     for place in places:
         for source in sources:
-            if _is_same(place, source):
+            if any(_is_same(name, source) for name in (place, unfinished_name(place), replaced_name(place))):
                 raise UserError(f"--out {place}: is what is read, {source}; name another --out")
+            if place.is_file() and _is_same(place.parent, source):
+                raise UserError(f"--out {place}: belongs to what is read, {source}; name another --out")
+
+
+def _named(place: Path) -> Path:
+    """The place by a path that ends in its name, also where it is the folder that one is in."""
+    named = Path(os.path.abspath(place))
+    if not named.name:
+        raise UserError(f"--out {place}: the root of all folders; name another --out")
+    return named
 
 
 def _is_same(place: Path, source: Path) -> bool:
     return place.exists() and source.exists() and place.samefile(source)
 
 
-def _holds_something(place: Path) -> bool:
-    if place.is_dir():
-        return any(place.iterdir())
-    return not place.is_file() or place.stat().st_size > 0
+def _refuse_taken(taken: Sequence[Path], command: str) -> None:
+    """Raises UserError for the first place that holds something."""
+    for place in taken:
+        holds = any(place.iterdir()) if place.is_dir() else not place.is_file() or place.stat().st_size > 0
+        if holds:
+            raise UserError(
+                f"--out {place}: exists, and was not made by {command} of the same source, or was changed since; "
+                "name another --out, or replace it on purpose with --replace"
+            )
 
 
-def _renews(record: Path, made: dict[str, Any], taken: Sequence[Path]) -> bool:
-    """Whether all that is there is what this command has made of these sources."""
+def _renewed(record: Path, made: dict[str, Any], taken: Sequence[Path]) -> Files | None:
+    """The files that are there, where this command has made all of them of these sources; else None.
+
+    The record has their checksums; of a command that was killed before, the names that were free when it began.
+    """
     try:
-        known = read_json(record)
-        same = all(known[name] == value for name, value in made.items())
-        return same and all(file in known["files"] for file in _files(taken))
+        content = read_json(record)
+        if any(content[name] != value for name, value in made.items()):
+            return None
+        files, begun = _files(taken), content.get("begun", [])
+        same = all(file in content["files"] or Path(file["path"]).parts[0] in begun for file in files)
+        return files if same and all(place.exists() for place in taken) else None
     except (OSError, UserError, KeyError, TypeError):
-        return False
+        return None
 
 
-def _files(places: Sequence[Path]) -> list[dict[str, Any]]:
+def _remember(record: Path, content: dict[str, Any]) -> None:
+    """Writes the record, or none where nothing is made; where it cannot be written, nothing is renewed unasked."""
+    with suppress(UserError):
+        if content["files"] or content.get("begun"):
+            write_json(record, content)
+        else:
+            record.unlink(missing_ok=True)
+
+
+def _files(places: Sequence[Path]) -> Files:
     """The records of all files at these places."""
     found = []
     for place in places:
-        files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
-        found += [FileRecord.of(place.parent, str(path.relative_to(place.parent))).as_json() for path in files]
+        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        paths = [str(path.relative_to(place.parent)) for path in files if path.is_file()]
+        found += [FileRecord.of(place.parent, path).as_json() for path in paths]
     return found

@@ -91,7 +91,8 @@ def warnings(manifest: dict[str, Any]) -> Iterator[str]:
             lost = percent(use["lost_parted"] / use["text"])
             yield (
                 f"over-long sentences lose {lost} of the text at length {length}: they have no full stop for more than "
-                "an example has room for, and are parted before words; give such text line breaks where sentences end"
+                "an example has room for, and are parted before words; where the text lacks line breaks at the ends of "
+                "sentences, these help"
             )
     yield from _validation_warnings(manifest)
 

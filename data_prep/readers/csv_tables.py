@@ -43,6 +43,8 @@ def _documents(span: Span, options: Options) -> Iterator[Document]:
         sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
         what = f"{path}: no column {field!r}; its first line has: {', '.join(names) or header[1]}"
         raise UnreadableError(what, options.field_cure(sizes))
+    if names.count(field) > 1:
+        raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
     for number, row in rows:
         where = f"{path}: line {number:,}"
         if isinstance(row, str):
@@ -82,7 +84,8 @@ def _rows(span: Span) -> Rows:
         except StopIteration:
             return
         except csv.Error as error:
-            yield number, f"not a row of CSV: {error}"
+            through = f" up to line {table.line_num:,}, which are lost" if table.line_num > number else ""
+            yield number, f"not a row of CSV{through}: {error}"
         else:
             yield number, [_unquoted(value) for value in row] if tabs else row
 

@@ -63,6 +63,8 @@ def _refuse_within(out: Path, arguments: list[str]) -> None:
     whole = out.resolve()
     for argument in arguments:
         for found in [argument] if os.path.lexists(argument) else glob.glob(argument, recursive=True):
+            if found != argument and Path(found).resolve() == whole:
+                continue  # what an earlier run made there, which is left out of the list
             if os.path.isdir(found) and (place := Path(found).resolve()) in (whole, *whole.parents):
                 inside = "is" if place == whole else "lies within"
                 raise UserError(f"--out {out}: {inside} --docs {argument}, which is read whole; name one beside it")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from data_prep.common.errors import Checks, UserError
-from data_prep.common.files import BLOCK, UNFINISHED, replacing, sha256
+from data_prep.common.files import BLOCK, replacing, sha256, unfinished_name
 from data_prep.fetching.client import Client, Options, is_address
 from data_prep.fetching.download import Download, Item
 from data_prep.fetching.hub import Hub
@@ -300,7 +300,7 @@ def _text(lines: list[str]) -> Iterable[bytes]:
 
 def put_in_place(folder: Path, files: Iterable[tuple[str, Iterable[bytes]]]) -> None:
     """Writes files into a folder that appears with all of them; those that it has already stay as they are."""
-    made = folder.with_name(folder.name + UNFINISHED)
+    made = unfinished_name(folder)
     shutil.rmtree(made, ignore_errors=True)
     for name, blocks in files:
         with replacing(made / name) as file:

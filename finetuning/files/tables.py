@@ -45,6 +45,8 @@ class Table:
         """The values of a column that is given by its name, or by its number, from the end where that is negative."""
         if isinstance(key, str) and key not in self.names:
             raise UserError(f"{self.path}: no column {key!r}; there is {', '.join(self.names)}")
+        if isinstance(key, str) and self.names.count(key) > 1:
+            raise UserError(f"{self.path}: two columns have the name {key!r}; rename one")
         at = self.names.index(key) if isinstance(key, str) else key
         if at >= len(self.names):
             there = f"{_count(len(self.names))} where at least {at + 1} are needed"

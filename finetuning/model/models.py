@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import UNFINISHED
 from data_prep.vocabulary.source import has_capitals
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.places import MODEL
@@ -20,7 +19,6 @@ from pretraining.checkpoint.models import FoundModel
 from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import (
     CONFIG,
-    REPLACED,
     WEIGHTS,
     files_of_sentences,
     read_encoder,
@@ -150,7 +148,7 @@ def _newest_here() -> Path | None:
     models = [
         folder
         for folder in folders
-        if folder.suffix not in (UNFINISHED, REPLACED) and all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
+        if not folder.name.startswith(".") and all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
     ]
     newest_first = sorted(models, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
     return next((folder for folder in newest_first if read_head(folder) is None), None)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from data_prep.common.files import write_json
+from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
 from finetuning.places import MODEL, PREDICTIONS, RESULTS
 from finetuning.running.records import describe, percent
@@ -70,7 +70,7 @@ def conclude(task: Task, folder: Path, data: Mapping[str, str]) -> dict[str, Any
 
 def replace_folder(source: Path, target: Path) -> None:
     """Puts a folder in the place of another, or of none."""
-    old = target.with_name(target.name + ".old")
+    old = replaced_name(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)

@@ -139,6 +139,10 @@ class Session:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
         title = model.summary().name + "-from-scratch" * command.from_scratch
         self.out = command.out or Path(RUNS) / title / command.suite
+        for flag in ("data", "model"):
+            read = getattr(command, flag, None)
+            if read is not None and os.path.exists(read) and self.out.exists() and self.out.samefile(read):
+                raise UserError(f"--out {self.out}: is --{flag} {read}, which is read; name another --out")
         return recipe
 
     def _read_tasks(self) -> None:

@@ -167,7 +167,7 @@ def predictions_content(head: TaskHead, logits: Array) -> bytes:
     """The file with what a model says of texts, an item a line, with the probability of each class."""
     numbers = map(str, range(len(logits)))
     if head.kind == "score":
-        spelled = (f"{score:.6f}" for score in logits[:, 0].tolist())
+        spelled = (f"{score:.9g}" for score in logits[:, 0].tolist())
         return tsv_bytes(("index", "prediction"), zip(numbers, spelled, strict=True))
     names = [" ".join(name.split()) for name in head.labels] or [str(choice) for choice in range(logits.shape[1])]
     shares = ([f"{share:.6f}" for share in row] for row in scores.probabilities(head.kind, logits).tolist())

@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import UNFINISHED, absence, read_json, replacing, write_json
+from data_prep.common.files import absence, read_json, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
 from pretraining.huggingface.config import config_of, head_of, shape_of
@@ -52,8 +52,8 @@ OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_tr
 become a vector was trained together with the weights, which are others after training; and of a folder that is exported
 anew the heads of pre-training are what is checked, which say nothing of such vectors."""
 OLD_WEIGHTS = "pytorch_model.bin"
+PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
-REPLACED = ".old"
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]]:
@@ -288,7 +288,7 @@ def read_length(folder: Path, shape: Shape) -> int:
 @contextmanager
 def _replacing_folder(folder: Path) -> Iterator[Path]:
     """Makes a new folder beside `folder`, which takes its name and place when it is complete."""
-    unfinished, replaced = (folder.with_name(folder.name + end) for end in (UNFINISHED, REPLACED))
+    unfinished, replaced = unfinished_name(folder), replaced_name(folder)
     try:
         for place in (folder, unfinished, replaced):
             _check_ours(place)
@@ -319,7 +319,7 @@ def _check_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; name a folder that is new, empty or an earlier export")
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if others := [name for name in names if name.removesuffix(UNFINISHED) not in FILES]:
+    if others := [name for name in names if name not in FILES and name not in PARTS]:
         raise UserError(f"{folder}: would be replaced, but holds {others[0]}, which is no part of an export")
 
 

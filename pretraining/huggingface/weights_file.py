@@ -60,8 +60,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         has_one = len(begin) == len(BEFORE) + DIGITS and sum(map(ne, begin, BEFORE)) <= CHANGED
         if has_one and begin[len(BEFORE) :] != _checksum(file):
             raise DamageError(
-                f"{path}: its SHA-256 is not that of its header: the content changed after it was written; "
-                "copy it again, or make it anew"
+                f"{path}: its SHA-256 is not that of its header: the content changed after it was written; copy it "
+                "again, make it anew, or save what another program made of it without the metadata of its header"
             )
     return weights
 

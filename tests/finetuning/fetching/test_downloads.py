@@ -132,7 +132,7 @@ def test_an_archive_that_lacks_a_split_leaves_no_task(
 def test_files_of_the_user_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that lacks a split gets that alone, whatever an interruption left of it before."""
     publish(site, "rte", archive("RTE", SPLITS), monkeypatch=monkeypatch)
-    for name in ("RTE/train.tsv", "RTE.tmp/dev.tsv"):
+    for name in ("RTE/train.tsv", ".RTE.tmp/dev.tsv"):
         Path("data/glue", name).parent.mkdir(parents=True, exist_ok=True)
         Path("data/glue", name).write_text("mine")
     assert run("glue", "--task", "rte", "--mirror", site.url) == 0

@@ -168,7 +168,7 @@ def test_the_newest_exported_model_is_taken(tmp_path: Path, monkeypatch: pytest.
         write_bert(folder, VOCABULARY)
         os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
     write_task(Path("exported/answers"), HEADS["spans"])
-    shutil.copytree("build/older", "exported/newer.tmp")
+    shutil.copytree("build/older", "exported/.newer.tmp")
     for wanted in ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]:
         assert newest_export() == Path(wanted)
         assert find_model().found.name == wanted

@@ -112,7 +112,7 @@ def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Pat
 
 
 def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -> None:
-    for number, left in enumerate([None, "model.old"]):
+    for number, left in enumerate([None, ".model.old"]):
         source, target = tmp_path / "new", tmp_path / "model"
         source.mkdir()
         (source / "file").write_text(str(number))

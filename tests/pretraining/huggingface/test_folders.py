@@ -278,7 +278,7 @@ def test_the_old_export_comes_back_where_the_new_cannot_take_its_name(
     proper = Path.rename
 
     def fail(path: Path, target: Path) -> Path:
-        if path.name == "exported.tmp":
+        if path.name == ".exported.tmp":
             raise OSError("no more names")
         return proper(path, target)
 
@@ -290,10 +290,10 @@ def test_the_old_export_comes_back_where_the_new_cannot_take_its_name(
 
 def test_what_a_killed_run_left_is_cleared_away(exported: Path, vocabulary: Path) -> None:
     """Killed between the two renames: the old export waits under its other name, and comes back before anything."""
-    exported.rename(exported.with_name("exported.old"))
-    unfinished = exported.with_name("exported.tmp")
+    exported.rename(exported.with_name(".exported.old"))
+    unfinished = exported.with_name(".exported.tmp")
     unfinished.mkdir()
-    (unfinished / "config.json.tmp").write_text("{")
+    (unfinished / ".config.json.tmp").write_text("{")
 
     def interrupt(_: Path) -> None:
         raise KeyboardInterrupt
@@ -305,7 +305,7 @@ def test_what_a_killed_run_left_is_cleared_away(exported: Path, vocabulary: Path
     assert sorted(path.name for path in exported.parent.iterdir()) == ["data", "exported"]
 
 
-@pytest.mark.parametrize("name", ["exported", "exported.tmp", "exported.old"])
+@pytest.mark.parametrize("name", ["exported", ".exported.tmp", ".exported.old"])
 def test_folders_of_others_are_left_alone(name: str, tmp_path: Path, vocabulary: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "thesis.tex").write_text("years of work")
