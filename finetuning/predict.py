@@ -238,7 +238,8 @@ def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
 def known(model: FineTuned, header: list[str], where: str) -> list[str]:
     """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
     names, nor names for a row."""
-    if twice := sorted({name for name in header if header.count(name) > 1}):
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
         raise UserError(f"{where}: two columns have the name {twice[0]!r}; rename one")
     missing = [name for name in model.fields(dict.fromkeys(header, "")) if name not in header]
     if missing:

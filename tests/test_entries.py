@@ -91,3 +91,21 @@ def test_a_python_without_the_packages_is_told_in_a_line_and_hears_all_signals(p
         (tmp_path / f"{package}.py").write_text(PACKAGE)
     said = line_of(run(sys.executable, "-S", name(path), "--help", path=tmp_path, preexec_fn=block_all_signals))
     assert re.match(r"error: \S+ has no package absent; .*\.venv", said)
+
+
+CLOSED = """
+import sys
+from data_prep.common.beginning import begin
+begin()
+print("nobody reads this")
+print("nor this", file=sys.stderr)
+with open(sys.argv[1], "w") as file:
+    assert file.fileno() > 2, "it would have what is printed"
+    file.write(sys.stdin.read() + "content")
+"""
+
+
+def test_closed_streams_read_and_write_nothing(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED, str(tmp_path / "file")]
+    assert run(*command, path=ROOT).returncode == 0
+    assert (tmp_path / "file").read_text() == "content"

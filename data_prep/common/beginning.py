@@ -21,11 +21,12 @@ CURE = 2  # the exit code for what a user can mend
 def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) -> None:
     """Ends the process in one line where Python is too old, now, or a package is missing, once it is imported.
 
-    All signals are heard, also where whoever started the process blocks them, as the srun of Slurm 25.05 does with
-    SIGCHLD. Output that nobody reads any more is dropped and the work goes on; a command that only prints
-    `ends_with_reader` instead, without a word.
+    Streams that are closed (`>&-`) read and write nothing. All signals are heard, also where whoever started the
+    process blocks them, as the srun of Slurm 25.05 does with SIGCHLD. Output that nobody reads any more is dropped and
+    the work goes on; a command that only prints `ends_with_reader` instead, without a word.
     """
     require_python(oldest)
+    open_closed_streams()
     sys.excepthook = tell_missing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if ends_with_reader:
@@ -34,6 +35,18 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False) ->
         from data_prep.common.unread import drop_unread
 
         drop_unread()
+
+
+def open_closed_streams() -> None:
+    """Leads those of the three standard streams nowhere that are closed, so that no other file gets their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def require_python(oldest: "tuple[int, int]" = OLDEST) -> None:

@@ -34,7 +34,8 @@ def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -
         try:
             return work()
         except Exception as error:
-            if time.monotonic() - begin >= seconds or not _is_gone(error, there):
+            missing = not os.path.exists(there)  # Path.exists would raise what storage says that is gone
+            if time.monotonic() - begin >= seconds or not (missing or tells_of_gone_storage(error)):
                 raise
         if not told:
             told = True
@@ -43,11 +44,11 @@ def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -
         time.sleep(PAUSE)
 
 
-def _is_gone(error: BaseException | None, there: Path) -> bool:
-    """Whether an error, or one that it follows from, tells of storage that is gone."""
+def tells_of_gone_storage(error: BaseException | None) -> bool:
+    """Whether an error, or one that it follows from, is what file systems say whose server, or disk, is gone."""
     while error is not None:
         within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
         if (error.errno if isinstance(error, OSError) else int(within[1]) if within else None) in GONE:
             return True
         error = error.__cause__
-    return not os.path.exists(there)  # Path.exists would raise what storage says that is gone
+    return False

@@ -204,7 +204,7 @@ class Saver:
     def _others_have_written(self, save: Save) -> bool:
         """Waits for the notes of all ranks. False if the run ends before."""
         for rank in range(self._ranks):  # one after another: each look is a question to the file system
-            while not save.note(rank).exists():
+            while not patiently(save.note(rank).exists, save.unfinished):
                 if self._closed.wait(POLL_SECONDS):
                     return False
         return True

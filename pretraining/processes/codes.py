@@ -20,7 +20,7 @@ class Code(IntEnum):
     MISTAKE = 1  # the program is wrong: its traceback says where
     CURE = 2  # something must be mended first: the message says what
     STOPPED = 75  # saved and stopped before the end: start the same command again (EX_TEMPFAIL)
-    RANK_LOST = 76  # a rank died or hangs: start the same command again
+    RANK_LOST = 76  # a rank died or hangs, or storage is gone: start the same command again
     INTERRUPTED = 130  # somebody pressed Ctrl-C: the run has saved, unless twice or before it trained
 
 
@@ -29,7 +29,7 @@ MEANINGS = {
     Code.MISTAKE: "a fault of the program",
     Code.CURE: "something must be mended first",
     Code.STOPPED: "saved and stopped",
-    Code.RANK_LOST: "a rank was lost",
+    Code.RANK_LOST: "a rank or storage was lost",
     Code.INTERRUPTED: "Ctrl-C",
 }
 """Codes in a few words each."""

@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
 from pretraining.processes.codes import ENDED as ENDED
 from pretraining.processes.codes import Code as Code
@@ -37,6 +38,7 @@ from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, han
 STACKS = "stacks"
 INTERRUPTED = "interrupted"
 INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint"
+GONE = "the storage is gone, or cannot be reached; the same command continues when it is back"
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 
 
@@ -120,6 +122,8 @@ def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
         return Outcome(Code.DONE, "done", rank)
     if isinstance(error, StoppedError):
         return Outcome(Code.INTERRUPTED if error.interrupted else Code.STOPPED, str(error), rank)
+    if isinstance(error, UserError | OSError) and tells_of_gone_storage(error):
+        return Outcome(Code.RANK_LOST, f"{error}\n{GONE}", rank)
     if isinstance(error, UserError):
         return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
     if isinstance(error, PermissionError):

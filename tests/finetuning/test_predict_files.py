@@ -119,6 +119,8 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
         ("classes", "a.csv", "id,review\n1,a\n", "a.csv:1: no field 'text'; there is: id, review"),
         ("classes", "a.csv", 'id,text\n1,"a\nb"\n2\n', "a.csv:4: 1 column; the first line names 2"),
         ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
+        ("classes", "a.csv", "text,id,text\na,1,b\n", "a.csv:1: two columns have the name 'text'"),
+        ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
         ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2: question, context"),
         ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
     ],
@@ -157,11 +159,22 @@ def test_what_was_asked_beside_the_answers(
     header, first, _ = (line.split("\t") for line in capfd.readouterr().out.splitlines())
     assert header == ["id", "text", "input.label", "label", "probability", "O", "B-X", "I-X"]
     assert first[:4] == ["7", "a b", "O", rows[0]["label"]]
+    (tmp_path / "a.tsv").write_text("id\ttext\tlabel\n7\ta b\tO\n\n")
+    assert predict.main(["--tsv", *command]) == 0
+    assert [line.split("\t")[0] for line in capfd.readouterr().out.splitlines()] == ["id", "7", ""]
     assert predict.main(["--tsv", *command, str(tmp_path / "b.txt")]) == 2
     assert "b.txt: other columns" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("sentence", ["a fine film", "a long one, " * 50])
+def test_words_apart_are_one_text(folders: dict[Kind, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("a\tb\n")
+    assert predict.main(["--with-input", "--format", "tabs", str(folders["tags"]), str(tmp_path / "a.txt")]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert answer.pop("input") == {"tokens": "a b"}
+    assert answer == load(folders["tags"])([["a", "b"]])[0]
+
+
+@pytest.mark.parametrize("sentence", ["a fine film", "a long one, " * 50, "It cost 3.50 dollars"])
 def test_a_sentence_is_no_file(sentence: str, folders: dict[Kind, Path], capfd: pytest.CaptureFixture[str]) -> None:
     assert predict.main([str(folders["classes"]), sentence]) == 2
     assert f"echo '{sentence}' | python finetuning/predict.py {folders['classes']}" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,54 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
     make(tmp_path / "empty", source)
 
 
+@pytest.mark.parametrize("name", ["/", ".", ""])
+def test_a_place_has_a_name_and_a_file_is_no_folder(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match="the root of all folders" if name == "/" else "a folder; name a file"):
+        make(Path(name), source)
+
+
+def test_what_is_read_may_be_called_as_something_unfinished(source: Path, tmp_path: Path) -> None:
+    """And nothing beside an output goes that somebody could have put there."""
+    for name in ("out.tmp", "out.old", ".out.tmp", ".out.old"):
+        (tmp_path / name).write_text("text")
+        if name.startswith("."):
+            with pytest.raises(UserError, match="is what is read"):
+                make(tmp_path / "out", tmp_path / name)
+        else:
+            make(tmp_path / "out", tmp_path / name, replace=True)
+        assert (tmp_path / name).read_text() == "text"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: Path, tmp_path: Path) -> None:
+    places = [tmp_path / "first", tmp_path / "second"]
+    (tmp_path / "mine").write_text("mine")
+
+    def begin() -> None:
+        with making([*places, tmp_path / "mine"], "make.py", [source], replace=True):
+            places[0].write_text("made")
+            if killed:
+                os._exit(9)
+            raise KeyboardInterrupt
+
+    if killed:
+        process = get_context("fork").Process(target=begin)
+        process.start()
+        process.join()
+        assert process.exitcode == 9
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    with making(places, "make.py", [source]), replacing(places[1]) as file:
+        file.write(b"made")
+    with pytest.raises(UserError, match="exists"), making([*places, tmp_path / "mine"], "make.py", [source]):
+        pass
+
+
 def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -77,9 +126,11 @@ def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path)
 
 def test_what_a_shell_has_opened_is_written_to_its_end(source: Path, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before ")
-    with (tmp_path / "log").open("ab") as opened:
+    with (tmp_path / "log").open("r+b", buffering=0) as opened:
+        opened.seek(7)
         make(Path(f"/dev/fd/{opened.fileno()}"), source)
-    assert (tmp_path / "log").read_text() == "before made"
+        opened.write(b" after")
+    assert (tmp_path / "log").read_text() == "before made after"
 
 
 def test_what_came_through_a_pipe_is_not_known_again(tmp_path: Path) -> None:

@@ -146,3 +146,6 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"--out {tmp_path / out}: (is|lies within) --docs"):
             find_files([str(tmp_path / docs)], out=tmp_path / out)
     assert len(find_files([str(tmp_path / "x")], out=tmp_path / "xy")) == 1
+    (tmp_path / "x" / "out").mkdir()  # by an earlier run of the same command
+    write(tmp_path / "x" / "out" / "shards", TEXT)
+    assert len(find_files([str(tmp_path / "x" / "*")], out=tmp_path / "x" / "out")) == 1

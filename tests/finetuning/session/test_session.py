@@ -98,6 +98,14 @@ def test_features_that_cannot_be(toy: Toy, layers: str, message: str, capsys: py
     assert not (toy.folder / "out").exists()
 
 
+@pytest.mark.parametrize("flag", ["--model", "--data"])
+def test_results_go_beside_what_is_read(flag: str, toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    read = toy.model if flag == "--model" else toy.data
+    words = ["--length", "64", "--model", str(toy.model), "--data", str(toy.data), "--out", f"{read}/../{read.name}"]
+    assert call("run_squad", words) == 2
+    assert f"is {flag} {read}, which is read" in capsys.readouterr().err
+
+
 def test_no_task_at_all_is_refused(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run_task", toy.command("out")[1:]) == 2
     assert "docs/own-tasks.md" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from support.ranks import expect_end, take_part
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 from pretraining.processes import ending as ending_module
-from pretraining.processes.ending import ENDED, INTERRUPTION, STACKS, Code, Ending
+from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, Code, Ending
 from pretraining.processes.errors import LostError, SharedError, UnreachedError
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Decision, StoppedError
@@ -70,6 +71,16 @@ def test_every_end_has_its_code_message_and_record(
     assert datetime.now(timezone.utc) - datetime.fromisoformat(ended.pop("time")) < timedelta(minutes=1)
     assert ended == {"code": code, "reason": reason, "rank": 0}
     assert [path.name for path in tmp_path.iterdir()] == [ENDED], "no stacks"
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, Code.RANK_LOST), (errno.ENOSPC, Code.CURE)])
+def test_storage_that_is_gone_is_no_mistake_of_the_user(
+    number: int, code: Code, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = UserError("log: cannot be written")
+    told.__cause__ = OSError(number, os.strerror(number))
+    assert end_with(told, tmp_path) == code
+    assert (GONE in capsys.readouterr().err) == (code == Code.RANK_LOST)
 
 
 def test_a_mistake_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
