@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+PARTIAL = "-partial"
+"""What the name of a file ends in, before the suffix, that lacks contests or sides which the kept results have."""
 FORMAT = 2
 """Of the JSON files; it changes when a reader of older ones would misread newer ones."""
 INSTRUCTION_SETS = {
@@ -179,7 +181,7 @@ def results_file(benchmark: str, with_gpu: bool = True) -> Path:
 def write_results(path: Path, results: dict[str, Any]) -> Path:
     """Keeps the numbers in a JSON file, and returns it: one beside it where it has what they lack, which is told."""
     if lost := _lost(path, results):
-        own = path.with_name(f"{path.stem}-partial{path.suffix}")
+        own = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
         print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
         path = own
     with replacing(path) as file:
@@ -188,7 +190,7 @@ def write_results(path: Path, results: dict[str, Any]) -> Path:
 
 
 def _lost(path: Path, results: Mapping[str, Any]) -> str:
-    """What a file would lose to these numbers: sides of a contest, or all where it is not of this benchmark."""
+    """What a file would lose to these numbers: contests, their sides, or all where it is not of this benchmark."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
         return ""
     try:
@@ -198,17 +200,25 @@ def _lost(path: Path, results: Mapping[str, Any]) -> str:
     if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
         return "something else than results of this benchmark"
     now = dict(_sides(results))
-    lost = [f"{side} ({place[-1]})" for place, sides in _sides(before) if place in now for side in sides - now[place]]
-    return ", ".join(sorted(lost))
+    lost = [f"{side} ({', '.join(place)})" for place, sides in _sides(before) for side in sides - now.get(place, set())]
+    return ", ".join(sorted([*lost, *before.keys() - results.keys()]))
 
 
 def _sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
     """The sides of every contest, by the names that lead to it."""
     for name, each in found.items():
-        if name == "sides":
+        if name == "sides" and isinstance(each, Mapping | list):
             yield place, {*each}
         elif isinstance(each, Mapping):
             yield from _sides(each, (*place, name))
+
+
+def kept_before(path: Path, name: str) -> dict[str, Any]:
+    """The table of an earlier measurement, whose other entries stay; an empty one where there is none to go on from."""
+    try:
+        return dict(read_results(path).get(name, {})) if path.exists() else {}
+    except UserError:
+        return {}
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import tyro
 
-from benchmarks.measure import RESULTS, ROOT, commit, mistakes_told, read_results
+from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, mistakes_told, read_results
 from benchmarks.svg import curves
 from benchmarks.tables import SHORT, Block, Results, blocks_of, matrix, middle
 from data_prep.common.errors import UserError
@@ -90,7 +90,7 @@ def read_all(folder: Path) -> dict[str, Results]:
     """The results of a folder by the names of their files; UserError where there are none, or some cannot be read."""
     found: dict[str, Results] = {}
     faults = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(path for path in folder.glob("*.json") if not path.stem.endswith(PARTIAL)):
         try:
             found[path.stem] = read_results(path)
         except UserError as error:

@@ -40,6 +40,7 @@ from benchmarks.measure import (
     DATA,
     Turns,
     alternate,
+    kept_before,
     mistakes_told,
     read_results,
     record,
@@ -296,7 +297,7 @@ def measure(settings: Throughput, console: Console) -> None:
     shards = find_shards(settings.shards, settings.data, console.print)
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
     path = settings.out or results_file(NAME, device.type == "cuda")
-    kept = read_results(path).get("contests", {}) if given and path.exists() else {}
+    kept = read_results(path).get("contests", {}) if given and path.exists() else kept_before(path, "contests")
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     results = None
     for contest in given or usual(device, shards, console):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.measure import environment, write_results
+from benchmarks.report import read_all
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,10 +36,21 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     assert write_results(path, results("ours", "onnxruntime")) == path
     own = write_results(path, results("ours"))
     assert own != path
-    assert "onnxruntime (1 x 128)" in capsys.readouterr().err
+    assert "onnxruntime (models, mini, 1 x 128)" in capsys.readouterr().err
     assert json.loads(path.read_text()) == results("ours", "onnxruntime")
     assert json.loads(own.read_text()) == results("ours")
     assert write_results(path, results("ours", "onnxruntime", "another")) == path
+    assert read_all(tmp_path).keys() == {path.stem}, "what is partial is on no page"
+    without = {**results("ours"), "models": {"mini": {}}}
+    for lacks, what in (
+        (without, "ours (models, mini, 1 x 128)"),
+        ({**without, "models": {}}, "ours (models, mini, 1 x 128)"),
+    ):
+        assert write_results(path, lacks) == own
+        assert what in capsys.readouterr().err
+    write_results(tmp_path / "more", {**results("ours"), "growth": []})
+    write_results(tmp_path / "more", results("ours"))
+    assert "it has growth, which is not measured here" in capsys.readouterr().err
     path.write_text("notes of mine")
     assert write_results(path, results("ours")) != path
     assert path.read_text() == "notes of mine"

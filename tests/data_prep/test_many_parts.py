@@ -56,7 +56,8 @@ def test_ten_kills_among_five_hundred_parts_end_in_the_same_bytes(
 ) -> None:
     draw, out = random.Random(11), tmp_path / "out"
     kills, most, steps = 0, 0, set[str]()
-    while kills < 10:
+    wanted = {"tokens", "examples-32", "merged-32-1", "shards-32"}
+    while kills < 10 or (kills < 30 and not wanted <= steps):  # a busy machine is long at the first steps
         process = subprocess.Popen(command(corpus, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(timeout=draw.uniform(2, 9))
@@ -71,7 +72,7 @@ def test_ten_kills_among_five_hundred_parts_end_in_the_same_bytes(
     subprocess.run(command(corpus, out), check=True, capture_output=True, cwd=ROOT)
     assert tree(out) == expected
     assert most <= 1000
-    assert {"tokens", "examples-32", "merged-32-1", "shards-32"} <= steps
+    assert wanted <= steps
 
 
 def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(

@@ -211,7 +211,7 @@ def test_runs_side_by_side_are_those_one_after_another(
     assert (ended[0].returncode, errors) == (0, "")
     score = r"accuracy  dev \d+\.\d"
     for name in NAMES:  # whole lines, also from the worker
-        assert len(re.findall(f"^toy {name}  {score}  ", printed, re.MULTILINE)) == 1
+        assert len(re.findall(f"^toy {name}  {score} ± .* on 24  ", printed, re.MULTILINE)) == 1
         assert len(re.findall(f"^toy {name}  after step (?:5|10)  epoch .*  {score}$", printed, re.MULTILINE)) == 2
     assert "loss" not in printed  # steps are in the files of each
     assert outcome(toy.folder / "out") == grid

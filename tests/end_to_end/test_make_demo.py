@@ -31,8 +31,9 @@ def test_the_demo_ends_with_two_scores_beside_each_other(tmp_path: Path) -> None
         assert (folder / "package" / "answers_dev.png").exists()
     assert min(scores.values()) > 0.2  # guessing is right in one of eight
     heads, last = done.stdout.rstrip().splitlines()[-2:]
-    assert heads.split() == ["task", "metric", *MODELS, "difference"]
-    task, metric, *shown, difference = last.split()
+    assert heads.split() == ["task", "metric", *MODELS, "difference", "by", "chance"]
+    task, metric, *shown = last.partition(" ±")[0].split()
+    difference = shown.pop()
     assert (task, metric) == ("package", "accuracy")
     assert shown == [f"{100 * scores[name]:.1f}" for name in MODELS]
     assert float(difference) == pytest.approx(100 * (scores["pre-trained"] - scores["from-scratch"]), abs=0.06)
