@@ -34,12 +34,12 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
         return None
     share, maskings = USUAL_EPOCHS / epochs, texts[0].duplicates
     each = f", each of its {maskings} maskings {epochs / maskings:,.0f} times" if maskings > 1 else ""
+    said = f"the text is read {epochs:,.0f} times{each}; BERT read its own {USUAL_EPOCHS} times\n"
+    if min(planned) * share < 1:
+        return said + "for so much text: smaller batches (--phases.N.batch), or more text for such batches"
     few = min(count * share for count in planned) < FEW_STEPS
     smaller = "\nso few steps teach little: take smaller batches too (--phases.N.batch), or more text" if few else ""
-    return (
-        f"the text is read {epochs:,.0f} times{each}; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {' '.join(_options(recipe, planned, share))}{smaller}"
-    )
+    return f"{said}for so much text: {' '.join(_options(recipe, planned, share))}{smaller}"
 
 
 def _options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:

@@ -33,7 +33,8 @@ def draw_losses(run: Path, least: int = 1) -> str:
     try:
         trained, scored = step_records(run / METRICS, PLACES), list(evaluations(run / METRICS))
         if len(trained) < least:
-            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}"
+            drawn = f"python cluster/status.py {run} --charts draws it all the same"
+            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
         figures.save(loss_chart(trained, scored, run.name), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"

@@ -337,6 +337,7 @@ class Trainer:
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""
+        self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved = phase.batch_number(self.state.phase_step)
         self.write_checkpoint()

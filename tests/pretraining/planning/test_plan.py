@@ -92,6 +92,10 @@ def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: M
     suited = build_plan(told, **options)
     assert suited.warning is None
     assert sum(phase.epochs or 0 for phase in suited.phases) == pytest.approx(40, rel=0.05)
+    steps_of_one = ["--phases.0.steps=1", "--phases.1.steps=1", "--phases.0.batch=4000000"]
+    said = build_plan(load_recipe(RECIPES / "demo.toml", steps_of_one), **options).warning or ""
+    assert "smaller batches (--phases.N.batch)" in said
+    assert "--phases.0.steps" not in said
 
 
 def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
