@@ -36,12 +36,14 @@ CASES = [
 
 @pytest.mark.parametrize(("size", "zero"), CASES)
 def test_memory_is_planned_as_it_is_allocated(size: str, zero: int) -> None:
-    """Frees that the profiler misses can only make a peak look larger: of ranks and tries the lowest counts."""
-    found = []
+    """Frees that the profiler misses can only make a peak look larger: of ranks and tries the lowest counts, and it is
+    tried again only where that is too high."""
+    found: list[dict[str, Any]] = []
     for _ in range(3 if zero == 3 else 1):
         for rank in spawn(2, measure, size, zero, timeout=300):
             assert rank.code == 0, rank.errors[-3000:]
             found.append(rank.result)
-    lowest = min(found, key=lambda each: int(each["peak"]))
-    print(size, lowest)
-    assert abs(lowest["error"]) <= ALLOWED, found
+        lowest = min(found, key=lambda each: int(each["peak"]))
+        if abs(lowest["error"]) <= ALLOWED:
+            return
+    pytest.fail(f"{size}: {found}")
