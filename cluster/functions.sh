@@ -16,13 +16,17 @@ refuse() {
   exit 2
 }
 
-# Reads cluster/site.env, which must not end the shell: submit.py reads it through this, too.
+# Reads cluster/site.env, first in a shell of its own, since it must not end the one of a job or of submit.py.
 read_site() {
-  local options here=$PWD
+  local options here=$PWD tried words='(^|[;&|[:space:]])(exit|exec|set +-[a-z]*[eu]|set +-o +(errexit|nounset))|:[?]'
   [[ -e cluster/site.env ]] || return 0
   bash -n cluster/site.env || refuse "cluster/site.env: the shell cannot read it"
+  # shellcheck source=/dev/null
+  tried=$(set -a +u; . cluster/site.env 2>&1; echo "read to its end")
+  [[ $tried == *"read to its end"* ]] ||
+    refuse "cluster/site.env: ends the shell, and with it all that reads it; such words do not belong there:" \
+      $'\n'"$(grep -nE "$words" cluster/site.env || echo "$tried")"
   options=$(set +o)
-  trap 'explain_site $? >&2; exit 2' EXIT
   set -a +u # what a site runs there, such as modules, may use variables that are not set
   # shellcheck source=/dev/null
   . cluster/site.env
@@ -30,12 +34,6 @@ read_site() {
   set +a
   eval "$options"
   cd "$here" || refuse "$here: cannot be entered"
-}
-
-# Says that site.env has ended the shell, with this code, and which lines may have done so.
-explain_site() {
-  echo "error: cluster/site.env: ends the shell with code $1, and with it all that reads it; such words do not belong there:" \
-    $'\n'"$(grep -nE '(^|[;&|[:space:]])(exit|exec|set +-[a-z]*[eu])' cluster/site.env || echo '?')"
 }
 
 # Reads cluster/site.env, where the job's own environment does not say otherwise, and finds Python.
@@ -47,7 +45,8 @@ prepare_job() {
   for name in CLOZE_TRIES CLOZE_STORAGE_SECONDS CLOZE_RANKS_PER_NODE CLOZE_PREPARE_RANKS CLOZE_ROUNDS; do
     [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
   done
-  [[ ${CLOZE_WATCH_SECONDS:-1} =~ ^(0[.][0-9]*)?[1-9][0-9]*$ ]] || refuse "CLOZE_WATCH_SECONDS=$CLOZE_WATCH_SECONDS: give seconds above 0"
+  [[ ${CLOZE_WATCH_SECONDS:-1} =~ ^[0-9]*[.]?[0-9]+$ && ${CLOZE_WATCH_SECONDS:-1} =~ [1-9] ]] ||
+    refuse "CLOZE_WATCH_SECONDS=$CLOZE_WATCH_SECONDS: give seconds above 0"
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
   if [[ -n ${CLOZE_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
@@ -94,7 +93,7 @@ find_python() {
 # The ranks of a node: one for each of the job's GPUs there, or one alone. Slurm says `8`, `a100:8` or `a100:2,h100:2`.
 ranks_per_node() {
   local each seen sum=0
-  for each in $(tr , ' ' <<<"${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}"); do sum=$((sum + ${each##*:})); done
+  for each in $(tr , ' ' <<<"${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-0}}"); do sum=$((sum + ${each##*:})); done
   if [[ $sum == 0 && -z ${CLOZE_RANKS_PER_NODE:-} ]] && seen=$(nvidia-smi -L 2>/dev/null | grep -c .); then
     say "Slurm gave the job no GPU, so each node has one rank; $seen are here: CLOZE_RANKS_PER_NODE=$seen takes them all" >&2
   fi
@@ -112,8 +111,9 @@ processors_per_node() {
 run_step() {
   local tasks=$1 cores told listener errors step watcher looks
   shift
-  cores=$(($(processors_per_node) / tasks)) told=$(mktemp)
-  exec {errors}> >(trap '' TERM USR1 && exec sed -u "/^srun: error: .*: Exited with exit code [0-9]*$/w $told" >&2)
+  cores=$(($(processors_per_node) / tasks))
+  told=$(mktemp 2>/dev/null || TMPDIR=/tmp mktemp 2>/dev/null || echo /dev/null) # TMPDIR may be a login node's
+  exec {errors}> >(trap '' TERM USR1 && exec sed -u -E "/^srun: error: .*: (Exited with exit code [0-9]+|Killed)$/w $told" >&2)
   listener=$!
   ${limit:-} srun --kill-on-bad-exit=1 --export=ALL "--mpi=${mpi:-none}" "--nodes=$SLURM_JOB_NUM_NODES" \
     "--ntasks=$((tasks * SLURM_JOB_NUM_NODES))" "--ntasks-per-node=$tasks" "--cpus-per-task=$((cores > 0 ? cores : 1))" \
@@ -133,8 +133,8 @@ run_step() {
     kill -0 "$listener" 2>/dev/null || break
     sleep 0.1
   done
-  first_code=$(sed -n '1s/.* //p' "$told")
-  rm -f "$told"
+  first_code=$(sed -n '1s/.*exit code //p' "$told")
+  [[ $told == /dev/null ]] || rm -f "$told"
   return $step_code
 }
 
@@ -145,7 +145,7 @@ watch_step() {
   trap '' TERM USR1
   while ((absent < 3)); do
     sleep "${CLOZE_WATCH_SECONDS:-60}" >/dev/null 2>&1
-    shown=$(squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
+    shown=$(timeout 60 squeue -h -s -j "$SLURM_JOB_ID" -o %i 2>/dev/null) || continue
     if grep -q '[.][0-9]' <<<"$shown"; then absent=0; else absent=$((absent + 1)); fi
   done
   say "the job has no ranks any more, and srun has not heard of it; it is ended"
@@ -161,12 +161,15 @@ on_nodes() {
   run_step 1 "$@"
 }
 
-# The shards that an earlier start of this job has taken, or one of any job from which the run has got on.
+# The shards of an earlier start of this job; else, where the run has checkpoints, of its last start that was not refused.
 earlier_shards() {
-  local mine="\"job\": \"$job\""
-  if compgen -G "$1/checkpoints/step-*" >/dev/null; then mine=''; fi
-  sed -n "/\"event\": \"start\".*$mine/s/.*\"shards\": \"\(.*\)\"}/\1/p" "$1/jobs.jsonl" 2>/dev/null |
-    tail -1 | sed 's/\\\(.\)/\1/g'
+  local starts
+  starts=$(grep '"event": "start"' "$1/jobs.jsonl" 2>/dev/null | grep -F "\"job\": \"$job\"")
+  if [[ -z $starts && -n $(find -L "$1/checkpoints" -maxdepth 1 -name 'step-*' -print -quit 2>/dev/null) ]]; then
+    starts=$(awk '/"event": "start"/ {kept = last ? last : kept; last = $0} /"event": "end".*"code": 2}/ {last = ""}
+      END {print last ? last : kept}' "$1/jobs.jsonl")
+  fi
+  sed -n 's/.*"shards": "\(.*\)"}/\1/p' <<<"$starts" | tail -1 | sed 's/\\\(.\)/\1/g'
 }
 
 # The newest folder of finished shards.
@@ -186,10 +189,7 @@ note() {
 }
 
 # What of `had` is gone.
-missing() {
-  local path
-  for path in ${had[@]+"${had[@]}"}; do [[ -e $path ]] || echo "$path"; done
-}
+missing() (for path in ${had[@]+"${had[@]}"}; do [[ -e $path ]] || echo "$path"; done)
 
 # Waits some minutes for what the job, or an earlier start of it, has seen and is gone: shared storage may come back.
 await_storage() {
@@ -204,9 +204,10 @@ await_storage() {
   return 1
 }
 
-# Waits likewise, in a job that was begun before: the first time, what is not there is a mistake, and told at once.
+# Waits likewise, in a job that has begun before: what was never there is a mistake, and told at once.
 await_earlier() {
-  if ((${SLURM_RESTART_COUNT:-0})); then had=("$@") && await_storage; fi
+  had=("$@")
+  ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ ! -e .begun/$job ]] || await_storage || refuse "$1: gone; nothing is begun anew"
 }
 
 # Notes in a folder that this job begins its work, unless it has done so several times from where the work still is: the
@@ -220,6 +221,7 @@ begin_in() {
     refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
   note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"${4:-}" || refuse "$folder: cannot be written"
   had=("$folder/jobs.jsonl")
+  { mkdir -p .begun && : >".begun/$job"; } 2>/dev/null # not in storage that may be gone at the next start
 }
 
 # Ends the job by what the last step's code means, by the first rank that failed, and by what the run has said itself in
@@ -393,6 +395,6 @@ gather() {
     run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --keep-going --model "$model" --seeds "$seeds" "$@"
     worst=$((step_code > worst ? step_code : worst))
   fi
-  step_code=$worst
+  step_code=$worst first_code='' # of several steps
   end_in "$scores/jobs/gather"
 }

@@ -102,11 +102,23 @@ def test_the_rank_that_failed_first_decides(job: Job, own: int, srun: int) -> No
     assert f"a rank has failed with {own}" in log
 
 
-@pytest.mark.parametrize(("told", "srun"), [("Exited with exit code 76", 143), ("Killed", 137)])
+@pytest.mark.parametrize(
+    ("told", "srun"),
+    [
+        ("Exited with exit code 76", 143),
+        ("Killed", 137),
+        ("Killed' >&2; echo 'srun: error: node1: task 0: Exited with exit code 2", 137),
+    ],
+)
 def test_a_rank_that_was_lost_goes_back_into_the_queue(job: Job, told: str, srun: int) -> None:
     code, log = job.start(SRUN=f"echo 'srun: error: node2: task 1: {told}' >&2; code={srun}")
     assert code == 76, log
     assert "requeue 7" in log
+
+
+def test_a_temporary_folder_that_is_not_here_loses_no_word(job: Job) -> None:
+    code, log = job.start(TRAIN="echo a fault >&2; exit 1", TMPDIR="/nowhere")
+    assert (code, "a fault" in log) == (1, True), log
 
 
 def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
@@ -135,6 +147,13 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     (job.folder / "runs" / "any" / "checkpoints" / "step-00000010").mkdir(parents=True)
     job.make_shards("fourth")
     assert "--data data/first " in job.start(SLURM_JOB_ID="9")[1], "the run goes on with what it has begun with"
+    assert job.start(SLURM_JOB_ID="10", CLOZE_SHARDS="data/third", TRAIN="exit 2")[0] == 2
+    for number in ("9", "11"):
+        assert "--data data/first " in job.start(1, SLURM_JOB_ID=number)[1], "another job's mistake changes nothing"
+    assert "--data data/fourth " in job.start(SLURM_JOB_ID="12", CLOZE_RUN="runs/a[1]", TRAIN="exit 75")[1]
+    job.make_shards("fifth")
+    (job.folder / "runs" / "a[1]" / "checkpoints" / "step-00000010").mkdir(parents=True)
+    assert "--data data/fourth " in job.start(SLURM_JOB_ID="13", CLOZE_RUN="runs/a[1]")[1]
     noted = [json.loads(line) for line in (job.folder / "runs" / "any" / "jobs.jsonl").read_text().splitlines()]
     assert {line["shards"] for line in noted if line["event"] == "start"} == {
         'data/second "best"',
@@ -155,13 +174,19 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
         code, log = job.start(1, CLOZE_STORAGE_SECONDS="20")
     assert code == 0, log
     assert "it is back" in log
+    (job.folder / "runs").rename(job.folder / "away")
+    code, log = job.start(1, CLOZE_STORAGE_SECONDS="1")
+    assert (code, (job.folder / "runs").exists()) == (2, False), "a run that is gone is not begun anew"
+    assert "runs/any/jobs.jsonl: gone; nothing is begun anew" in log
+    (job.folder / "away").rename(job.folder / "runs")
+    assert "gone" not in job.start(1, SLURM_JOB_ID="70", CLOZE_RUN="runs/new")[1], "what never was is not waited for"
     assert job.start(1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")[0] == 2
     code, log = job.start(0, CLOZE_SHARDS="data/mistyped")
     assert code == 2
     assert "gone" not in log
 
 
-@pytest.mark.parametrize("word", ["CLOZE_WATCH_SECONDS=0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"])
+@pytest.mark.parametrize("word", ["CLOZE_WATCH_SECONDS=0.0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"])
 def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job, word: str) -> None:
     """A watch that does not wait would end each step at once, as one that is gone."""
     name, _, value = word.partition("=")

@@ -177,7 +177,17 @@ def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path) -> None:
     assert "data/glue/RTE: the train split is missing" in done.stderr
 
 
-@pytest.mark.parametrize(("line", "shown"), [("exit 0", "2:exit 0"), ("set -e; false", "2:set -e; false")])
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("exit 0", "2:exit 0"),
+        ("exec true", "2:exec true"),
+        ("trap 'echo bye' EXIT; exit 0", "2:trap"),
+        ("set -e; false", "2:set -e; false"),
+        ("set -o errexit; false", "2:set -o errexit"),
+        (": ${NEEDED:?is not set}", "2:: ${NEEDED:?"),
+    ],
+)
 def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, line: str, shown: str) -> None:
     """By submit.py, and by the jobs, which would have ended without a word."""
     (folder / "cluster" / "site.env").write_text(f"SBATCH_ACCOUNT=theirs\n{line}\n")
