@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from cluster.jobs import JOBS, Job, JobNotes, Queue
 from cluster.sound import is_count, is_number, sound_figures
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import absence, read_json
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from finetuning.places import BEGUN, RESULTS
@@ -88,8 +89,9 @@ CURE = (
 
 def find_runs(named: Path) -> list[Path]:
     """The run that a folder is, or those below it, the newest last; UserError where there is no such folder."""
-    if not named.is_dir():
-        raise UserError(f"{named}: no such folder\n{CURE}")
+    if not os.path.isdir(named) or not os.access(named, os.R_OK | os.X_OK):
+        found = absence(named, "folder") if not os.path.isdir(named) else "permission denied"
+        raise UserError(f"{named}: {found}" + f"\n{CURE}" * (found == "no such folder"))
     return sorted(_runs_below(named, DEPTH), key=lambda run: max(_modified(run / name) for name in (METRICS, JOBS)))
 
 
@@ -98,17 +100,25 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if is_run(folder):
         yield folder
     elif depth:
-        with suppress(OSError):  # somebody else's
-            for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-                yield from _runs_below(inner, depth - 1)
+        for inner in folders_in(folder):
+            yield from _runs_below(inner, depth - 1)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder by their names; none where it is somebody else's."""
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    return []
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of pre-training: runs of fine-tuning have metrics too, but no recipe and no phases."""
-    if folder.parent.name == "jobs" or not any((folder / name).exists() for name in (METRICS, JOBS)):
-        return False  # a job of fine-tuning notes its starts in a folder below jobs/
-    if (folder / RECIPE).exists():
+    if not any(os.path.exists(folder / name) for name in (METRICS, JOBS)):  # Path.exists raises in others' folders
+        return False
+    if os.path.exists(folder / RECIPE):
         return True
+    if folder.parent.name == "jobs":  # where a job of fine-tuning notes its starts
+        return False
     lines = _newest_lines(folder).values()
     if lines or (folder / METRICS).exists():
         return any("phase" in line for line in lines)
@@ -120,7 +130,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     lines, recipe = _newest_lines(run), read_recipe(run / RECIPE)
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
     written = max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None)
-    if notes is not None and notes.beside is not None and goes_on(notes, queue, written):
+    if notes is not None and notes.beside is not None and goes_on(notes, queue, written, patience(lines, recipe)):
         notes = notes.beside
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
@@ -162,10 +172,13 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     )
 
 
-def goes_on(notes: JobNotes, queue: Queue, written: float | None) -> bool:
-    """Whether the job beside the last one works on, in whose folder that one was refused."""
+def goes_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -> bool:
+    """Whether the job beside the last one works on, in whose folder that one was refused. Where no queue says so, its
+    last line, for as long as no next one is due."""
     is_there = notes.beside is not None and notes.beside.job in (queue.jobs or {})
-    return is_there or (written is not None and notes.ended is not None and written > notes.ended + 1.0)
+    if written is None or notes.ended is None:
+        return is_there
+    return is_there or written > notes.ended + 1.0 or (queue.jobs is None and written > notes.ended - wait)
 
 
 @dataclass(frozen=True)
@@ -195,15 +208,15 @@ class Signs:
         """The job of the last start, where it waits or runs."""
         return (self.queue.jobs or {}).get(self.notes.job) if self.notes else None
 
-    @property
-    def patience(self) -> float:
-        """Seconds that may go by without a line: some times what lines take, and an evaluation."""
-        line, evaluation = (self.lines.get(kind, {}) for kind in LINES)
-        if line.get("seconds_per_step") is None:  # there is none yet, or it is of an earlier version
-            return self.recipe.guards.hang
-        between_lines: float = line["seconds_per_step"] * self.recipe.logging.every
-        evaluation_seconds: float = evaluation.get("evaluation_seconds", 0.0)
-        return max(LATE_SECONDS, LATE * (between_lines + evaluation_seconds))
+
+def patience(lines: dict[str, dict[str, Any]], recipe: Recipe) -> float:
+    """Seconds that may go by without a line: some times what lines take, and an evaluation."""
+    line, evaluation = (lines.get(kind, {}) for kind in LINES)
+    if line.get("seconds_per_step") is None:  # there is none yet, or it is of an earlier version
+        return recipe.guards.hang
+    between_lines: float = line["seconds_per_step"] * recipe.logging.every
+    evaluation_seconds: float = evaluation.get("evaluation_seconds", 0.0)
+    return max(LATE_SECONDS, LATE * (between_lines + evaluation_seconds))
 
 
 def judge(signs: Signs, now: float) -> tuple[State, str]:
@@ -227,7 +240,7 @@ def judge(signs: Signs, now: float) -> tuple[State, str]:
         since = duration(max(0.0, now - signs.begun))
         is_late = now - signs.begun > signs.recipe.guards.hang
         return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
-    if now - signs.written > signs.patience:
+    if now - signs.written > patience(signs.lines, signs.recipe):
         return "silent", f"no line for {duration(now - signs.written)}, and no word of its end"
     return "running", ""
 

@@ -228,9 +228,10 @@ def submit(jobs: Sequence[Job], site: Mapping[str, str], dry: bool) -> None:
         after = f", after {submitted[list(submitted)[-1]]}" if submitted else ""
         try:
             submitted[job.step] = hand_over(command, {**os.environ, **site, **job.variables})
-        except UserError as error:
+        except (UserError, KeyboardInterrupt) as error:
             left = f"\n{take_back(submitted.values())}" if submitted else ""
-            raise UserError(f"{job.step}: {error}{left}") from None
+            said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
+            raise UserError(f"{job.step}: {said}{left}") from None
         print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}{after}")
     if not dry:
         shown = ",".join(submitted.values())
@@ -247,7 +248,8 @@ def hand_over(command: Sequence[str], environment: Mapping[str, str]) -> str:
         raise UserError(f"sbatch: {error.strerror}") from None
     if done.returncode:
         raise UserError(done.stderr.strip() or f"sbatch ended with {done.returncode} and said nothing")
-    ids: list[str] = re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", done.stdout)
+    ids: list[str] = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", done.stdout)
+    ids = ids or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", done.stdout)
     if not ids:
         told = done.stdout.strip() or done.stderr.strip() or "nothing"
         raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.panels import COLOURS, MARGIN
-from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, read_end
+from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, folders_in, read_end
 from cluster.sound import is_number, sound_figures
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
@@ -54,19 +54,19 @@ class TuningStatus:
 
 def find_tunings(folder: Path, depth: int = DEPTH + 1) -> Iterator[Path]:
     """The folders of commands of fine-tuning in a folder, or that itself; runs of pre-training have them inside."""
-    with suppress(OSError):
+    with suppress(OSError):  # somebody else's
         if (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}")):
             yield folder
-        elif depth:
-            for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-                yield from find_tunings(inner, depth - 1)
+            return
+    for inner in folders_in(folder) if depth else ():
+        yield from find_tunings(inner, depth - 1)
 
 
 def read_tuning(folder: Path, now: float) -> TuningStatus:
     """Reads where a command of fine-tuning stands."""
     plan = _read(folder / PLAN)
-    names = {task: set(runs) for task, runs in plan.items() if _are_names(runs)}
-    newest = 0.0
+    names = {task: set(runs) for task, runs in plan.items() if _are_names([task]) and _are_names(runs)}
+    newest = (folder / PLAN).stat().st_mtime if (folder / PLAN).exists() else 0.0
     for begun in folder.glob(f"*/*/{BEGUN}"):
         names.setdefault(begun.parts[-3], set()).add(begun.parts[-2])
         files = (begun, begun.with_name(METRICS), begun.with_name(RESULTS))

@@ -28,7 +28,7 @@ LOST = 40.0
 LONGEST_TEXT = 20_000
 GONE = "gone: "  # how the text of a rank begins whose process ended without a word
 CONTINUES = "the same command continues"
-CURABLE = 2  # an exit code
+RANK_LOST = 76  # an exit code, as that of a rank of training that is lost: a job goes back into the queue
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Heartbeats:
         if self._silent[rank] < self._lost:
             return None
         text = f"error: {name} is gone (nothing was heard of it for {self._lost:.0f} s); {CONTINUES}"
-        return Verdict(text if self._rank < 2 else "", CURABLE)
+        return Verdict(text if self._rank < 2 else "", RANK_LOST)
 
     @staticmethod
     def _named(name: str, text: str) -> str:

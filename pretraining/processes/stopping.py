@@ -203,7 +203,9 @@ def time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float 
 
 def ask_job_end() -> JobEnd | None:
     """Asks Slurm when this process's job ends; None where that cannot be found out."""
-    command = ["squeue", "-h", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%e"]
+    array, element = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    job = f"{array}_{element}" if array and element else os.environ.get("SLURM_JOB_ID", "")
+    command = ["squeue", "-h", "-j", job, "-o", "%e"]  # the id of an element may be that of all
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # in seconds since 1970, whatever the time zone
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, env=environment, capture_output=True, timeout=ANSWER_SECONDS, check=True)

@@ -52,6 +52,8 @@ def test_a_second_job_that_was_refused_does_not_make_the_first_one_fail(run: Pat
         assert (now.state, now.notes and now.notes.job) == ("running", "5")
     note(run, *begun, {**end("6", 2), "time": int(time.time()) + 9})
     assert status(run, queue=jobs.Queue({})).state == "failed"
+    assert status(run).state == "running", "without a queue: its next line is not due yet"
+    assert status(run, later=9e5).state != "running"
     note(run, *begun, end("6", 2), end("5", 0))
     assert status(run).state == "done"
 

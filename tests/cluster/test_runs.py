@@ -139,7 +139,9 @@ def test_by_the_clock_there_is_no_total(run: Path, look: Look) -> None:
 
 def test_runs_are_found_the_newest_last_and_fine_tuning_after_them(straight: Path, tmp_path: Path, look: Look) -> None:
     runs = tmp_path / "runs"
-    for number, name in enumerate(("b", "deeper/a", "c")):
+    (runs / "0").mkdir(parents=True)
+    (runs / "0").chmod(0)
+    for number, name in enumerate(("b", "jobs/a", "c")):
         shutil.copytree(straight, runs / name)
         os.utime(runs / name / METRICS, (1000 + number, 1000 + number))
     for task in (runs / "b" / "glue" / "sst2" / "lr1", runs / "tuned" / "sst2" / "lr1", runs / "tuned"):
@@ -149,9 +151,9 @@ def test_runs_are_found_the_newest_last_and_fine_tuning_after_them(straight: Pat
     (runs / "script2" / "sst2" / "lr1").mkdir(parents=True)
     (runs / "script2" / "sst2" / "lr1" / "begun.json").touch()
     note(runs / "script2", start("8"))
-    assert find_runs(runs) == [runs / "b", runs / "deeper/a", runs / "c", runs / "script"]
+    assert find_runs(runs) == [runs / "b", runs / "jobs/a", runs / "c", runs / "script"]
     text = look(runs / "c", runs)
-    assert re.findall(rf"^{runs}/(\S+)", text, re.MULTILINE) == ["c", "b", "deeper/a", "script", "script2"], "each once"
+    assert re.findall(rf"^{runs}/(\S+)", text, re.MULTILINE) == ["c", "b", "jobs/a", "script", "script2"], "each once"
 
 
 def test_what_ended_before_the_last_start_is_out_of_date(run: Path) -> None:

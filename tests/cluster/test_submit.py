@@ -19,8 +19,10 @@ SBATCH = """#!/bin/sh
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
 count=$(wc -l < "$0.calls")
 [ "$count" -ne "${SILENT_AT:-0}" ] || { echo "Welcome"; exit 0; }
+[ "$count" -ne "${SLOW_AT:-0}" ] || { kill -INT "$PPID"; sleep 1; }
 [ "$count" -ne "${FAIL_AT:-0}" ] || { echo "sbatch: error: Invalid account" >&2; exit 1; }
 echo "$((100 + count));mini"
+[ -z "${TAIL:-}" ] || echo "$TAIL"
 """
 SCANCEL = """#!/bin/sh
 echo "$@" >> "$0.calls"
@@ -157,6 +159,17 @@ def test_an_sbatch_that_names_no_job_takes_the_chain_back(folder: Path) -> None:
     assert done.returncode == 2
     assert "error: pretrain: sbatch ended well, and printed no id but: Welcome" in done.stderr
     assert calls(folder, "scancel") == ["101"]
+
+
+def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
+    done = submit(folder, "--recipe", "recipe.toml", SLOW_AT="2")
+    assert (done.returncode, calls(folder, "scancel")) == (2, ["101"])
+    assert "error: pretrain: interrupted; squeue --me shows whether Slurm took it" in done.stderr
+
+
+def test_what_a_site_says_after_the_id_is_no_id(folder: Path) -> None:
+    submit(folder, "--recipe", "recipe.toml", TAIL="You have used 3 of 10 GPU hours")
+    assert "--dependency=afterok:101" in calls(folder)[1]
 
 
 def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path) -> None:

@@ -52,6 +52,8 @@ def test_fine_tuning_says_how_far_it_is_and_what_it_has_scored(tmp_path: Path, l
 
 
 def test_fine_tuning_that_falls_silent(tmp_path: Path, look: Look) -> None:
+    write_json(tmp_path / PLAN, {"rte": ["seed1"], "a" * 300: ["seed1"]})
+    assert "running" in look(tmp_path), "nothing has begun, and the plan is new"
     write_tuning(tmp_path)
     for path in tmp_path.rglob("*.json*"):
         os.utime(path, (time.time() - 3600,) * 2)

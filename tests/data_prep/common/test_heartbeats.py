@@ -53,14 +53,14 @@ def test_ranks_that_count_on_are_never_gone(job: Job) -> None:
 def test_a_silent_rank_is_named_within_a_minute_and_not_before_half_of_one(job: Job) -> None:
     assert not job.turn(30, 0, 1)
     assert job.turn(28, 0, 1) == {
-        0: Verdict("error: rank 2 on yonder is gone (nothing was heard of it for 40 s); the same command continues", 2)
+        0: Verdict("error: rank 2 on yonder is gone (nothing was heard of it for 40 s); the same command continues", 76)
     }
 
 
 def test_where_rank_0_is_silent_one_rank_says_so_and_all_end(job: Job) -> None:
     found = job.turn(58, 1, 2)
     assert "rank 0 on here is gone" in found[1].text
-    assert found[1].code == found[2].code == 2
+    assert found[1].code == found[2].code == 76
     assert not found[2].text
 
 
