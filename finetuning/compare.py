@@ -45,13 +45,27 @@ class Compare:
 
 def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """The results of a command by their tasks."""
+    folder = folder.parent if folder.name == RESULTS and folder.is_file() else folder
     try:
         results: dict[str, dict[str, Any]] = read_json(folder / RESULTS)
     except FileNotFoundError:
         raise UserError(f"{folder}: no {RESULTS}; name the folder that a command of finetuning/ had as --out") from None
-    if not all(isinstance(task, dict) and "metric" in task for task in results.values()):
+    if isinstance(results, dict) and "metric" in results:
         raise UserError(f"{folder}: the results of one task or run alone; name the folder above it")
+    if not isinstance(results, dict) or not results or not all(map(_is_result, results.values())):
+        raise UserError(f"{folder / RESULTS}: no results of a command of finetuning/, or damaged; run it again")
     return results
+
+
+def _is_result(task: Any) -> bool:
+    """Whether something has the parts of a task's results that are read here."""
+    if not isinstance(task, dict) or not isinstance(task.get("metric"), str) or not isinstance(task.get("runs"), dict):
+        return False
+    score, tables = task.get("score"), [task.get(name, {}) for name in ("scores", "spreads", "data")]
+    if not all(isinstance(table, dict) for table in (*tables, *task["runs"].values())):
+        return False
+    inner = all(isinstance(figures, dict) for table in tables[:2] for figures in table.values())
+    return inner and (score is None or (isinstance(score, (int, float)) and math.isfinite(score)))
 
 
 def compared(folders: tuple[Path, ...]) -> Group:
@@ -73,9 +87,11 @@ def compared(folders: tuple[Path, ...]) -> Group:
         metric = next(result["metric"] for result in found if result)
         scores = [*map(_spelled, found), *(_difference(found[0], found[-1]) if len(folders) > 1 else ())]
         table.add_row(task, metric, *scores)
-        unlike = list(dict.fromkeys(fault for other in found[1:] for fault in find_unlike(found[0], other)))
-        if unlike:
-            notes.append(f"{task}: not alike: {'; '.join(unlike)}")
+        for name, other in zip(distinct(folders)[1:], found[1:], strict=True):
+            unlike = find_unlike(found[0], other)
+            if unlike:
+                of_them = f" ({name})" * (len(folders) > 2)
+                notes.append(f"{task}: not alike{of_them}: {'; '.join(unlike)}")
     return Group(table, *notes)
 
 
@@ -130,8 +146,8 @@ def main(arguments: list[str]) -> int:
     """Prints the table; returns the exit code: 0, or 2 for what the user can cure."""
     command = tyro.cli(Compare, args=arguments, prog="compare.py")
     try:
-        open_console(soft_wrap=True).print(compared(command.folders))
-    except (UserError, PermissionError) as error:
+        open_console(soft_wrap=True, markup=False).print(compared(command.folders))
+    except (UserError, OSError) as error:
         open_console(stderr=True, markup=False, soft_wrap=True).print(f"error: {error}")
         return 2
     return 0

@@ -39,7 +39,7 @@ def making(places: Sequence[Path], command: str, sources: Sequence[Path], replac
         yield
         return
     free = [place for place in places if place not in taken]
-    files = ours or []
+    files, was_there = ours or [], record.parent.exists()
     _remember(record, {**made, "begun": [place.name for place in free], "files": files})
     try:
         yield
@@ -49,6 +49,9 @@ def making(places: Sequence[Path], command: str, sources: Sequence[Path], replac
         raise
     finally:
         _remember(record, {**made, "files": files})
+        if not files and not was_there:
+            with suppress(OSError):
+                record.parent.rmdir()
 
 
 def refuse_inputs(places: Sequence[Path], sources: Sequence[Path]) -> None:
@@ -102,7 +105,7 @@ def _renewed(record: Path, made: dict[str, Any], taken: Sequence[Path]) -> Files
 
 def _remember(record: Path, content: dict[str, Any]) -> None:
     """Writes the record, or none where nothing is made; where it cannot be written, nothing is renewed unasked."""
-    with suppress(UserError):
+    with suppress(UserError, OSError):
         if content["files"] or content.get("begun"):
             write_json(record, content)
         else:

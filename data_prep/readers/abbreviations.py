@@ -15,6 +15,7 @@ ANYTHING, NAME, NUMBER, NAME_AT_START = "anything", "a name", "a number", "a nam
 DATE = "a month or century"
 DATES = frozenset(
     "Januar Jänner Februar Feber März April Mai Juni Juli August September Oktober November Dezember "
+    "Jan Jän Feb Mär Apr Jun Jul Aug Sep Sept Okt Nov Dez "
     "Jahrhundert Jahrhunderts Jahrhunderte Jahrhunderten Jh".split()
 )
 OPENINGS = ("", *"(\"'“‘[„«")
@@ -28,12 +29,13 @@ AFTER = {
         ANYTHING: "e.g. i.e. E.g. I.e. cf. Cf. vs. viz. approx. Approx. a.k.a.",
     },
     "de": {
-        NUMBER: "Bd. Nr. S. Abb. Kap. Abs. Art. Tab. Jg. H. vgl. ca.",
+        NUMBER: "Bd. Nr. S. Abb. Kap. Abs. Art. Tab. Jg. H. vgl. ca. "
+        "Jan. Jän. Feb. Apr. Jun. Jul. Aug. Sep. Sept. Okt. Nov. Dez.",
         DATE: " ".join(f"{number}." for number in range(1, 32)),
     },
     "fr": {
         NAME: "St. Ste. Mme. Mmes. Mlle. Dr. Mgr. Pr. Me.",
-        NUMBER: "vol. no. nos. p. pp. fig. chap. t. art. v. n°. janv. févr. avr. juill. sept. oct. nov. déc.",
+        NUMBER: "vol. no. nos. p. pp. fig. chap. t. art. v. n°. janv. févr. avr. juil. juill. sept. oct. nov. déc.",
         ANYTHING: "M. MM. cf. Cf. env. av. apr. c.-à-d.",
     },
     "es": {

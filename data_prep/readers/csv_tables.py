@@ -70,7 +70,7 @@ def _rows(span: Span) -> Rows:
     lines = _lines(span)
     header = next(lines, "")
     tabs = Path(span.path.lower().removesuffix(_packed(span.path))).suffix == ".tsv"
-    parts = "\t" if tabs else max(",;\t", key=header.count)
+    parts = "\t" if tabs else delimiter_of(header)
 
     def all_lines() -> Iterator[str]:
         yield header
@@ -88,6 +88,11 @@ def _rows(span: Span) -> Rows:
             yield number, f"not a row of CSV{through}: {error}"
         else:
             yield number, [_unquoted(value) for value in row] if tabs else row
+
+
+def delimiter_of(header: str) -> str:
+    """Tells what parts the fields of CSV by its first line: spreadsheets of many languages take semicolons."""
+    return max(",;\t", key=header.count)
 
 
 def _packed(path: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.readers.csv_tables import delimiter_of
 from data_prep.readers.foreign import not_text
 
 HEAD = 4096  # bytes that tell what a file is
@@ -104,7 +105,7 @@ def _widths(text: str) -> Array:
 
 
 def read_csv(path: Path) -> Table:
-    """Reads columns parted by commas, where a field in quotation marks may hold commas and line ends."""
+    """Reads columns parted by commas, semicolons or tabs, where a field in quotation marks may hold all of these."""
     cells, widths, lines = list[str](), list[int](), list[int]()
     for line, row in parse_csv(io.StringIO(read_text(path), newline=""), str(path)):
         cells += row
@@ -119,7 +120,9 @@ def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
     `name` is what messages call the file.
     """
     csv.field_size_limit(LONGEST_FIELD)
-    reader, line = csv.reader(text, strict=True), 1
+    lines = iter(text)
+    header = next(lines, "")
+    reader, line = csv.reader(itertools.chain([header], lines), delimiter=delimiter_of(header), strict=True), 1
     try:
         for row in reader:
             if row:  # the line is not empty

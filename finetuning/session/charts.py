@@ -134,7 +134,8 @@ def by_class(classes: Mapping[str, Mapping[str, float | None]], title: str) -> F
         ("recall: found of those that are", recall, items, BLUE, 1),
         ("precision: right of those said to be", precision, said, ORANGE, -1),
     )
-    order = np.sort(np.argsort(recall, kind="stable")[:MOST_CLASSES])[::-1]
+    asked = np.where(items > 0, recall, np.inf)  # of those without items nothing is known
+    order = np.sort(np.argsort(asked, kind="stable")[:MOST_CLASSES])[::-1]
     figure = new_figure(1.3 + 0.44 * len(order))
     axes = figure.subplots()
     for label, figures, totals, color, side in bars:

@@ -50,7 +50,8 @@ def _charts(task: Task, folder: Path, results: Mapping[str, Any]) -> Iterator[tu
         yield "lengths", partial(_lengths, task)
     for split in task.dev if best is not None else ():
         yield f"answers_{split}", partial(_answers, task, folder / PREDICTIONS, split)
-        if classes := results["classes"].get(split):
+        if found := results["classes"].get(split):
+            classes = {name: found[name] for name in (*task.head.labels, *found) if name in found}  # in their order
             yield f"classes_{split}", partial(charts.by_class, classes, f"{task.name}, {split}")
 
 

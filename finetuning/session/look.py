@@ -45,13 +45,20 @@ def count_classes(counts: Mapping[str, Mapping[str, int]], exclusive: bool) -> s
     said = []
     for split, count in counts.items():
         if len(count) <= NAMED:
-            said.append(f"{split} " + ", ".join(f"{name} {number:,}" for name, number in count.items()))
+            said.append(f"{split} " + ", ".join(f"{_shown(name)} {number:,}" for name, number in count.items()))
         else:
             least, most = min(count, key=count.__getitem__), max(count, key=count.__getitem__)
-            said.append(f"{split} {len(count)}, from {least} {count[least]:,} to {most} {count[most]:,}")
+            there = sum(map(bool, count.values()))
+            extent = f"from {count[least]:,} ({_shown(least)}) to {count[most]:,} items ({_shown(most)})"
+            said.append(f"{split} has {there:,} of {len(count):,} classes, {extent}")
         if exclusive and split != "train":
             said[-1] += f" (the largest alone: {100 * max(count.values()) / max(1, sum(count.values())):.1f}%)"
     return f"counts: {'; '.join(said)}"
+
+
+def _shown(name: str) -> str:
+    """The name of a class, in quotation marks where blanks around it could be overlooked."""
+    return name if name == name.strip() else repr(name)
 
 
 def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
@@ -76,8 +83,8 @@ def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
     if len(there) == 1:
         yield f"all training items are {there[0]!r}: there is nothing to learn"
     elif len(counts) > items:
-        yield f"there are more classes ({len(counts)}) than training items ({items})"
-    elif items < FEW * len(there) and items > NAMED:
+        yield f"there are more classes ({len(counts):,}) than training items ({items:,})"
+    elif items < FEW * len(there) and len(there) > 2:
         yield (
             f"{len(there):,} classes for {items:,} training items: is the column of the label a name of the item, or "
             'a number (kind = "score")?'

@@ -169,4 +169,5 @@ def _read_labels(own: OwnTask, head: TaskHead, table: Table) -> Array:
         return read_scores(table, own.label)
     if own.kind == "labels":
         return read_labels(table, own.labels)
-    return read_classes(table, own.label, {name: number for number, name in enumerate(head.labels)})
+    known = {name: number for number, name in enumerate(head.labels)}
+    return read_classes(table, own.label, known, of_train=not own.labels)

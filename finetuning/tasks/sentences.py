@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -188,16 +189,19 @@ def tsv_bytes(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     return "".join("\t".join(row) + "\n" for row in (names, *rows)).encode(errors="replace")
 
 
-def read_classes(table: Table, column: str | int, known: Mapping[str, int]) -> Array:
-    """Reads a column of classes; `known` has the number of each for all its spellings."""
+def read_classes(table: Table, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
+    """Reads a column of classes; `known` has the number of each for all its spellings, or for those `of_train`."""
     values = table.column(column)
     numbers = [known.get(value, -1) for value in values]
     if -1 in numbers:
         row = numbers.index(-1)
         fault = f"unknown label {values[row]!r}" if values[row] else "the label is empty"
-        table.fail(
-            row, f"{fault}; the labels are {', '.join(itertools.islice(known, SHOWN))}{', …' * (len(known) > SHOWN)}"
-        )
+        fault += f"; the labels are {', '.join(itertools.islice(known, SHOWN))}{', …' * (len(known) > SHOWN)}"
+        if of_train and values[row]:
+            new = Counter(value for value in values if value and value not in known)
+            shown = ", ".join(f"{name} ({count:,} rows)" for name, count in new.most_common(SHOWN))
+            fault += f", as in train, so that nobody can learn {shown}: leave these out, or name all classes in labels"
+        table.fail(row, fault)
     return np.array(numbers, np.int64)[:, None]
 
 

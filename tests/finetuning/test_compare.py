@@ -73,6 +73,26 @@ def test_what_has_no_results_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "name the folder above it" in capsys.readouterr().err
 
 
+def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(write(tmp_path / "a", sst2=0.8)) / "results.json"
+    whole = json.loads(path.read_text())
+    wrong: list[Any] = [{"score": "x"}, {"score": float("nan")}, {"runs": []}, {"spreads": []}, {"scores": {"dev": 1}}]
+    for content in ([], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)):
+        path.write_text(json.dumps(content))
+        assert main([str(tmp_path / "a")]) == 2
+        assert f"{path}: no results of a command of finetuning/, or damaged" in capsys.readouterr().err
+
+
+def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [write(tmp_path / name, runs=runs, sst2=0.8) for name, runs in (("a", 1), ("[bold]b", 1), ("c", 2))]
+    assert main([f"{names[0]}/results.json", *names[1:]]) == 0
+    head, _, note = capsys.readouterr().out.splitlines()
+    assert "[bold]b" in head
+    assert note.startswith("sst2: not alike (c): one run and the best of 2")
+
+
 def test_without_folders_it_says_how_to_call_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "python finetuning/compare.py runs/" in capsys.readouterr().err

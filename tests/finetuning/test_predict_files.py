@@ -28,6 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
         ("a.tsv", "id\ttext\n1\ta b\n2\tc\n"),
         ("a.csv", '\ufeffid,text\r\n"1,\r\n2",a b\r\n\r\n2,c\r\n'),
         ("A.CSV", "text\na b\nc\n"),
+        ("a.csv", 'text;id\n"a b";"1,\r\n2"\nc;2\n'),
         ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
     ],
 )

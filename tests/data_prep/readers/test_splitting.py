@@ -35,7 +35,8 @@ def test_sentences_end_where_a_reader_would_say() -> None:
         ("vi", ["Dr. Who came."]),
         ("de", ["Dr. Müller sagte z. B. nichts.", "Z. B. Bd. 2 und Nr. 5.", "Am 3. Mai kam er.", "Das ist so."]),
         ("de", ["Am 3. Jänner kam er.", "Im 19. Jahrhundert war er der 3.", "Man weiß es."]),
-        ("fr", ["Le 1er mai.", "Le 3 janv. 1990, M. le président vint à St. Louis.", "Il part."]),
+        ("de", ["Das war am 3. Nov. 1918 in Wien.", "Am 3. Nov. kam er.", "Seit Sept. 1918 war er dort."]),
+        ("fr", ["Le 3 juil. 1918.", "Le 1er mai.", "Le 3 janv. 1990, M. le président vint à St. Louis.", "Il part."]),
         ("fr", ["M. Dupont vient.", "Mme. Dupont lit le no. 3.", "Cf. Dupont."]),
     ],
 )

@@ -169,6 +169,10 @@ def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave(t
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert shown == ["none", "100.0% of 1", "75.0% of 4", "none", "50.0% of 2", "100.0% of 3"]
     assert overlaps(figure) == []
+    figure = charts.by_class(
+        of_classes([*"abc"] + [f"n{number}" for number in range(90)], tally(right, said, 93)), "own"
+    )
+    assert "a" in [label.get_text() for label in figure.axes[0].get_yticklabels()], "before those without items"
     many, names = np.arange(6000) % 60, [f"class {number}" for number in range(60)]
     figure = charts.by_class(of_classes(names, tally(many, np.roll(many, 1))), "own, dev")
     assert len(figure.axes[0].get_yticklabels()) == charts.MOST_CLASSES

@@ -57,7 +57,7 @@ def test_a_column_that_is_no_class(toy: Toy, tmp_path: Path, capsys: pytest.Capt
     rows = HEAD + "".join(f"film {number}\tid{number}\n" for number in range(30))
     said = said_of(toy, tmp_path, capsys, train=rows, dev=HEAD + "film\tid7\n")
     assert "30 classes for 30 training items" in said
-    assert "train 30, from id0 1 to id0 1" in said
+    assert "train has 30 of 30 classes, from 1 (id0) to 1 items (id0); dev has 1 of 30 classes" in said
 
 
 def test_nothing_is_said_of_numbers_and_sentences_that_are_well(

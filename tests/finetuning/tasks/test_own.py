@@ -200,7 +200,12 @@ def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path:
         ({"data/train.csv": "review,stars\na,1\nb,\n"}, "data/train.csv:3: the label is empty"),
         ({"data/train.csv": "review,stars\na,1\nb,NaN\n"}, "data/train.csv:3: the label is NaN"),
         ({"data/train.csv": "text,stars\na,1\n"}, "data/train.csv: no column 'review'; there is text, stars"),
-        ({"data/dev.csv": "review;stars\na;1\n"}, "data/dev.csv: no column 'review'; there is review;stars"),
+        ({"data/dev.csv": "review|stars\na|1\n"}, "data/dev.csv: no column 'review'; there is review|stars"),
+        (
+            {"data/dev.csv": "review;stars\na;3\nb;3\n"},
+            "data/dev.csv:2: unknown label '3'; the labels are 1, 2, 10, as in train, so that nobody can learn 3 (2",
+        ),
+        ({"data/dev.csv": "stars,review,stars\n1,a,2\n"}, "data/dev.csv: two columns have the name 'stars'"),
         ({"data/dev.csv": ""}, "data/dev.csv: the file is empty"),
         ({"task.toml": CLASSES.replace("dev.csv", "no.csv")}, "data/no.csv: no such file"),
         ({"task.toml": CLASSES + 'metric = "f1"\n'}, "task.toml: metric = 'f1': here there is accuracy, f1_macro"),

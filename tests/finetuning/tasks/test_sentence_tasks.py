@@ -62,8 +62,8 @@ def test_predictions_are_a_table_that_can_be_read() -> None:
         "1\ttoxic rude\t0.731059\t0.731059",
         "2\t\t0.268941\t0.268941",
     ]
-    assert predictions_content(TaskHead("score"), rows([[2.5], [-1]]).values) == (
-        b"index\tprediction\n0\t2.500000\n1\t-1.000000\n"
+    assert predictions_content(TaskHead("score"), rows([[2.5], [1.25e-7]]).values) == (
+        b"index\tprediction\n0\t2.5\n1\t1.25e-07\n"
     )
     choice = predictions_content(TaskHead("choice"), saying([3], 4).values).decode().splitlines()
     assert choice[0] == "index\tprediction\t0\t1\t2\t3"
