@@ -15,7 +15,7 @@ from torch import Tensor
 from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
-from finetuning.running.records import ScoreRecord, StepRecord
+from finetuning.running.records import Progress, ScoreRecord, StepRecord
 from finetuning.running.starting import RunState, Weights, find_start, open_log
 from finetuning.running.without_training import certainty_of
 from finetuning.settings import FineTuning
@@ -51,6 +51,8 @@ class Run:
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.log = open_log(folder, self.state.step, settings.logging, context)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
+        self.logged: StepRecord | None = None
+        self.next_record = 0
         self.saver = Saver(folder, settings.checkpoints, self.log.say)
 
     def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
@@ -63,6 +65,7 @@ class Run:
             try:
                 self.score_where_due()  # a stop may have come before it
                 while not self.is_over:
+                    self.show_progress()
                     self.step(next(ahead))
                     self.after_step()
             except GivenUpError:
@@ -108,7 +111,7 @@ class Run:
         """Logs, scores and saves where it is time to; stops where somebody asks for it."""
         step, every = self.state.step, self.settings.checkpoints.every
         decision = self.context.control.decide(wrong=False, saving=self.saver.longest)
-        if step % self.settings.logging.every == 0 or self.batches.ends_stretch(step):
+        if self.is_logged(step):
             self.log_step()
         if decision != Decision.GO_ON:
             self.stop(decision)
@@ -116,6 +119,10 @@ class Run:
         if every and step % every == 0 and not self.is_over:
             self.save()
         self.saver.report()
+
+    def is_logged(self, step: int) -> bool:
+        """Whether the log has a record of this step."""
+        return step % self.settings.logging.every == 0 or self.batches.ends_stretch(step)
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
@@ -127,6 +134,17 @@ class Run:
         self.state.seconds += record.seconds
         self.state.items += record.items
         self.log.write(record)
+        self.logged = record
+
+    def show_progress(self) -> None:
+        """Shows how far the run is, whenever its next record is due."""
+        if self.context.world.rank == 0:
+            step = self.state.step
+            if step >= self.next_record:
+                self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
+            left = self.seconds_left()[0] if step > self.first_step else None
+            seconds = time.monotonic() - self.begun
+            self.log.show(Progress(step, self.steps, self.next_record, seconds, left, self.logged))
 
     def seconds_left(self) -> tuple[float, float]:
         """How long the run will still take, and all runs of the task if there are others: as its steps took since this

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.console import Group
+from rich.text import Text
 from torch import Tensor
 
 from data_prep.common.progress import duration
@@ -72,8 +73,11 @@ class StepRecord(Record):
 
     def panel(self, width: int) -> Group:
         """Two lines, for terminals of 80 columns and more."""
-        head = progress("step", self.step, self.total_steps, self.speed.seconds_left, width)
-        return Group(head, cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace(), *self._all_left()])))
+        return Group(progress("step", self.step, self.total_steps, self.speed.seconds_left, width), self.details())
+
+    def details(self) -> Text:
+        """The figures in one line of a terminal."""
+        return cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace(), *self._all_left()]))
 
     def _all_left(self) -> list[str]:
         return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
@@ -81,6 +85,42 @@ class StepRecord(Record):
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
         return [f"rate {self.learning_rate:.2e}", *norm, f"{number(self.items_per_second)} items/s"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is between two records."""
+
+    step: int
+    """Optimizer steps that the run has done."""
+    total_steps: int
+    """Steps of the whole run."""
+    next_record: int
+    """The step of the next record, which has a loss."""
+    seconds: float
+    """How long the run has gone on since its start."""
+    seconds_left: float | None
+    """How long it will still take, an estimate; None before its first step."""
+    latest: StepRecord | None
+    """The last record of steps; None before the first."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether people have waited long enough for a line to want one."""
+        return self.seconds_left is not None and self.seconds > PATIENCE
+
+    def line(self) -> str:
+        done = f"{self.step:>{len(str(self.total_steps))}}/{self.total_steps}"
+        return "  ".join([done, *left(self.seconds_left), self._follow])
+
+    def panel(self, width: int) -> Group:
+        """Two lines, with the last figures where there are some."""
+        head = progress("step", self.step, self.total_steps, self.seconds_left, width)
+        return Group(head, cropped(f"  {self._follow}") if self.latest is None else self.latest.details())
+
+    @property
+    def _follow(self) -> str:
+        return f"the loss follows at step {self.next_record:,}"
 
 
 @dataclass(frozen=True)
@@ -123,5 +163,7 @@ def percent(figure: float | None, spread: float | None = None) -> str:
     return f"{100 * figure:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
+PATIENCE = 5.0
+"""Seconds of a run after which it says how far it is, where the output is no terminal."""
 UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left")
 """Fields of a step that are in no file under these names."""

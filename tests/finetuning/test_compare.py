@@ -77,7 +77,8 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     path = Path(write(tmp_path / "a", sst2=0.8)) / "results.json"
     whole = json.loads(path.read_text())
     wrong: list[Any] = [{"score": "x"}, {"score": float("nan")}, {"runs": []}, {"spreads": []}, {"scores": {"dev": 1}}]
-    for content in ([], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)):
+    contents: list[Any] = [[], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)]
+    for content in contents:
         path.write_text(json.dumps(content))
         assert main([str(tmp_path / "a")]) == 2
         assert f"{path}: no results of a command of finetuning/, or damaged" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from data_prep.common.files import write_json
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model
+from finetuning.running import records
 from finetuning.session.plan import items_of, splits_of
 from finetuning.session.report import rows_of
 from finetuning.settings import FineTuning
@@ -76,6 +77,14 @@ def test_results_tell_all_of_the_runs(toy: Toy) -> None:
     named = (str(toy.folder), str(toy.data), "of 2 runs:", "toy: ", "items/s")  # what may be longer
     lines = [line for line in said.splitlines() if not any(name in line for name in named)]
     assert all(len(line.rstrip()) <= 80 for line in lines), said
+
+
+def test_a_long_epoch_says_how_far_it_is(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "PATIENCE", 0.0)
+    assert call("run_task", toy.command("out", "--batch-size", "1", "--epochs", "1", "--logging.every", "1000")) == 0
+    assert re.search(r"^ 1/40  .* left  the loss follows at step 40$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_model_with_fewer_positions_names_a_length_that_fits(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
