@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from data_prep.common.errors import UserError
+
 Result = TypeVar("Result")
 VARIABLE = "CLOZE_STORAGE_SECONDS"
 """Says for how long storage is waited for. A job sets it, which has seen what its programs are to read."""
@@ -21,7 +23,10 @@ GONE = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, errno.ESHUTDOW
 
 def patience(usual: float) -> float:
     """The seconds for which storage is waited for: those of the job, or as many as are usual without one."""
-    return float(os.environ.get(VARIABLE) or usual)
+    given = os.environ.get(VARIABLE)
+    if given and not re.fullmatch(r"\d{1,6}(\.\d+)?", given, re.ASCII):
+        raise UserError(f"{VARIABLE}={given}: give seconds")
+    return float(given or usual)
 
 
 def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -> Result:

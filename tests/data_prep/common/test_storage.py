@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import storage
-from data_prep.common.errors import DamageError
+from data_prep.common.errors import DamageError, UserError
 from data_prep.common.storage import VARIABLE, patiently
 
 
@@ -56,6 +56,13 @@ def test_after_some_time_it_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DamageError):
         patiently(disk.read, tmp_path / "nowhere")
     assert disk.asked > 1
+
+
+@pytest.mark.parametrize("given", ["5m", "nan", "-1"])
+def test_a_time_that_is_none_is_named(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    with pytest.raises(UserError, match=f"{VARIABLE}={given}: give seconds"):
+        patiently(tmp_path.stat, tmp_path)
 
 
 def test_what_nobody_has_seen_before_is_not_waited_for(tmp_path: Path) -> None:
