@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,15 @@ def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedP
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CLOZE_IMAGE": "a.sif", "CLOZE_DATA": str(folder), **variables}
     command = [sys.executable, "cluster/submit.py", "pipeline", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which what runs in the background ignores
+    )
 
 
 def calls(folder: Path, program: str = "sbatch") -> list[str]:
