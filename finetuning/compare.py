@@ -64,8 +64,11 @@ def _is_result(task: Any) -> bool:
     score, tables = task.get("score"), [task.get(name, {}) for name in ("scores", "spreads", "data")]
     if not all(isinstance(table, dict) for table in (*tables, *task["runs"].values())):
         return False
-    inner = all(isinstance(figures, dict) for table in tables[:2] for figures in table.values())
-    return inner and (score is None or (isinstance(score, (int, float)) and math.isfinite(score)))
+    if not all(isinstance(figures, dict) for table in tables[:2] for figures in table.values()):
+        return False
+    spreads = [figure for figures in tables[1].values() for figure in figures.values()]
+    numbers = all(each is None or isinstance(each, (int, float)) for each in (score, *spreads))
+    return numbers and (score is None or math.isfinite(score))
 
 
 def compared(folders: tuple[Path, ...]) -> Group:
@@ -146,7 +149,7 @@ def main(arguments: list[str]) -> int:
     """Prints the table; returns the exit code: 0, or 2 for what the user can cure."""
     command = tyro.cli(Compare, args=arguments, prog="compare.py")
     try:
-        open_console(soft_wrap=True, markup=False).print(compared(command.folders))
+        open_console(soft_wrap=True, markup=False, emoji=False).print(compared(command.folders))
     except (UserError, OSError) as error:
         open_console(stderr=True, markup=False, soft_wrap=True).print(f"error: {error}")
         return 2

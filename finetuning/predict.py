@@ -200,7 +200,7 @@ def rows_of_csv(model: FineTuned, stream: BinaryIO, name: str) -> Iterator[tuple
         where = f"{name}:{number}"
         if header:
             yield where, named(header, values, where)
-        header = header or known(model, values, where)
+        header = header or known(model, values, where, "csv")
 
 
 def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -> Iterator[tuple[str, Row | None]]:
@@ -210,7 +210,7 @@ def rows_of_lines(model: FineTuned, stream: BinaryIO, name: str, kind: Format) -
         where, values = f"{name}:{number}", line.split("\t")
         names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*model.fields()})
         if number == 1 and names_columns:
-            header = known(model, values, where)
+            header = known(model, values, where, kind)
         elif not line:
             yield where, dict.fromkeys(header, "") if header else None
         elif kind == "jsonl":
@@ -235,7 +235,7 @@ def decoded(stream: BinaryIO, name: str) -> Iterator[str]:
         yield text.removesuffix("\n").removesuffix("\r")
 
 
-def known(model: FineTuned, header: list[str], where: str) -> list[str]:
+def known(model: FineTuned, header: list[str], where: str, kind: Format) -> list[str]:
     """The names of columns in a first line; UserError where a field is not among them, so that no row is taken for
     names, nor names for a row."""
     twice = sorted({name for name in header if header.count(name) > 1})
@@ -244,8 +244,8 @@ def known(model: FineTuned, header: list[str], where: str) -> list[str]:
     missing = [name for name in model.fields(dict.fromkeys(header, "")) if name not in header]
     if missing:
         raise UserError(
-            f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns (rows "
-            "of texts alone: --format tabs)"
+            f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
+            + " (rows of texts alone: --format tabs)" * (kind == "tsv")
         )
     return header
 

@@ -92,7 +92,7 @@ def _rows(span: Span) -> Rows:
 
 def delimiter_of(header: str) -> str:
     """Tells what parts the fields of CSV by its first line: spreadsheets of many languages take semicolons."""
-    return max(",;\t", key=header.count)
+    return max(",;\t", key="".join(header.split('"')[::2]).count)  # outside of quotation marks
 
 
 def _packed(path: str) -> str:

@@ -157,7 +157,7 @@ class RunLog:
         if self._live is not None:
             with _as_user_error("the console"):
                 self._live.update(news.panel(self._console.width))
-        elif news.has_news and time.monotonic() - self._last_line >= self._silence:
+        elif not self._name and news.has_news and time.monotonic() - self._last_line >= self._silence:
             self._silence = min(LONGEST_SILENCE, max(FIRST_SILENCE, 2 * self._silence))
             self.say(news.line())
 

@@ -76,7 +76,14 @@ def test_what_has_no_results_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(write(tmp_path / "a", sst2=0.8)) / "results.json"
     whole = json.loads(path.read_text())
-    wrong: list[Any] = [{"score": "x"}, {"score": float("nan")}, {"runs": []}, {"spreads": []}, {"scores": {"dev": 1}}]
+    wrong: list[Any] = [
+        {"score": "x"},
+        {"score": float("nan")},
+        {"runs": []},
+        {"spreads": []},
+        {"spreads": {"dev": {"accuracy": "x"}}},
+        {"scores": {"dev": 1}},
+    ]
     contents: list[Any] = [[], "x", None, {}, *({"sst2": {**whole["sst2"], **each}} for each in wrong)]
     for content in contents:
         path.write_text(json.dumps(content))
