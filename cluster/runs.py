@@ -252,15 +252,9 @@ def ago(seconds: float) -> str:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe of a run by this or an earlier version; one without phases where it cannot be read."""
+    """The recipe of a run; one without phases where it cannot be read."""
     try:
-        recipe = Recipe.of_any_version(read_toml(path.read_text(encoding="utf-8")))
-        counts = [recipe.steps, *(count for phase in recipe.phases for count in (phase.steps, phase.length))]
-        numbers = [recipe.hours, recipe.guards.hang, recipe.logging.every, *(phase.share for phase in recipe.phases)]
-        names = all(isinstance(phase.name, str) for phase in recipe.phases)
-        given = all(is_count(count) for count in counts if count is not None) and None not in numbers[1:3]
-        sound = names and given and all(is_number(number) for number in numbers if number is not None)
-        return recipe if sound and sum(recipe.phase_steps() or ()) >= 0 else Recipe()
+        return Recipe.model_validate(read_toml(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Recipe()
 

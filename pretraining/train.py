@@ -68,8 +68,6 @@ class Train:
     """Folder of shards, made by shard.py."""
     out: Path | None = None
     """Folder of the run: checkpoints, metrics, the exported model."""
-    run: Path | None = None
-    """The earlier name of --out."""
     init: str | None = None
     """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
     Hugging Face hub. It is `base_model` in the recipe."""
@@ -109,8 +107,8 @@ def main(arguments: list[str]) -> int:
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            warn(wanted, world, open_console(stderr=True, soft_wrap=True))
-            record_early(wanted.out or wanted.run, ending)
+            warn(world, open_console(stderr=True, soft_wrap=True))
+            record_early(wanted.out, ending)
             run(
                 peek_device(FORM, wanted.recipe, overrides),
                 partial(read_request, arguments, wanted, overrides, world),
@@ -120,13 +118,11 @@ def main(arguments: list[str]) -> int:
     return ending.code
 
 
-def warn(wanted: Train, world: World, errors: Console) -> None:
+def warn(world: World, errors: Console) -> None:
     """Says once what the user may not have meant."""
     tasks = missing_tasks(os.environ, world)
     if tasks:
         errors.print(f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing")
-    if wanted.run is not None and world.rank == 0:
-        errors.print("warning: --run is called --out today, and will go")
 
 
 def record_early(out: Path | None, ending: Ending) -> None:
@@ -157,10 +153,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
-    out = wanted.out or wanted.run
+    out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    if wanted.out is not None and wanted.run is not None:
-        faults.append("--run: --out is given too, which is what it is called today; keep --out")
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve() == wanted.data.resolve():
@@ -197,7 +191,7 @@ def read_all(
 ) -> tuple[Recipe, Manifest | None, Origin | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
-    finder = OriginFinder(wanted.out or wanted.run, peek(FORM, wanted.recipe, given, "base_model"))
+    finder = OriginFinder(wanted.out, peek(FORM, wanted.recipe, given, "base_model"))
     recipe, manifest = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )

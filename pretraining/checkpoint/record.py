@@ -36,6 +36,8 @@ EXPORT = "export"
 """The folder of a run that its model is exported into."""
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""
+FORMAT = 1
+"""Of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
@@ -68,11 +70,11 @@ class CheckpointRecord:
     files: tuple[FileRecord, ...] = ()
     rank_states: tuple[dict[str, Any], ...] = ()
     """what each rank adds to the caller's section"""
+    format: int = FORMAT
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> CheckpointRecord:
-        """Reads the record of today's or of an earlier version."""
-        content = content if "caller" in content else _of_first_version(content)
+        """Reads the record as `asdict` gave it to JSON."""
         return cls(
             **{
                 **content,
@@ -82,18 +84,6 @@ class CheckpointRecord:
                 "rank_states": tuple(content["rank_states"]),
             }
         )
-
-
-def _of_first_version(content: dict[str, Any]) -> dict[str, Any]:
-    """The first version had the caller's keys beside the core's, and dotted names under `made_by`."""
-    core = ("shape", "step", "optimizer_steps", "loss_scaler", "files")
-    made_by = content["made_by"]
-    return {
-        **{name: content[name] for name in core},
-        "made_by": {name.rpartition(".")[2]: value for name, value in made_by.items()},
-        "rank_states": content["meters"],
-        "caller": {name: content[name] for name in ("progress", "recipe", "data", "metrics", "logged_losses")},
-    }
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
@@ -107,10 +97,15 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
         raise DamageError(f"{path}: not the record of a checkpoint")
     if content.pop(CHECKSUM, None) != _checksum(content):
         raise DamageError(f"{path}: its SHA-256 is not the one in it: it changed after it was written")
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: written by another version of this program (format {content.get('format', 'unknown')}, here "
+            f"{FORMAT}); go on with that one, or begin anew in another --out folder"
+        )
     try:
         return CheckpointRecord.of_json(content)
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: written by another version of this program: {error}") from error
+        raise DamageError(f"{path}: not the record of a checkpoint: {error}") from error
 
 
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,9 +32,9 @@ class RunState:
     """seconds trained in this phase"""
     step: int = 0
     """steps done in all phases"""
-    examples_seen: int | None = 0
-    """examples of all these steps, over all ranks; None in a run that an earlier version began"""
-    pieces_seen: int | None = 0
+    examples_seen: int = 0
+    """examples of all these steps, over all ranks"""
+    pieces_seen: int = 0
     """pieces of the steps up to the last that was logged, likewise"""
     trained_length: int = 0
     """the longest sequences that the weights were trained on, in this run or before it"""
@@ -49,8 +48,7 @@ class RunState:
         self.step += 1
         self.phase_step += 1
         self.trained_length = max(self.trained_length, length)
-        if self.examples_seen is not None:
-            self.examples_seen += examples
+        self.examples_seen += examples
 
     @property
     def known_positions(self) -> int:
@@ -59,8 +57,7 @@ class RunState:
 
     def count_pieces(self, pieces: float) -> None:
         """Counts what the steps since the last log have read."""
-        if self.pieces_seen is not None:
-            self.pieces_seen += int(pieces)
+        self.pieces_seen += int(pieces)
 
     def begin_phase(self, number: int) -> None:
         """Stands at the beginning of a phase."""
@@ -104,63 +101,18 @@ class RunRecord:
 
     @classmethod
     def of(cls, record: CheckpointRecord) -> RunRecord:
-        """Reads the section, also with the names that earlier versions had."""
+        """Reads the section."""
+        section = record.caller
         try:
-            return cls._of_section(record.caller)
+            scores = {name: value for name, value in section["metrics"].items() if name != "perplexity"}
+            return cls(
+                state=RunState(**section["progress"]),
+                recipe=section["recipe"],
+                data=DataSummary(**section["data"]),
+                scores=EvaluationRecord(**scores) if scores else None,
+                logged_losses=section["logged_losses"],
+                micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
+                base=BaseSummary(**section["base"]) if section["base"] else None,
+            )
         except (KeyError, TypeError) as error:
             raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
-
-    @classmethod
-    def _of_section(cls, section: Mapping[str, Any]) -> RunRecord:
-        recipe = {
-            **section["recipe"],
-            "phases": [_renamed(phase, PHASE_NAMES) for phase in section["recipe"]["phases"]],
-        }
-        scores = _renamed(section["metrics"], SCORE_NAMES)
-        scores.pop("perplexity", None)
-        return cls(
-            state=RunState(**_with_what_was_trained(section)),
-            recipe=recipe,
-            data=DataSummary(**section["data"]),
-            scores=EvaluationRecord(**scores) if scores else None,
-            logged_losses=section["logged_losses"],
-            micro_batches={name: _found(found) for name, found in section.get("micro_batches", {}).items()},
-            base=BaseSummary(**base) if (base := section.get("base")) else None,
-        )
-
-
-PHASE_NAMES = {"rate": "learning_rate"}
-"""Settings of phases that earlier versions called otherwise, and what they are called today."""
-SCORE_NAMES = {
-    "masked": "masked_loss",
-    "next": "next_loss",
-    "next_sentence": "next_loss",
-    "next_sentence_accuracy": "next_accuracy",
-    "examples": "scored_examples",
-    "seconds": "evaluation_seconds",
-}
-"""Scores that earlier versions called otherwise, and what they are called today."""
-
-
-def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in table.items()}
-
-
-def _with_what_was_trained(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run stands; what earlier versions did not note of it follows from recipe and data, or is not known."""
-    progress, phases = section["progress"], section["recipe"]["phases"]
-    begun = phases[: progress["phase"] + (progress["phase_step"] > 0)]
-    unnoted = {
-        "examples_seen": None,
-        "pieces_seen": None,
-        "trained_length": max((phase["length"] for phase in begun), default=0),
-        "trained_segments": 1 if section["data"]["settings"].get("pairs") == "none" else 2,
-    }
-    return {**unnoted, **progress}
-
-
-def _found(found: Mapping[str, Any]) -> FoundMicroBatch:
-    """A micro-batch that was found; in earlier versions, every model had both heads."""
-    conditions = found["conditions"]
-    model = {"next_sentence": True, **conditions["model"]}
-    return FoundMicroBatch(found["sequences"], {**conditions, "model": model})

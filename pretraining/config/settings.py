@@ -314,19 +314,6 @@ class Recipe(Section):
     deepspeed: dict[str, Any] = {}
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
-    @classmethod
-    def of_any_version(cls, raw: dict[str, Any]) -> Recipe:
-        """Takes from the recipe of a run what today's recipes have a name for, unchecked: for whoever only looks at a
-        run, whichever version has begun it."""
-        return cls.model_construct(
-            **{
-                **raw,
-                "phases": tuple(Phase.model_construct(**phase) for phase in raw.get("phases", ())),
-                "logging": Logging.model_construct(**raw.get("logging", {})),
-                "guards": Guards.model_construct(**raw.get("guards", {})),
-            }
-        )
-
     def phase_steps(self) -> tuple[int, ...] | None:
         """The steps of the phases; None where the clock decides."""
         if self.hours is not None:

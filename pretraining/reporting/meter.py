@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -134,10 +133,7 @@ class Meter:
         """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
         same_ranks = len(states) == ranks
         for state in [states[rank]] if same_ranks else states if rank == 0 else []:
-            sums = torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
-            self._sums[: len(sums)] += sums
-            if state["steps"]:
-                self._sums[len(sums) :] = math.nan  # what an earlier version did not add up
+            self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
             for name, count in zip(self._count_names, state["counts"], strict=True):
                 self._counts[name] += count
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]

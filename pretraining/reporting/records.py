@@ -30,8 +30,8 @@ def mean_losses(totals: Mapping[str, float]) -> dict[str, float]:
         return losses
     losses["next_loss"] = totals["next_sentence"] / sequences
     losses["next_accuracy"] = totals["next_sentence_correct"] / sequences
-    if not math.isnan(random := totals["random_next"]):
-        losses["next_larger_class"] = max(random, sequences - random) / sequences
+    random = totals["random_next"]
+    losses["next_larger_class"] = max(random, sequences - random) / sequences
     return losses
 
 
@@ -39,8 +39,8 @@ def next_sentence(figures: StepRecord | EvaluationRecord) -> list[str]:
     """The figures of next-sentence prediction, as the console has them; none where the model does not predict that."""
     if figures.next_loss is None:
         return []
-    share = "" if figures.next_larger_class is None else f" (larger class {figures.next_larger_class:.1%})"
-    return [f"next {figures.next_loss:.4f} {figures.next_accuracy:.1%}{share}"]
+    larger = figures.next_larger_class
+    return [f"next {figures.next_loss:.4f} {figures.next_accuracy:.1%} (larger class {larger:.1%})"]
 
 
 def there(figures: Mapping[str, float | None]) -> dict[str, float | None]:

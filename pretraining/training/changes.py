@@ -29,7 +29,7 @@ NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
 HEAD = NOT_IN_RECIPES["next_sentence"]
 """What `Shape.differences` calls the head that the data decides about."""
-FOLDERS = ("--out", "--run", "--init", "--base_model", "--base-model")
+FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
 

@@ -179,14 +179,10 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     folder = find_checkpoint(source, checkpoint)
     record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
-    state, shape, left_out = run.state, record.shape, ""
+    state, shape = run.state, record.shape
     scores = {} if run.scores is None else run.scores.figures()
     if state.trained_segments == 1:
         weights = with_first_segment_alone(weights)
-        if shape.next_sentence:  # in runs of earlier versions
-            shape, weights, heads = without_next_sentences(shape, weights)
-            left_out = f"{heads}, which data without pairs cannot train"
-            scores = {name: value for name, value in scores.items() if not name.startswith("next_")}
     provenance = Provenance(
         run.data,
         run.recipe,
@@ -205,7 +201,6 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         vocabulary=folder.parent.parent / TOKENIZER,
         length=min(state.trained_length or shape.positions, shape.positions),
         licence=run.licence,
-        left_out=left_out,
         vocabulary_sha256=run.data.vocabulary,
         provenance=provenance,
     )

@@ -115,18 +115,6 @@ def test_a_process_that_is_gone_is_known_at_once(run: Path) -> None:
     assert status(run).state == "running"
 
 
-def test_a_run_of_an_earlier_version(run: Path, look: Look) -> None:
-    """Whose lines have other names and no time, and whose recipe has names that are no more."""
-    old = {"loss": 6.1, "masked": 5.4, "rate": 2e-3, "pieces_per_second": 3982.7, "utilisation": 1e-4, "seconds": 0.2}
-    (run / METRICS).write_text(json.dumps({"kind": "step", "step": 2, "phase": 1, **old}) + "\n")
-    (run / RECIPE).write_text((run / RECIPE).read_text().replace("learning_rate", "rate") + "[fleet]\nships = 3\n")
-    text = look(run)
-    assert "1 of 2: short, length 32" in text
-    assert "6.1000" in text
-    assert "3983 pieces/s" in text or "3.98k pieces/s" in text
-    assert "use" not in text
-
-
 def test_by_the_clock_there_is_no_total(run: Path, look: Look) -> None:
     recipe = re.sub(r"^steps = \d+\n", "share = 0.5\n", (run / RECIPE).read_text(), flags=re.MULTILINE)
     (run / RECIPE).write_text("hours = 24.0\n" + recipe)

@@ -151,16 +151,6 @@ def test_a_port_in_use(place: Place) -> None:
         assert_ended(launch(place.command("run"), port=listener.getsockname()[1]), 2, message)
 
 
-def test_the_earlier_name_of_out_is_warned_of(place: Place) -> None:
-    words = ["--run" if word == "--out" else word for word in place.command("run", "--stop-after", "short")]
-    [done] = train(words, 1)
-    assert (done.code, done.errors) == (0, "warning: --run is called --out today, and will go\n")
-    assert finished_checkpoints(place.folder / "run")
-    both = assert_ended(launch([*words, "--out", str(place.data)], 1), 2)
-    assert "error: --run: --out is given too, which is what it is called today; keep --out" in both
-    assert f"--out {place.data}: is --data" in both
-
-
 def test_a_profile_is_written(place: Place) -> None:
     [done] = train(place.command("run", "--profile", "2"), 1)
     assert done.code == 0

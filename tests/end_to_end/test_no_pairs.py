@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from data_prep.shards import Manifest
 from pretraining import export
-from pretraining.checkpoint.record import finished_checkpoints, read_record, write_record
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.processes.ending import Code
@@ -145,24 +143,10 @@ def test_heads_that_the_data_cannot_train_are_left_out_and_said(unpaired: Place,
 
 
 def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: Place, straight: Path) -> None:
-    """As runs of earlier versions on such data have them: nobody can give what was."""
     run = stopped_at(straight, place.folder / "run", 6)
     given = dataclasses.replace(unpaired, folder=place.folder).command("run", "--data.allow_other", "true")
     errors = assert_ended(launch(given), 2, "  the head for next sentences was True, now False\nto train on, ")
     assert f"the same command with\n  --init {run} --out {run}-2\nin place of\n  --out {run}\n" in errors
-
-
-def test_an_earlier_run_is_exported_without_heads_that_it_could_not_train(place: Place, straight: Path) -> None:
-    run = shutil.copytree(straight, place.folder / "run")
-    newest = finished_checkpoints(run)[-1]
-    record = read_record(newest)
-    record.caller["progress"]["trained_segments"] = 1
-    write_record(newest, record)
-    shutil.rmtree(run / "export")
-    said = assert_well(train(place.command("run"), ranks=1))
-    assert "; left out: pooler and next_head, which data without pairs cannot train\n" in said
-    assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    assert "next-sentence" not in (run / "export" / "README.md").read_text()
 
 
 def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:

@@ -132,17 +132,3 @@ def test_sizes_by_numbers() -> None:
     assert (shape.layers, shape.hidden, shape.heads, shape.intermediate, shape.positions) == (6, 768, 12, 3072, 128)
     shape = Recipe.model_validate({"model": {"layers": 2, "hidden": 96, "heads": 3}}).model.shape(100)
     assert (shape.heads, shape.intermediate, shape.vocabulary) == (3, 384, 100)
-
-
-def test_a_recipe_of_another_version_is_read_as_far_as_it_has_names_of_today() -> None:
-    phases = [
-        {"name": "short", "length": 128, "rate": 1e-3, "share": 0.9},
-        {"name": "long", "length": 512, "share": 0.1},
-    ]
-    recipe = Recipe.of_any_version(
-        {"steps": 1000, "phases": phases, "fleet": {"ships": 3}, "logging": {"every": 7, "x": 1}}
-    )
-    assert [(phase.name, phase.length) for phase in recipe.phases] == [("short", 128), ("long", 512)]
-    assert recipe.phase_steps() == (900, 100)
-    assert recipe.logging.every == 7
-    assert recipe.guards.hang == Recipe().guards.hang

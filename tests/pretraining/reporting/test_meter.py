@@ -76,17 +76,6 @@ def test_a_model_of_masked_pieces_alone_has_no_other_figures() -> None:
     assert "next" not in record.line()
 
 
-def test_what_an_earlier_version_did_not_count_is_not_known() -> None:
-    """Of an interval that it began; the next one is whole."""
-    meter = Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=Clock()))
-    meter.restore([{"sums": [1.0, 1.0, 1.0, 1.0], "counts": [2.0] * 6, "steps": 1, "seconds": 1.0}], 0, 1)
-    for known in (False, True):
-        meter.add(sums(1.0, 1.0, 1, 1), predictions=2, sequences=2, pieces=2, padded=2, flops=2.0)
-        losses = mean_losses(meter.flush()[0])
-        assert losses["next_accuracy"] == 0.5
-        assert ("next_larger_class" in losses) is known
-
-
 def test_an_interval_starts_from_nothing() -> None:
     clock = Clock()
     meter = Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=clock))
