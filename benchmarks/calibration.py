@@ -52,6 +52,7 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, MicroBatch, Sharing, step_time
 from pretraining.planning.memory import count_parameters
 from pretraining.planning.plan import VOCABULARY
@@ -210,7 +211,7 @@ def work_of(case: Case) -> MicroBatch:
 
 
 def sharing_of(case: Case) -> Sharing:
-    return Sharing.of(count_parameters(case.shape), 1, DTYPE, "adamw")
+    return Sharing.of(count_parameters(case.shape), 1, DTYPE, optimizers()["adamw"].traffic)
 
 
 def fit(seconds: Mapping[Case, float]) -> Device:

@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pretraining.config.toml_text import read_toml
+from data_prep.common.toml_text import read_toml
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import (
     OF_DATASHEET,
-    OPTIMIZER_BYTES,
     Cluster,
     MicroBatch,
     Sharing,
@@ -69,7 +69,7 @@ def shared_by(row: Row) -> tuple[Cluster, Sharing]:
     network = find_network(row["network"])
     cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
     parameters = Shape.named(row["model"], VOCABULARY).num_parameters()
-    return cluster, Sharing(parameters, 0, 2, OPTIMIZER_BYTES["lamb"], gradient_bytes=2, hides=False)
+    return cluster, Sharing(parameters, 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
 
 
 def work_of(row: Row, length: int) -> MicroBatch:

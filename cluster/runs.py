@@ -16,10 +16,10 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
+from data_prep.common.toml_text import read_toml
 from finetuning.places import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
 from pretraining.config.settings import Recipe
-from pretraining.config.toml_text import read_toml
 from pretraining.processes.codes import ENDED, Code, explained
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
 from pretraining.training.skips import read_skips

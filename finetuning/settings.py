@@ -11,22 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from data_prep.common.sections import Count, Fraction, Positive, Section
 from pretraining.config.conflicts import find_computing_faults
 from pretraining.config.reading import Form, parse_overrides, read_settings
 from pretraining.config.schedule import Schedule
-from pretraining.config.settings import (
-    Checkpoints,
-    Compute,
-    Count,
-    Fraction,
-    Logging,
-    Optimizer,
-    Parallel,
-    Positive,
-    PositiveOrAuto,
-    Precision,
-    Section,
-)
+from pretraining.config.settings import Checkpoints, Compute, Logging, Optimizer, Parallel, PositiveOrAuto, Precision
 
 Rate = Annotated[float, Field(gt=0)]
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
+from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Cutter
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.config.toml_text import toml_value
 from pretraining.huggingface.task_head import TaskHead
 
 

@@ -17,7 +17,6 @@ from data_prep.common.errors import DamageError
 from pretraining.checkpoint.record import (
     DAMAGED,
     FOLDER,
-    MOMENTS,
     WEIGHT,
     CheckpointRecord,
     all_checkpoints,
@@ -165,7 +164,7 @@ def _farthest_first(paths: list[Path]) -> list[Path]:
 def restore_engine(checkpoint: Path, engine: Engine) -> None:
     """Gives an engine the optimizer's state of a checkpoint; the model has had its weights since before the engine."""
     record = read_record(checkpoint)
-    for kind in MOMENTS:
+    for kind in engine.optimizer.kind.state:
         stored = StoredTensors(checkpoint, record, kind)
         for flat in engine.flat_tensors:
             state = engine.optimizer.state_of(flat.tensor)

@@ -4,7 +4,7 @@
       checkpoint.json                        the record: sizes, step, checksums of the files beside it and of itself,
                                              and what the caller adds; written last
       weight-00000-of-00002.safetensors      what each rank held of the fp32 weights
-      exp_avg-00000-of-00002.safetensors     and of the optimizer's two averages
+      exp_avg-00000-of-00002.safetensors     and of the optimizer's state, such as Adam's two averages
       exp_avg_sq-00000-of-00002.safetensors
 
 Each tensor in a file is a stretch of a parameter, called NAME:START. So a checkpoint belongs to no number of ranks and
@@ -41,8 +41,8 @@ FORMAT = 1
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
-WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
-KINDS = (WEIGHT, *MOMENTS)
+WEIGHT = "weight"
+"""How the names of the files with weights begin; those of the optimizer's state begin with its own names."""
 
 
 @dataclass(frozen=True)

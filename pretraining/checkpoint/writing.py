@@ -34,7 +34,6 @@ from data_prep.common.storage import patiently
 from pretraining.checkpoint.reading import REPLACED
 from pretraining.checkpoint.record import (
     FOLDER,
-    KINDS,
     WEIGHT,
     CheckpointRecord,
     MadeBy,
@@ -46,9 +45,9 @@ from pretraining.checkpoint.record import (
 )
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
-from pretraining.engine.partition import Part
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
+from pretraining.optimizers.steps.flat import Part
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
 
@@ -130,7 +129,7 @@ class Saver:
         with clear_error(unfinished):
             patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
-        tensors = {kind: snapshot(engine, kind) for kind in KINDS}
+        tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
         save = Save(folder, unfinished, tensors, describe_engine(engine, step, caller), rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
@@ -190,7 +189,7 @@ class Saver:
 
     def _write(self, save: Save) -> None:
         files = []
-        for kind in KINDS:
+        for kind in list(save.tensors):
             tensors = save.tensors.pop(kind)  # so that its memory is free when it is written
             record = patiently(partial(_write_file, save.unfinished, self._own(kind), tensors), save.unfinished)
             files.append(record.as_json())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from data_prep.common.errors import UserError
-from pretraining.config.toml_text import Key
+from data_prep.common.toml_text import Key
 from pretraining.model.shape import SIZES, Shape
 
 FindShape = Callable[[str], Shape]

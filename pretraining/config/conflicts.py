@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 from data_prep.common.errors import UserError
+from data_prep.common.toml_text import Key, dotted, shown
 from data_prep.settings import SHORTEST
-from pretraining.config.packages import TRACKERS, apex_fault, tracker_fault
 from pretraining.config.settings import (
     SCHEDULE_KEYS,
     Compute,
@@ -21,8 +22,8 @@ from pretraining.config.settings import (
     count_micro_batches,
     largest_divisor,
 )
-from pretraining.config.toml_text import Key, dotted, shown
 from pretraining.model.shape import SIZES
+from pretraining.optimizers.declaration import Place, faults_of
 
 OWNED = {
     "train_batch_size": "phases.0.batch",
@@ -55,6 +56,8 @@ OWNED = {
 }
 """Settings of DeepSpeed's that follow from the recipe, and what they follow from."""
 
+TRACKERS = {"wandb": "wandb", "comet": "comet_ml"}
+"""Sections of DeepSpeed's that send metrics to a service, and the packages that do it."""
 OPEN = (
     "aio", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor", "disable_allgather",
     "dump_state", "flops_profiler", "memory_breakdown",
@@ -100,14 +103,17 @@ def find_faults(
             count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
-    faults += [*_optimizer_faults(recipe.optimizer), *_deepspeed_faults(recipe.deepspeed)]
-    return faults if device is None else [*faults, *_package_faults(recipe, device)]
+    faults += [*_optimizer_faults(recipe, device), *_deepspeed_faults(recipe.deepspeed)]
+    return faults if device is None else [*faults, *_tracker_faults(recipe)]
 
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
     """Lists what cannot be of the optimizer and the hardware, with its cure; device None is not known yet."""
-    faults = [*_hardware_faults(settings, device), *_optimizer_faults(settings.optimizer)]
-    return faults if device is None else [*faults, *_apex_faults(settings, device)]
+    return [*_hardware_faults(settings, device), *_optimizer_faults(settings, device)]
+
+
+def _optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+    return faults_of(recipe.optimizer, Place(recipe.parallel.device, recipe.parallel.offload, found))
 
 
 def _model_faults(model: Model) -> Iterator[str]:
@@ -126,15 +132,6 @@ def _model_faults(model: Model) -> Iterator[str]:
             f"model.heads = {shape.heads}: does not divide model.hidden = {shape.hidden}; "
             f"{below} does, with {shape.hidden // below} a head"
         )
-
-
-def _optimizer_faults(optimizer: Optimizer) -> Iterator[str]:
-    for name in ("normalize", "trust_limits", "trust_all", "kernels"):
-        value = getattr(optimizer, name)
-        if optimizer.name != "lamb" and value != Optimizer.model_fields[name].default:
-            yield f'optimizer.{name} = {shown(value)}: is for optimizer.name = "lamb"; it is "{optimizer.name}"'
-    if optimizer.trust_limits is not None and not 0 <= optimizer.trust_limits[0] < optimizer.trust_limits[1]:
-        yield f"optimizer.trust_limits = {shown(list(optimizer.trust_limits))}: the smallest ratio, then the largest"
 
 
 def _duration_faults(recipe: Recipe) -> Iterator[str]:
@@ -232,24 +229,13 @@ def _hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) ->
             yield f"{at}: weights leave the GPU under parallel.zero = 3 alone; it is {parallel.zero}"
 
 
-def _package_faults(recipe: Recipe, found: Literal["cpu", "cuda"]) -> Iterator[str]:
-    """Looks at what else must be here, on the machine that trains."""
-    yield from _apex_faults(recipe, found)
-    for section in TRACKERS:
+def _tracker_faults(recipe: Recipe) -> Iterator[str]:
+    """Looks for the services that DeepSpeed is to send metrics to, on the machine that trains."""
+    for section, package in TRACKERS.items():
         options = recipe.deepspeed.get(section)
-        if isinstance(options, dict) and options.get("enabled") and (fault := tracker_fault(section)):
+        if isinstance(options, dict) and options.get("enabled") and not find_spec(package):
+            fault = f"{package} is not installed; pip install {package}"
             yield f"deepspeed.{section}.enabled = true: {fault}, or remove it"
-
-
-def _apex_faults(recipe: Computing, found: Literal["cpu", "cuda"]) -> Iterator[str]:
-    parallel, at = recipe.parallel, 'optimizer.kernels = "apex"'
-    if recipe.optimizer.kernels == "apex":
-        if parallel.device == "cpu" or found == "cpu":
-            yield f'{at}: needs a GPU (parallel.device = "{parallel.device}"); take "auto"'
-        elif parallel.offload != "none":
-            yield f'{at}: moves weights on a GPU, and parallel.offload = "{parallel.offload}"; take "auto"'
-        elif fault := apex_fault():
-            yield f'{at}: {fault}, or take "auto"'
 
 
 def _tf32_faults(recipe: Computing, device: Literal["cpu", "cuda"] | None) -> Iterator[str]:

@@ -19,8 +19,8 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from pretraining.config.settings import Section
-from pretraining.config.toml_text import Key, dotted, read_toml, shown
+from data_prep.common.sections import Section
+from data_prep.common.toml_text import Key, dotted, read_toml, shown
 from pretraining.config.wording import explain
 
 Settings = TypeVar("Settings", bound=Section)

@@ -17,9 +17,10 @@ if __name__ == "__main__":
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from data_prep.common.sections import Section
+from data_prep.common.toml_text import toml_value
 from pretraining.config.conflicts import OPEN
-from pretraining.config.settings import Recipe, Section
-from pretraining.config.toml_text import toml_value
+from pretraining.config.settings import Recipe
 from pretraining.config.wording import is_list, tables
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"

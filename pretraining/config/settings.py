@@ -9,24 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
-from pretraining.config.toml_text import toml_text
+from data_prep.common.sections import Count, Fraction, Positive, Section, whole
 from pretraining.model.shape import SIZES, Shape
-
-
-def _whole(value: Any) -> Any:
-    """Takes a whole number written with a point or an exponent, such as 1e6, for the int that it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+from pretraining.optimizers.declaration import all_settings
 
 
 def _positive_or_auto(value: Any) -> Any:
     """Takes a whole number from 1 on, or "auto"; one error for both, where pydantic would have one for each."""
-    number = _whole(value)
+    number = whole(value)
     if number == "auto" or (type(number) is int and 1 <= number < 2**31):
         return number
     raise PydanticCustomError("positive_or_auto", 'a whole number of at least 1 is needed, or "auto"')
@@ -44,26 +40,7 @@ LICENCE_HINT: Final = (
 )
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
-Count = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
-Positive = Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(_whole)]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_positive_or_auto)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """A table of the recipe, which takes nothing unknown, converts nothing and never changes."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    def as_dict(self) -> dict[str, Any]:
-        """All settings, defaults included, in the types of TOML and JSON, which are read back as the same."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    def as_toml(self) -> str:
-        """All settings as a file that reads back as the same."""
-        return toml_text(self.as_dict())
 
 
 class Model(Section):
@@ -116,29 +93,13 @@ class Data(Section):
     """Continue a run on other text than its checkpoint was made from, with the same vocabulary."""
 
 
-class Optimizer(Section):
-    """What turns gradients into weights. Decay never falls on biases and norms."""
+if TYPE_CHECKING:
+    from pretraining.optimizers.declaration import OptimizerSettings
 
-    name: Literal["adamw", "lamb"] = "adamw"
-    """The algorithm: AdamW, or LAMB for large batches."""
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
-    """How slowly the averages of the gradient and of its square forget."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the root of the second average."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled decay of the weights."""
-    bias_correction: bool = True
-    """Correct the averages for their start at zero; the original BERT does not."""
-    clip: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
-    normalize: bool = False
-    """LAMB: divide the gradient by its norm, also where that is small; clip has nothing to do then."""
-    trust_limits: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    """LAMB: smallest and largest trust ratio."""
-    trust_all: bool = False
-    """LAMB: trust ratios for biases and norms too."""
-    kernels: Literal["auto", "apex", "torch"] = "auto"
-    """LAMB on a GPU: NVIDIA apex's where it is installed, or PyTorch's own alone."""
+    Optimizer = OptimizerSettings
+else:
+    Optimizer = all_settings(__name__)
+    """The settings of all optimizers, which lie with them."""
 
 
 class Precision(Section):
@@ -146,7 +107,7 @@ class Precision(Section):
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto`: bf16 where the hardware has it, otherwise fp16 on a GPU and fp32 on a CPU."""
-    loss_scale_power: Annotated[int, Field(ge=0, le=32), BeforeValidator(_whole)] = 16
+    loss_scale_power: Annotated[int, Field(ge=0, le=32), BeforeValidator(whole)] = 16
     """fp16: the loss is first scaled by 2 to this power."""
     loss_scale_window: Positive = 1000
     """fp16: steps without overflow after which the scale doubles."""
@@ -159,7 +120,7 @@ class Precision(Section):
 class Parallel(Section):
     """How the ranks share the work. Their number comes from the launcher."""
 
-    zero: Annotated[int, Field(ge=0, le=3), BeforeValidator(_whole)] = 1
+    zero: Annotated[int, Field(ge=0, le=3), BeforeValidator(whole)] = 1
     """ZeRO stage: 1 divides the optimizer's state among the ranks, 2 the gradients too, 3 the weights too."""
     offload: Offload = "none"
     """What lives in the host's memory instead of the GPU's; `all` is optimizer and weights."""
@@ -311,7 +272,7 @@ class Recipe(Section):
     """What is done when training goes wrong."""
     card: Card = Card()
     """What the model card says that nothing else tells."""
-    deepspeed: dict[str, Any] = {}
+    deepspeed: dict[str, Any] = Field(default={})
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
     def phase_steps(self) -> tuple[int, ...] | None:

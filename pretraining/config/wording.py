@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
-from pretraining.config.settings import Section
-from pretraining.config.toml_text import Key, dotted, shown
+from data_prep.common.sections import Section
+from data_prep.common.toml_text import Key, dotted, shown
 
 NEEDED = {
     "int_type": "a whole number is needed",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
+from pretraining.optimizers.declaration import find_optimizer
 
 NEVER = 1 << 40
 BUCKET = 500_000_000
@@ -29,7 +30,7 @@ class EngineSettings:
     @property
     def clip(self) -> float:
         """The largest norm of the gradient; 0 where it is not clipped."""
-        return 0.0 if self.optimizer.normalize else self.optimizer.clip
+        return find_optimizer(self.optimizer).limit(self.optimizer)
 
     def zero_stage(self, dtype: torch.dtype) -> int:
         """The ZeRO stage that DeepSpeed runs: 1 where 0 would add up gradients in 16 bits, which computes the same."""

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.engine.adamw import AdamW
 from pretraining.engine.clipping import clipping, sum_of_squares
 from pretraining.engine.deepspeed_config import EngineSettings, deepspeed_config
-from pretraining.engine.optimizers import build_optimizer
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.encoder import Trainable
+from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """The attributes of DeepSpeed's loss scaler that decide the scale of the loss."""
@@ -43,12 +42,13 @@ class Engine:
         if settings.compute.compile:
             model.compile_layers()
         exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        self.optimizer: AdamW = build_optimizer(model, settings.optimizer)
+        self.optimizer: FlatOptimizer = build_optimizer(model, settings.optimizer)
         self.deepspeed = initialize_deepspeed(model.to(device), self.optimizer, settings, self.dtype, device)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them of weights that it has rounded to 16 bits
-        self.optimizer.prepare(self.flat_tensors, model.fused_parts)
+        shapes = {name: value.shape for name, value in exact.items()}
+        self.optimizer.prepare(self.flat_tensors, model.fused_parts, shapes)
         self.optimizer.gradient_norm = self._norm_before_step
         self._update_scale: Callable[[bool], None] = lambda _: None
         if self.dtype == torch.float16:
@@ -167,7 +167,7 @@ class Engine:
 
 
 def initialize_deepspeed(
-    model: Trainable, optimizer: AdamW, settings: EngineSettings, dtype: torch.dtype, device: torch.device
+    model: Trainable, optimizer: FlatOptimizer, settings: EngineSettings, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Sets up DeepSpeed's own engine."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

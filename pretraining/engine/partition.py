@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,36 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
+from pretraining.optimizers.steps.flat import FlatTensor, Part
 from pretraining.processes.group import device_of
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stretch of a parameter inside a flat tensor."""
-
-    name: str
-    """name of the parameter"""
-    start: int
-    """the part's first element in the flattened parameter"""
-    length: int
-    offset: int
-    """the part's first element in the flat tensor"""
-
-
-@dataclass(frozen=True)
-class FlatTensor:
-    """A flat fp32 tensor that this rank's optimizer moves, and the parts that it holds; what is no part is padding."""
-
-    tensor: Tensor
-    sizes: dict[str, int]
-    """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
-    parts: tuple[Part, ...]
-    group: Any = None
-    """process group of the ranks that hold the rest; None where this rank holds all"""
-
-    def of(self, part: Part, flat: Tensor) -> Tensor:
-        """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
-        return flat.view(-1).narrow(0, part.offset, part.length)
 
 
 def find_flat_tensors(engine: Any, model: nn.Module) -> list[FlatTensor]:

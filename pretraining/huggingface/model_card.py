@@ -15,6 +15,7 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import all_settings, card_line
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
@@ -267,7 +268,8 @@ def _training(shape: Shape, provenance: Provenance) -> str:
     heading = ["phase", "length", "batch", "trained for", "highest learning rate", "warm-up", "decay"]
     rows = [_phase_row(recipe, provenance, number) for number in range(min(count, len(phases)))]
     seen = "" if provenance.examples_seen is None else f", which have seen {provenance.examples_seen:,} examples"
-    facts = [f"- optimizer: {_optimizer(recipe['optimizer'])}", f"- dropout: {_dropout(shape)}"]
+    optimizer = all_settings(__name__).model_validate(recipe["optimizer"])
+    facts = [f"- optimizer: {card_line(optimizer)}", f"- dropout: {_dropout(shape)}"]
     if provenance.dtype is not None:
         rounded = "" if provenance.dtype == "fp32" else "; weights are kept and gradients added up in fp32"
         facts.append(f"- precision: {provenance.dtype}{rounded}")
@@ -319,26 +321,6 @@ def _decay(phase: Mapping[str, Any]) -> str:
     if kind != "constant":
         kind += f", to {100 * phase.get('final', 0.0):.4g}% of the highest" if phase.get("final") else ", to 0"
     return kind
-
-
-def _optimizer(settings: Mapping[str, Any]) -> str:
-    """The algorithm with the settings that it has."""
-    name, clip = settings.get("name", "adamw"), settings.get("clip", 1.0)
-    facts = [
-        f"betas {settings['betas'][0]:g} and {settings['betas'][1]:g}",
-        f"epsilon {settings['epsilon']:g}",
-        f"weight decay {settings['weight_decay']:g}, not of biases and norms",
-        "bias correction" if settings.get("bias_correction", True) else "no bias correction",
-    ]
-    if name == "lamb":
-        limits = settings.get("trust_limits")
-        facts += [f"trust ratios from {limits[0]:g} to {limits[1]:g}"] if limits else []
-        facts += ["trust ratios for biases and norms too"] if settings.get("trust_all") else []
-    if name == "lamb" and settings.get("normalize"):
-        facts.append("gradients divided by their norm")
-    elif clip:
-        facts.append(f"gradients clipped to a norm of {clip:g}")
-    return f"{ {'adamw': 'AdamW', 'lamb': 'LAMB'}.get(name, name) }; {'; '.join(facts)}"
 
 
 def _dropout(shape: Shape) -> str:

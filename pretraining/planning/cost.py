@@ -36,9 +36,6 @@ SLOWEST = 0.01
 of 1 and of all GPUs of a node, with long steps (benchmarks/published.toml)."""
 BACKWARD = 2 / 3
 """The backward pass, of the time of a micro-batch."""
-OPTIMIZER_BYTES = {"adamw": 34, "lamb": 46}
-"""Bytes that go through memory for each parameter: weight, gradient and two averages in fp32 are read, and all but the
-gradient written, with a copy in 16 bits; the norm reads gradients. LAMB writes its update and reads it again."""
 BUCKET_BYTES = 4 * 2**24
 """Gradients are joined in buckets of so many bytes."""
 LOADED_PIECES = 20e6
@@ -159,12 +156,12 @@ class Sharing:
     """whether gradients are joined while the backward pass runs"""
 
     @classmethod
-    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer: str) -> Sharing:
+    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Sharing:
         """What the engine does: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
         hides = stage == 3 or (stage == 1 and dtype != "fp16")
-        return cls(parameters, stage, size, OPTIMIZER_BYTES[optimizer], hides=hides)
+        return cls(parameters, stage, size, optimizer_bytes, hides=hides)
 
     def joining(self, cluster: Cluster, accumulation: int, backward: float) -> float:
         """Seconds of a step in which ranks exchange and do not compute; `backward` are those of a backward pass.

@@ -4,7 +4,7 @@ Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
     weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
     gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2
-    optimizer   12     fp32 weights and two fp32 averages; divided by ZeRO 1, 2 and 3
+    optimizer   12     fp32 weights and what the optimizer keeps, such as two averages; divided by ZeRO 1, 2 and 3
 
 and what the gradients take for a moment, at the peak of a step:
 
@@ -28,6 +28,7 @@ from typing import Any
 from pretraining.config.settings import Dtype, Offload
 from pretraining.data.statistics import PREDICTED_SHARE
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 
 LIVE, BUCKET = 1e9, 5e8
 """DeepSpeed's own, in parameters; the engine takes no bucket that is larger than the model."""
@@ -41,7 +42,7 @@ class Memory:
     weights: float
     gradients: float
     optimizer: float
-    """The optimizer's own fp32 weights and both its averages."""
+    """The optimizer's own fp32 weights, and its state."""
     host: float = 0.0
     """The part of weights, gradients and optimizer that is offloaded to the host's memory."""
 
@@ -68,8 +69,10 @@ def plan_memory(
     zero: int,
     offload: Offload = "none",
     zero_options: Mapping[str, Any] | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Memory:
     """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO."""
+    optimizer = optimizer or optimizers()[DEFAULT]
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
     parameters = count_parameters(shape)
     part = parameters / ranks
@@ -77,15 +80,17 @@ def plan_memory(
     live = min(parameters, _number(options, "stage3_max_live_parameters", LIVE))
     bucket = _number(options, "reduce_bucket_size", min(parameters, BUCKET))
     weights = size * (parameters if stage < 3 else part + live)
-    optimizer = 12 * part if stage else 8 * parameters
+    state = (4 + optimizer.state_bytes) * part if stage else optimizer.state_bytes * parameters
+    if optimizer.whole_matrices:  # one at a time is put together, of which the word embeddings are the largest
+        state += (8 + optimizer.state_bytes) * shape.padded_vocabulary * shape.hidden
     accumulated = 4 * (part if stage > 1 else parameters)
     gradients = _moments(shape, dtype, stage, parameters, part, bucket)
     host = 0.0
     if offload != "none" and zero:
-        host = optimizer + (accumulated if stage > 1 else 0)
+        host = state + (accumulated if stage > 1 else 0)
     if offload == "all" and stage == 3:
         host += size * part
-    return Memory(zero, weights, gradients + accumulated, optimizer, host)
+    return Memory(zero, weights, gradients + accumulated, state, host)
 
 
 def _moments(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:

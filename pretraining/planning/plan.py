@@ -13,6 +13,7 @@ from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
 from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.cost import Cluster, MicroBatch, Sharing, StepTime, efficiency, step_time
 from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
@@ -106,7 +107,8 @@ def build_plan(
     """
     shape = recipe.model.shape(*(VOCABULARY,) if manifest is None else (manifest.vocabulary_size, manifest.has_pairs))
     offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
-    memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options) for zero in range(4))
+    optimizer = find_optimizer(recipe.optimizer)
+    memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options, optimizer) for zero in range(4))
     phases = []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
         statistics = measure_sequences(shape, phase.length, manifest)
@@ -158,7 +160,7 @@ def model_step(
         shape, dtype, micro_batch, statistics.pieces, statistics.flops, recompute, cluster.device.runs_ahead
     )
     stage = recipe.parallel.zero if zero is None else zero
-    sharing = Sharing.of(count_parameters(shape), stage, dtype, recipe.optimizer.name)
+    sharing = Sharing.of(count_parameters(shape), stage, dtype, find_optimizer(recipe.optimizer).traffic)
     return step_time(cluster, work, sharing, accumulation), efficiency(cluster, work, sharing, accumulation)
 
 

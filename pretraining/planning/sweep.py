@@ -13,6 +13,7 @@ from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, divisors
 from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.shape import Shape
+from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.cost import Cluster, StepTime
 from pretraining.planning.fitting import Heaviest, Room
 from pretraining.planning.memory import Memory, plan_memory
@@ -86,7 +87,8 @@ class Target:
     def memory(self, zero: int) -> Memory:
         """What a rank needs besides activations."""
         options, offload = self.recipe.deepspeed.get("zero_optimization"), self.recipe.parallel.offload
-        return plan_memory(self.shape, self.dtype, self.cluster.ranks, zero, offload, options)
+        optimizer = find_optimizer(self.recipe.optimizer)
+        return plan_memory(self.shape, self.dtype, self.cluster.ranks, zero, offload, options, optimizer)
 
     def heaviest(self, phase: Phase) -> Heaviest:
         most, recompute = most_predictions(phase.length, self.manifest), self.recipe.compute.checkpoint_activations

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from data_prep.common.errors import UserError
+from data_prep.common.toml_text import shown
 from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
-from pretraining.config.toml_text import shown
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import most_predictions
 from pretraining.engine.engine import Engine
@@ -27,6 +27,7 @@ from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.fitting import CPU_PIECES, MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import plan_memory
 from pretraining.processes.context import Context
@@ -83,7 +84,8 @@ class MicroBatches:
         """What says whether so many sequences fit on this rank: a trial, or an estimate."""
         recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
         ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
-        memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, recipe.parallel.offload, options)
+        optimizer, offload = find_optimizer(recipe.optimizer), recipe.parallel.offload
+        memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, offload, options, optimizer)
         if can_try(device) and self._engine.zero < 3:  # a trial needs a whole copy of the weights
             return partial(fits_in_trial, heaviest, device, memory_to_reserve(memory.device, device))
         return partial(fits_by_estimate, heaviest, memory, self._room)

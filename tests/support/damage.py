@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretraining.checkpoint.record import KINDS, RECORD
+from pretraining.checkpoint.record import RECORD, WEIGHT
+from pretraining.optimizers.declaration import DEFAULT, optimizers
 
-FILES = [*(f"{kind}-00001-of-00002.safetensors" for kind in KINDS), RECORD]
+FILES = [*(f"{kind}-00001-of-00002.safetensors" for kind in (WEIGHT, *optimizers()[DEFAULT].state)), RECORD]
 """those of rank 1 of two, and the record"""
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.lamb import Lamb
-from pretraining.engine.optimizers import is_decayed
-from pretraining.engine.partition import FlatTensor, Part
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.optimizers.lamb import LambSettings
+from pretraining.optimizers.steps.flat import FlatTensor, Part, is_decayed
+from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 10, 2
@@ -132,7 +132,7 @@ def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Plain LAMB in fp64 on one process, with the forces of all ranks."""
-    settings = Optimizer.model_validate({"name": "lamb", **chosen})
+    settings = LambSettings.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
     ratios = {}
@@ -156,7 +156,7 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
     return weights, ratios
 
 
-def _gradients(step: int, ranks: int, settings: Optimizer) -> dict[str, Tensor]:
+def _gradients(step: int, ranks: int, settings: LambSettings) -> dict[str, Tensor]:
     """The mean of all forces, clipped or normalised."""
     found = {}
     for name, weight in first_weights().items():
@@ -185,5 +185,5 @@ def without_partition(engine: Engine) -> Engine:
         for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.prepare(whole, Bert.fused_parts)
+    engine.optimizer.prepare(whole, Bert.fused_parts, {})
     return engine

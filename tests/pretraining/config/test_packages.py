@@ -12,7 +12,7 @@ import pytest
 from support.recipes import faults, write_plain
 
 from pretraining.config.overrides import load_recipe
-from pretraining.config.packages import apex_fault
+from pretraining.optimizers.lamb import apex_fault
 
 LAMB = ("--optimizer.name", "lamb", "--optimizer.kernels", "apex")
 BUILD = "build NVIDIA's from its source with --cpp_ext --cuda_ext (github.com/NVIDIA/apex)"

@@ -9,8 +9,8 @@ import pytest
 from pydantic import Field
 
 from data_prep.common.errors import UserError
+from data_prep.common.sections import Positive, Section
 from pretraining.config.reading import Form, parse_value, read_settings
-from pretraining.config.settings import Positive, Section
 from pretraining.config.wording import known_keys
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from support.recipes import completing
 
 from data_prep.common.errors import UserError
+from data_prep.common.sections import Section
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Phase, Recipe, Section, count_micro_batches, divisors
+from pretraining.config.settings import Phase, Recipe, count_micro_batches, divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
 RANKS = {  # what their comments promise

@@ -19,7 +19,6 @@ from support.pretraining_reference import SMALL, gradients, mean_loss, random_ba
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from pretraining.engine.apex import lamb_updates
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
@@ -27,6 +26,7 @@ from pretraining.model.attention import Layout, Packed, Padded, has_flash
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.fused import Dropout
+from pretraining.optimizers.steps.apex import lamb_updates
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 

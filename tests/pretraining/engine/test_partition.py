@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
-from pretraining.engine.lamb import make_slot_table
-from pretraining.engine.partition import FlatTensor, Part, find_flat_tensors
+from pretraining.engine.partition import find_flat_tensors
 from pretraining.model.bert import Bert
+from pretraining.optimizers.steps.flat import FlatTensor, Part
+from pretraining.optimizers.steps.lamb import make_slot_table
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
+from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, MicroBatch, Sharing, efficiency, gpu_cluster, step_time
 from pretraining.planning.machines import GPUS, find_network
 from pretraining.planning.memory import count_parameters
@@ -32,7 +33,7 @@ def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBa
 
 
 def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Sharing:
-    return Sharing.of(count_parameters(Shape.named(size, 30522)), zero, dtype, "lamb")
+    return Sharing.of(count_parameters(Shape.named(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
 
 
 @given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))

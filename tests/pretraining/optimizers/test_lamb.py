@@ -12,8 +12,8 @@ from support.processes import spawn
 from support.training import connect_ranks
 
 from pretraining.engine.engine import Engine
-from pretraining.engine.lamb import by_layer
 from pretraining.model import cpu_kernels as kernels
+from pretraining.optimizers.steps.lamb import by_layer
 from pretraining.processes.group import disconnect
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def under_nccl(engine: Engine) -> Engine:
         with PretendedGpu():
             step(closure)
 
-    engine.optimizer.step = under_nccl  # type: ignore[method-assign]
+    engine.optimizer.step = under_nccl  # type: ignore[method-assign,assignment]
     return engine
 
 

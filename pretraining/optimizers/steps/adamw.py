@@ -1,47 +1,22 @@
-"""Adam with decoupled decay. DeepSpeed hands it the flat fp32 tensors of this rank's share."""
+"""One step of Adam with decoupled decay, by PyTorch's fused kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from pretraining.config.settings import Optimizer
-from pretraining.engine.partition import FlatTensor
+from pretraining.optimizers.steps.flat import FlatOptimizer
 
 SETTLED = 1e9
 """A number of steps after which bias correction corrects nothing."""
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(FlatOptimizer):
     """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
-
-    def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
-        defaults = {
-            "lr": 0.0,
-            "betas": settings.betas,
-            "eps": settings.epsilon,
-            "weight_decay": settings.weight_decay,
-            "bias_correction": settings.bias_correction,
-        }
-        super().__init__(groups, defaults)
-        self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
-        """The norm over all weights and ranks, which a step may ask for."""
-        self.scale: Tensor | float = 1.0
-        """what gradients are multiplied with in a step"""
-
-    def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
-        """Hears before the first step what DeepSpeed's flat tensors hold; Adam need not know.
-
-        `fused_parts` says how many parameters of the paper lie one after another in one of ours.
-        """
-
-    def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """What the last step has to show as distributions: by name, then by part of the model. Adam has nothing."""
-        return {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -64,15 +39,6 @@ class AdamW(torch.optim.Optimizer):
                 decay=group["weight_decay"],
                 scale=self.scale,
             )
-
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Gives the two averages of a tensor, and the number of steps that they have seen; zeros at first."""
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return state
 
 
 def adam(

@@ -14,12 +14,11 @@ from support.pretraining_reference import SMALL
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.config.settings import Optimizer
-from pretraining.engine.apex import load_apex
-from pretraining.engine.lamb import Lamb
-from pretraining.engine.optimizers import build_optimizer
-from pretraining.engine.partition import FlatTensor, Part
 from pretraining.model.bert import Bert
+from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
+from pretraining.optimizers.steps.apex import load_apex
+from pretraining.optimizers.steps.flat import FlatTensor, Part, build_optimizer
+from pretraining.optimizers.steps.lamb import Lamb
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIZES = {"small": 7, "fused": 3 * 40, "rest": 33}
@@ -34,11 +33,11 @@ class Twin:
     def __init__(self, kernels: str, device: torch.device, **chosen: Any):
         self.draw = torch.Generator().manual_seed(1)
         self.flats = [torch.randn(sum(SIZES.values()), generator=self.draw).to(device) for _ in range(2)]
-        settings = Optimizer.model_validate({"name": "lamb", "kernels": kernels, **chosen})
+        settings = LambSettings.model_validate({"name": "lamb", "kernels": kernels, **chosen})
         groups: list[dict[str, Any]] = [{"params": self.flats[:1]}, {"params": self.flats[1:], "weight_decay": 0.0}]
-        self.lamb = Lamb(groups, settings)
+        self.lamb = Lamb(OPTIMIZER, groups, settings)
         self.lamb.gradient_norm = lambda: 2.5
-        self.lamb.prepare([held(flat) for flat in self.flats], lambda name: 3 if name == "fused" else 1)
+        self.lamb.prepare([held(flat) for flat in self.flats], lambda name: 3 if name == "fused" else 1, {})
 
     def step(self) -> None:
         for flat in self.flats:
@@ -122,4 +121,4 @@ def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "amp_C", None)
     assert load_apex("auto") is None
     with pytest.raises(UserError, match=r'"apex": apex is not installed; build NVIDIA\'s .*, or take "auto"'):
-        build_optimizer(model, Optimizer(name="lamb", kernels="apex"))
+        build_optimizer(model, LambSettings(name="lamb", kernels="apex"))

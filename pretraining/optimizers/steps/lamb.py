@@ -2,14 +2,14 @@
 
 The update of a parameter is Adam's with decay, times ‖weight‖ / ‖update‖: its trust ratio (You et al., 2020). ZeRO
 hands an optimizer flat tensors that hold many parameters and parts of parameters; norms of those mean nothing. So
-`Lamb` is told what they hold (partition.py), sums the squares of each parameter's parts, and adds up the sums of all
+`Lamb` is told what they hold, sums the squares of each parameter's parts, and adds up the sums of all
 ranks in one small fp64 all-reduce.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.config.settings import Optimizer
-from pretraining.engine.adamw import AdamW, adam
-from pretraining.engine.apex import lamb_updates, load_apex
-from pretraining.engine.partition import FlatTensor
 from pretraining.model import cpu_kernels as kernels
+from pretraining.optimizers.declaration import Optimizer
+from pretraining.optimizers.lamb import LambSettings
+from pretraining.optimizers.steps.adamw import adam
+from pretraining.optimizers.steps.apex import lamb_updates, load_apex
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
 from pretraining.processes.group import device_of
 
 
@@ -50,7 +51,7 @@ class SlotTable:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A rank's stretch of a slot with its gradient and moments; all are views of flat tensors."""
+    """This rank's stretch of a slot, with its gradient and averages: views of flat tensors."""
 
     slot: int
     weight: Tensor
@@ -59,11 +60,11 @@ class Stretch:
     second: Tensor
 
 
-class Lamb(AdamW):
+class Lamb(FlatOptimizer):
     """LAMB on flat tensors. `prepare` comes before the first step; a step overwrites the gradients."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], settings: Optimizer):
-        super().__init__(groups, settings)
+    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: LambSettings):
+        super().__init__(kind, groups, settings)
         self.settings = settings
         self._amp_c = load_apex(settings.kernels)
         self._tables: dict[int, SlotTable] = {}
@@ -71,7 +72,12 @@ class Lamb(AdamW):
         self._ratios: dict[tuple[str, ...], Tensor] = {}
         """trust ratios of the last step, by the names of their slots"""
 
-    def prepare(self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int]) -> None:
+    def prepare(
+        self,
+        flat_tensors: Sequence[FlatTensor],
+        fused_parts: Callable[[str], int],
+        shapes: Mapping[str, torch.Size],  # noqa: ARG002
+    ) -> None:
         for flat in flat_tensors:
             self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
 
@@ -162,7 +168,7 @@ class Lamb(AdamW):
         return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
     def _stretches(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> Iterator[Stretch]:
-        """Finds this rank's stretches with all that moves with them."""
+        """This rank's slices of each parameter, with gradient and averages."""
         begin = 0
         for tensor, table in zip(tensors, tables, strict=True):
             state = self.state_of(tensor)

@@ -12,19 +12,30 @@ from support.waits import no_waits
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
-from pretraining.engine.adamw import AdamW
-from pretraining.engine.adamw import adam as move_by_adam
 from pretraining.engine.clipping import clipping
-from pretraining.engine.lamb import Lamb
-from pretraining.engine.optimizers import build_optimizer, is_decayed, parameter_groups
-from pretraining.engine.partition import FlatTensor, Part
 from pretraining.model.bert import Bert
+from pretraining.optimizers.declaration import find_optimizer
+from pretraining.optimizers.steps.adamw import AdamW
+from pretraining.optimizers.steps.adamw import adam as move_by_adam
+from pretraining.optimizers.steps.flat import (
+    FlatOptimizer,
+    FlatTensor,
+    Part,
+    build_optimizer,
+    is_decayed,
+    parameter_groups,
+)
+from pretraining.optimizers.steps.lamb import Lamb
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
 
 
 def settings(**values: object) -> recipe.Optimizer:
     return recipe.Optimizer.model_validate(values)
+
+
+def build(groups: list[dict[str, Any]], chosen: recipe.Optimizer) -> FlatOptimizer:
+    return find_optimizer(chosen).build(groups, chosen)
 
 
 def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:
@@ -49,7 +60,7 @@ def test_with_bias_correction_it_is_torchs_adamw() -> None:
     groups: list[dict[str, Any]] = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
     their_groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
     reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
-    for a, b in zip(trained(AdamW(groups, chosen), ours), trained(reference, theirs), strict=True):
+    for a, b in zip(trained(build(groups, chosen), ours), trained(reference, theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
@@ -57,7 +68,7 @@ def test_without_bias_correction_it_is_the_original_berts() -> None:
     """m and v are taken as they are; the decay is of the weight before the step."""
     chosen = settings(betas=(0.9, 0.999), epsilon=1e-6, weight_decay=0.01, bias_correction=False)
     ours = [tensor.requires_grad_() for tensor in tensors(0)]
-    found = trained(AdamW([{"params": ours}], chosen), ours)
+    found = trained(build([{"params": ours}], chosen), ours)
     for index, weight in enumerate(tensor.double() for tensor in tensors(0)):
         m, v = torch.zeros_like(weight), torch.zeros_like(weight)
         for step, rate in enumerate(RATES):
@@ -91,7 +102,7 @@ def test_every_parameter_is_in_one_group() -> None:
 def test_a_parameter_without_gradient_stays() -> None:
     still, moving = (tensor.requires_grad_() for tensor in tensors(0))
     before = still.detach().clone()
-    optimizer = AdamW([{"params": [still, moving]}], settings())
+    optimizer = build([{"params": [still, moving]}], settings())
     optimizer.param_groups[0]["lr"] = 1e-3
     moving.grad = torch.ones_like(moving)
     optimizer.step()
@@ -111,7 +122,7 @@ def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], T
     for scaled in (False, True):
         weight = torch.nn.Parameter(tensors(0)[0].clone())
         optimizer = build_optimizer(nn.ParameterDict({"weight": weight}), chosen)
-        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Part("weight", 0, 35, 0),))], lambda _: 1)
+        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Part("weight", 0, 35, 0),))], lambda _: 1, {})
         optimizer.scale = kind(0.125) if scaled else 1.0
         for step, rate in enumerate(RATES):
             optimizer.param_groups[0]["lr"] = rate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.config.packages import apex_fault
+from pretraining.optimizers.lamb import apex_fault
 
 CHUNK = 2048 * 32
 """How many elements a block of the GPU works on, as apex itself has it."""

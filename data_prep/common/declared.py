@@ -1,0 +1,17 @@
+"""Finds what the files of a folder declare, so that a new file needs no line anywhere else."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+
+def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
+    """What the modules beside `file` have under this name, by the modules' names; those that have it not are left out.
+
+    All of them are imported, so that none may load what takes long, such as PyTorch.
+    """
+    names = sorted(path.stem for path in Path(file).parent.glob("*.py") if path.stem != "__init__")
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in names if name != Path(file).stem}
+    return {name: getattr(module, attribute) for name, module in modules.items() if hasattr(module, attribute)}

@@ -1,0 +1,169 @@
+"""What an optimizer tells of itself. Every other file of this folder is one, and whoever asks for one finds it here.
+
+    class Lion(Optimizer):
+        title = summary = "Lion"
+        state = ("average",)
+        traffic = 26
+
+        def update(self, weight, gradient, state, step, settings): ...
+
+    OPTIMIZER = Lion()
+
+is all that `pretraining/optimizers/lion.py` needs: the recipe then takes `optimizer.name = "lion"`, checkpoints keep
+its state, and `--check` counts it. Nothing here loads PyTorch: what takes more than the methods of tensors lies in
+`steps/`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, create_model
+
+from data_prep.common.declared import declared_in
+from data_prep.common.sections import Fraction, Section
+from data_prep.common.toml_text import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretraining.optimizers.steps.flat import FlatOptimizer
+
+DEFAULT = "adamw"
+
+
+class OptimizerSettings(Section):
+    """What turns gradients into weights. Decay never falls on biases and norms."""
+
+    name: str = DEFAULT
+    """The algorithm."""
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
+    """How slowly the averages of the gradient and of its square forget."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-6
+    """Added to the root of the second average."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled decay of the weights."""
+    bias_correction: bool = True
+    """Correct the averages for their start at zero; the original BERT does not."""
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an optimizer is to work, as far as it may matter to it."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    """the recipe's `parallel.device`"""
+    offload: str
+    found: Literal["cpu", "cuda"] | None
+    """what this machine has; None where that is not known"""
+
+
+class Optimizer(ABC):
+    """An optimizer, as the house asks for it."""
+
+    title: ClassVar[str]
+    """its name in sentences"""
+    summary: ClassVar[str]
+    """what the table of settings says of it: its name, and what it is for"""
+    settings: ClassVar[type[OptimizerSettings]] = OptimizerSettings
+    """the settings of all optimizers, and its own"""
+    state: ClassVar[tuple[str, ...]]
+    """names of the fp32 numbers that it keeps for each weight; files of checkpoints begin with them"""
+    traffic: ClassVar[int]
+    """bytes that go through memory for each parameter in a step: weight, gradient and state in fp32 are read, and all
+    but the gradient written, with a copy in 16 bits; the norm reads gradients"""
+    whole_matrices: ClassVar[bool] = False
+    """whether `update` needs a parameter as a whole, however ZeRO has cut it"""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of its state for each parameter."""
+        return 4 * len(self.state)
+
+    def limit(self, settings: OptimizerSettings) -> float:
+        """The norm that gradients are clipped to before a step; 0 where they are not."""
+        return settings.clip
+
+    def faults(self, settings: OptimizerSettings, place: Place) -> Iterator[str]:  # noqa: ARG002
+        """Whatever does not go together with it, each with its cure."""
+        yield from ()
+
+    def facts(self, settings: OptimizerSettings) -> list[str]:
+        """What the model card says of its settings, besides clipping."""
+        return [
+            f"betas {settings.betas[0]:g} and {settings.betas[1]:g}",
+            f"epsilon {settings.epsilon:g}",
+            f"weight decay {settings.weight_decay:g}, not of biases and norms",
+            "bias correction" if settings.bias_correction else "no bias correction",
+        ]
+
+    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> FlatOptimizer:
+        """Makes what moves the weights: of these groups of parameters, as PyTorch's optimizers have them."""
+        from pretraining.optimizers.steps.by_parameter import ByParameter
+
+        return ByParameter(self, groups, settings)
+
+    def update(
+        self, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step: int, settings: OptimizerSettings
+    ) -> Tensor:
+        """What is taken off a weight, times the learning rate and without decay; moves the state in place.
+
+        All have the shape of the parameter where `whole_matrices` says so, and are flat stretches of it otherwise.
+        `step` counts from 1. The gradient is clipped already.
+        """
+        raise NotImplementedError
+
+
+@lru_cache
+def optimizers() -> dict[str, Optimizer]:
+    """All optimizers, by the names that recipes have for them."""
+    return declared_in(__file__, __package__, "OPTIMIZER")
+
+
+def find_optimizer(settings: OptimizerSettings) -> Optimizer:
+    """The optimizer that settings name."""
+    return optimizers()[settings.name]
+
+
+def own_settings(optimizer: Optimizer) -> list[str]:
+    """The names of the settings that others do not have."""
+    return [name for name in optimizer.settings.model_fields if name not in OptimizerSettings.model_fields]
+
+
+def all_settings(module: str) -> type[OptimizerSettings]:
+    """A table with the settings of all optimizers, as a class `Optimizer` of this module."""
+    kinds = optimizers()
+    bases = dict.fromkeys(kind.settings for kind in kinds.values() if kind.settings is not OptimizerSettings)
+    algorithm = "The algorithm: " + ", or ".join(kind.summary for kind in kinds.values()) + "."
+    name: Any = (Literal[tuple(kinds)], Field(DEFAULT, description=algorithm))
+    return create_model(
+        "Optimizer",
+        __base__=tuple(bases) or OptimizerSettings,
+        __module__=module,
+        __doc__=OptimizerSettings.__doc__,
+        name=name,
+    )
+
+
+def faults_of(settings: OptimizerSettings, place: Place) -> Iterator[str]:
+    """Lists what does not go together with the optimizer of these settings, and what is for another one."""
+    for other, kind in optimizers().items():
+        for name in own_settings(kind):
+            value = getattr(settings, name)
+            if other != settings.name and value != kind.settings.model_fields[name].default:
+                yield f'optimizer.{name} = {shown(value)}: is for optimizer.name = "{other}"; it is "{settings.name}"'
+    yield from find_optimizer(settings).faults(settings, place)
+
+
+def card_line(settings: OptimizerSettings) -> str:
+    """The algorithm with the settings that it has, for the model card."""
+    kind = find_optimizer(settings)
+    clip = kind.limit(settings)
+    facts = [*kind.facts(settings), *([f"gradients clipped to a norm of {clip:g}"] if clip else [])]
+    return f"{kind.title}; {'; '.join(facts)}"

@@ -1,0 +1,91 @@
+"""LAMB: Adam's updates with a trust ratio for each parameter (You et al., 2020); NVIDIA apex's kernels on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from data_prep.common.toml_text import shown
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, Place
+
+if TYPE_CHECKING:
+    from pretraining.optimizers.steps.lamb import Lamb
+
+
+class LambSettings(OptimizerSettings):
+    """What LAMB has besides."""
+
+    normalize: bool = False
+    """LAMB: divide the gradient by its norm, also where that is small; clip has nothing to do then."""
+    trust_limits: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    """LAMB: smallest and largest trust ratio."""
+    trust_all: bool = False
+    """LAMB: trust ratios for biases and norms too."""
+    kernels: Literal["auto", "apex", "torch"] = "auto"
+    """LAMB on a GPU: NVIDIA apex's where it is installed, or PyTorch's own alone."""
+
+
+class LambDeclaration(Optimizer):
+    title, summary = "LAMB", "LAMB for large batches"
+    settings = LambSettings
+    state = ("exp_avg", "exp_avg_sq")
+    traffic = 46  # Adam's, and its update is written and read again
+
+    def limit(self, settings: OptimizerSettings) -> float:
+        return 0.0 if own(settings).normalize else settings.clip
+
+    def faults(self, settings: OptimizerSettings, place: Place) -> Iterator[str]:
+        limits = own(settings).trust_limits
+        if limits is not None and not 0 <= limits[0] < limits[1]:
+            yield f"optimizer.trust_limits = {shown(list(limits))}: the smallest ratio, then the largest"
+        at = 'optimizer.kernels = "apex"'
+        if own(settings).kernels != "apex" or place.found is None:
+            return
+        if place.device == "cpu" or place.found == "cpu":
+            yield f'{at}: needs a GPU (parallel.device = "{place.device}"); take "auto"'
+        elif place.offload != "none":
+            yield f'{at}: moves weights on a GPU, and parallel.offload = "{place.offload}"; take "auto"'
+        elif fault := apex_fault():
+            yield f'{at}: {fault}, or take "auto"'
+
+    def facts(self, settings: OptimizerSettings) -> list[str]:
+        limits, adam = own(settings).trust_limits, super().facts(settings)
+        facts = [f"trust ratios from {limits[0]:g} to {limits[1]:g}"] if limits else []
+        facts += ["trust ratios for biases and norms too"] if own(settings).trust_all else []
+        facts += ["gradients divided by their norm"] if own(settings).normalize else []
+        return [*adam, *facts]
+
+    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> Lamb:
+        from pretraining.optimizers.steps.lamb import Lamb
+
+        return Lamb(self, groups, own(settings))
+
+
+def own(settings: OptimizerSettings) -> LambSettings:
+    """Settings of LAMB, which the table of a recipe always has."""
+    assert isinstance(settings, LambSettings)
+    return settings
+
+
+def apex_fault() -> str | None:
+    """Why NVIDIA apex's kernels cannot be had here, with the cure; None where they can."""
+    try:
+        importlib.import_module("amp_C")
+        return None
+    except ImportError:
+        cure = "build NVIDIA's from its source with --cpp_ext --cuda_ext (github.com/NVIDIA/apex)"
+    try:
+        version = importlib.metadata.version("apex")
+    except importlib.metadata.PackageNotFoundError:
+        return f"apex is not installed; {cure}"
+    return (
+        f"the package named apex that is installed here ({version}) has no amp_C: it is another project of that name, "
+        f"or NVIDIA's built without its kernels; pip uninstall apex, and {cure}"
+    )
+
+
+OPTIMIZER = LambDeclaration()

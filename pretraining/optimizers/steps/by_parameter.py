@@ -1,0 +1,85 @@
+"""Moves parameters one by one, by the update that an optimizer declares; whole ones are put together from all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Part
+from pretraining.processes.group import device_of
+
+WEIGHT, GRADIENT = "weight", "gradient"
+
+
+class ByParameter(FlatOptimizer):
+    """An optimizer that declares what one parameter is moved by."""
+
+    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
+        super().__init__(kind, groups, settings)
+        self.settings = settings
+        self._flats: dict[int, FlatTensor] = {}
+        """what a flat tensor holds, found by its id"""
+
+    def prepare(
+        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        self._flats = {id(flat.tensor): flat for flat in flat_tensors}
+        self._fused_parts, self._shapes = fused_parts, shapes
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None:
+                    self._move(group, self._flats[id(tensor)], tensor.grad)
+
+    def _move(self, group: dict[str, Any], flat: FlatTensor, gradient: Tensor) -> None:
+        """Moves the parameters of a flat tensor; all ranks of its group go through them in the same order."""
+        gradient.mul_(self.scale)
+        state = self.state_of(flat.tensor)
+        state["step"] += 1
+        sources = {WEIGHT: flat.tensor, GRADIENT: gradient, **{name: state[name] for name in self.kind.state}}
+        for name in flat.sizes:
+            parts = [part for part in flat.parts if part.name == name]
+            for values in self._values(flat, name, parts, sources):
+                self._update(group, values, int(state["step"]))
+
+    def _update(self, group: dict[str, Any], values: dict[str, Tensor], step: int) -> None:
+        weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
+        change = self.kind.update(weight, gradient, values, step, self.settings)
+        weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=group["lr"])
+
+    def _values(
+        self, flat: FlatTensor, name: str, parts: list[Part], sources: Mapping[str, Tensor]
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yields weight, gradient and state of a parameter, and writes back what became of them: this rank's stretches,
+        or whole matrices, one for each that lies in a fused parameter."""
+        if not self.kind.whole_matrices:
+            for part in parts:
+                yield {kind: flat.of(part, source) for kind, source in sources.items()}
+            return
+        whole = {kind: gathered(flat, parts, source, self._shapes[name]) for kind, source in sources.items()}
+        blocks = {kind: values.chunk(self._fused_parts(name)) for kind, values in whole.items()}
+        for number in range(self._fused_parts(name)):
+            yield {kind: values[number] for kind, values in blocks.items()}
+        for kind, source in sources.items():
+            for part in parts:
+                flat.of(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
+
+
+def gathered(flat: FlatTensor, parts: Sequence[Part], source: Tensor, shape: torch.Size) -> Tensor:
+    """A parameter as a whole, or what lies as it does, of which each rank has some parts; all ranks call it."""
+    whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
+    for part in parts:
+        whole.view(-1)[part.start : part.start + part.length] = flat.of(part, source)
+    if flat.group is None or dist.get_world_size(flat.group) == 1:
+        return whole
+    joined = whole.to(device_of(flat.group))
+    dist.all_reduce(joined, group=flat.group)  # exact: all but one rank add zeros
+    return joined.to(whole.device)

@@ -1,0 +1,98 @@
+"""What an engine trains with: an optimizer on flat fp32 tensors that hold many parameters, and parts of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, find_optimizer
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a parameter inside a flat tensor."""
+
+    name: str
+    """name of the parameter"""
+    start: int
+    """the part's first element in the flattened parameter"""
+    length: int
+    offset: int
+    """the part's first element in the flat tensor"""
+
+
+@dataclass(frozen=True)
+class FlatTensor:
+    """A flat fp32 tensor that this rank's optimizer moves, and the parts that it holds; what is no part is padding."""
+
+    tensor: Tensor
+    sizes: dict[str, int]
+    """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
+    parts: tuple[Part, ...]
+    group: Any = None
+    """process group of the ranks that hold the rest; None where this rank holds all"""
+
+    def of(self, part: Part, flat: Tensor) -> Tensor:
+        """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
+        return flat.view(-1).narrow(0, part.offset, part.length)
+
+
+class FlatOptimizer(torch.optim.Optimizer):
+    """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
+
+    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
+        defaults = {
+            "lr": 0.0,
+            "betas": settings.betas,
+            "eps": settings.epsilon,
+            "weight_decay": settings.weight_decay,
+            "bias_correction": settings.bias_correction,
+        }
+        super().__init__(groups, defaults)
+        self.kind = kind
+        self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
+        """the norm over all weights and ranks, which a step may ask for"""
+        self.scale: Tensor | float = 1.0
+        """what gradients are multiplied with in a step"""
+
+    def prepare(
+        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        """Hears before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
+
+        `fused_parts` says how many parameters of the paper lie one after another in one of ours.
+        """
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """What the last step has to show as distributions: by name, then by part of the model."""
+        return {}
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Gives the state of a tensor, and the number of steps that it has seen; zeros at first."""
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in self.kind.state:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay falls on a parameter: never on biases and norms."""
+    return not (name.endswith("bias") or ".norm." in name)
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups parameters: those with weight decay, and those without."""
+    decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
+    others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
+    return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+
+
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
+    """Makes the optimizer that the settings name."""
+    return find_optimizer(settings).build(parameter_groups(model), settings)
