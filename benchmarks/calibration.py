@@ -27,6 +27,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from pretraining.config.settings import VOCABULARY
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.environment import cores_are_idle, prepare_process
 
 prepare_process()
@@ -50,12 +53,10 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, MicroBatch, Sharing, step_time
 from pretraining.planning.memory import count_parameters
-from pretraining.planning.plan import VOCABULARY
 from pretraining.processes.group import connect
 from pretraining.processes.launchers import World, find_world
 from pretraining.reporting.hardware import total_memory
@@ -133,12 +134,12 @@ class Rank:
             precision = Precision(dtype=DTYPE)
             settings = EngineSettings(precision=precision)
             set_arithmetic(precision, settings.compute, CPU)
-            self.engines[case.size] = Engine(Bert(case.shape).initialize(0), settings, CPU)
+            self.engines[case.size] = Engine(build_model(case.shape).initialize(0), settings, CPU)
         predicted = round(PREDICTED_SHARE * case.length)
         batch = full_sequences(case.micro_batch, case.length, predicted)
         sequences = self.ranks * case.accumulation * case.micro_batch
         batches = PretrainingBatches((batch,) * case.accumulation, sequences, sequences * predicted)
-        train_step(self.engines[case.size], batches, 1e-5, Seeds.of(0, self.steps, self.rank), pretraining_loss)
+        train_step(self.engines[case.size], batches, 1e-5, Seeds.of(0, self.steps, self.rank), MLM.loss)
         self.steps += 1
 
 

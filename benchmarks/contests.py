@@ -27,8 +27,9 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import SIZES, Shape
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect
 from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import peak_memory, synchronize
@@ -131,7 +132,7 @@ class Ours(Contestant):
         settings = EngineSettings(precision=Precision(dtype=name_dtype(self.dtype)), compute=compute)
         set_arithmetic(settings.precision, compute, device)
         self.steps = 0
-        self.engine = Engine(Bert(shape).initialize(0), settings, device)
+        self.engine = Engine(build_model(shape).initialize(0), settings, device)
 
     def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
         """The step on a batch as the loader hands it over."""
@@ -141,7 +142,7 @@ class Ours(Contestant):
         """A step of these micro-batches, which a GPU may still be at when this returns."""
         sequences, labels = sum(len(each.lengths) for each in micro), sum(len(each.labels) for each in micro)
         batches = PretrainingBatches(tuple(micro), sequences, labels)
-        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), pretraining_loss)
+        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), MLM.loss)
         self.steps += 1
 
     def parts(self) -> dict[str, float]:

@@ -55,8 +55,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
-from pretraining.model.bert import Bert
 from pretraining.model.shape import SIZES, Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
 from pretraining.processes.launchers import World
 
@@ -103,7 +103,7 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
     vocabulary = find_words(data)
     vocabulary.write(folder.with_name("vocabulary"))
     shape = Shape.named(size, len(vocabulary))
-    weights = Bert(shape).initialize(0).state_dict()
+    weights = build_model(shape).initialize(0).state_dict()
     write_folder(folder, shape, weights, folder.with_name("vocabulary"), "fresh weights\n")
     return folder
 

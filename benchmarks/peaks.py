@@ -17,8 +17,9 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.memory import plan_memory
 
 CPU = torch.device("cpu")
@@ -39,11 +40,11 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         set_arithmetic(settings.precision, settings.compute, CPU)
-        engine = Engine(Bert(shape).initialize(0), settings, CPU)
+        engine = Engine(build_model(shape).initialize(0), settings, CPU)
         batch = full_sequences(1, 8, 1)
         for step in range(STEPS):
             batches = PretrainingBatches((batch, batch), 2 * ranks, 2 * ranks)
-            train_step(engine, batches, 1e-5, Seeds.of(0, step, rank), pretraining_loss, mark=collect)
+            train_step(engine, batches, 1e-5, Seeds.of(0, step, rank), MLM.loss, mark=collect)
             torch.empty(MARK, dtype=torch.uint8)
     engine.close()
     peak = _lowest_peak(profiled)

@@ -16,8 +16,10 @@ from statistics import median
 from typing import Any
 
 from data_prep.common.toml_text import read_toml
+from pretraining.config.settings import VOCABULARY
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import (
     OF_DATASHEET,
@@ -28,7 +30,6 @@ from pretraining.planning.cost import (
     step_time,
 )
 from pretraining.planning.machines import GPUS, find_network
-from pretraining.planning.plan import VOCABULARY
 
 FILE = Path(__file__).with_suffix(".toml")
 Row = Mapping[str, Any]
@@ -68,7 +69,7 @@ def shared_by(row: Row) -> tuple[Cluster, Sharing]:
     per_node = min(row["gpus"], row["gpus_per_node"])
     network = find_network(row["network"])
     cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
-    parameters = Shape.named(row["model"], VOCABULARY).num_parameters()
+    parameters = num_parameters(Shape.named(row["model"], VOCABULARY))
     return cluster, Sharing(parameters, 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
 
 
@@ -151,7 +152,7 @@ class Published:
             pace = factor * self.paces[row["run"], phase["length"]]
             step = step_seconds({**row, **phase}, phase["length"], accumulation, pace)
             seconds += phase["sequences"] / phase["batch"] * step
-        parameters = Shape.named(row["model"], VOCABULARY).num_parameters()
+        parameters = num_parameters(Shape.named(row["model"], VOCABULARY))
         return float(seconds + row["saves"] * SAVE_BYTES * parameters / STORAGE) / 3600
 
 

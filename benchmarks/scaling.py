@@ -35,6 +35,8 @@ from functools import partial
 from typing import Literal
 from unittest.mock import patch
 
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
@@ -63,7 +65,6 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.processes.group import (
     choose_device,
     connect,
@@ -132,7 +133,7 @@ class Work:
         """The median seconds of this rank's steps, by the kind of scaling, whose steps alternate."""
         recipe = self.recipe
         settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
-        model = Bert(self.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
+        model = build_model(self.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
         engine = Engine(model, settings, self.device)
         steppers = {kind: self._stepper(engine, batches) for kind, batches in self.batches.items()}
         turns = alternate(steppers, self.settings.steps, WARM_UP)
@@ -150,7 +151,7 @@ class Work:
 
         def step() -> None:
             number, batch = next(coming)
-            train_step(engine, batch, LEARNING_RATE, Seeds.of(0, number, self.rank), pretraining_loss)
+            train_step(engine, batch, LEARNING_RATE, Seeds.of(0, number, self.rank), MLM.loss)
             synchronize(self.device)
 
         return step

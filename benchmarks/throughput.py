@@ -58,6 +58,7 @@ from pretraining.config.settings import Dtype
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import num_parameters, step_flops
 from pretraining.processes.group import choose_device
 from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
@@ -145,11 +146,11 @@ def sides_for(settings: Throughput, device: torch.device, console: Console) -> t
 def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
     """The contest with as many sequences as fit into memory and time, as far as can be told before."""
     shape = Shape.named(contest.size, Manifest.read(bench.shards).vocabulary_size)
-    parameters = shape.num_parameters()
+    parameters = num_parameters(shape)
     turns = len(bench.sides) * (WARM_UP + bench.rounds)
     while contest.sequences > 1:
         pieces = contest.sequences * contest.length
-        seconds = shape.flops([contest.length] * contest.sequences, pieces * 15 // 100) / (LIKELY_SHARE * ceiling)
+        seconds = step_flops(shape, [contest.length] * contest.sequences, pieces * 15 // 100) / (LIKELY_SHARE * ceiling)
         kept = 16 * parameters + BYTES_OF_A_PIECE * pieces * (shape.layers + 2) * shape.hidden
         fits = bench.device.type == "cuda" or len(bench.sides) * kept < 0.9 * total_memory(bench.device)
         if fits and turns * seconds < PATIENCE:
@@ -232,7 +233,7 @@ def summarise(
 ) -> dict[str, dict[str, float]]:
     """What a side did in its steps."""
     steps = list(zip(batches, seconds, strict=True))
-    flops = [shape.flops(batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
+    flops = [step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
         "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
         "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),

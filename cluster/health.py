@@ -25,6 +25,7 @@ import torch.distributed as dist
 from data_prep.common.errors import DamageError, UserError
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
+from pretraining.objectives.declaration import num_parameters
 from pretraining.reporting.hardware import synchronize
 
 Result = TypeVar("Result")
@@ -129,8 +130,8 @@ def try_disk(folder: Path) -> tuple[float, float]:
 def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int) -> None:
     """Raises an error where a disk has no room for checkpoints; the sizes of a base model are not looked for."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
-    shape = settings.model.shape(manifest.vocabulary_size, manifest.has_pairs)
-    needed = CHECKPOINTS * BYTES * shape.num_parameters()
+    shape = settings.shape(manifest)
+    needed = CHECKPOINTS * BYTES * num_parameters(shape)
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
         raise UserError(f"{told}\nmake room, or name another --out")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cluster.jobs import Job, JobNotes
 from cluster.runs import RunStatus, State, ago
+from pretraining.objectives.declaration import loss_curves
 from pretraining.processes.codes import Code, explained
 from pretraining.reporting.console import number, progress
 
@@ -82,8 +83,8 @@ def training_loss(line: dict[str, Any]) -> Iterator[str]:
 
 def validation_loss(line: dict[str, Any]) -> Iterator[str]:
     """The loss of an evaluation: the sum of the same heads as the loss of training."""
-    if line.get("masked_loss") is not None:
-        yield f"validation {line['masked_loss'] + (line.get('next_loss') or 0.0):.4f} at step {line.get('step', 0):,}"
+    if losses := [line[name] for name in loss_curves() if line.get(name) is not None]:
+        yield f"validation {sum(losses):.4f} at step {line.get('step', 0):,}"
 
 
 def pace(line: dict[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from data_prep.common.toml_text import read_toml
 from finetuning.places import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
 from pretraining.config.settings import Recipe
+from pretraining.objectives.declaration import loss_curves
 from pretraining.processes.codes import ENDED, Code, explained
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
 from pretraining.training.skips import read_skips
@@ -31,7 +32,8 @@ LINES = ("step", "evaluation")
 COUNTS = frozenset({"step", "phase"})
 FIGURES = frozenset(
     {
-        *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds", "masked_loss", "next_loss"),
+        *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds"),
+        *loss_curves(),
         *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
     }
 )

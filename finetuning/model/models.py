@@ -115,7 +115,7 @@ class Model:
 def find_model(name: str | None = None) -> Model:
     """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
     found = FoundModel.open(name or str(newest_export()))
-    shape = replace(found.shape, vocabulary=len(found.vocabulary), next_sentence=False)
+    shape = replace(found.shape.encoder, vocabulary=len(found.vocabulary))
     notes = doubts(found.name, found.vocabulary)
     if files := files_of_sentences(found.folder):
         notes.append(f"{found.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")

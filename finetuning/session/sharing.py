@@ -15,6 +15,7 @@ from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.memory import plan_activations, plan_memory
 from pretraining.processes.group import default_threads
@@ -78,4 +79,4 @@ def memory_of_run(task: Task, settings: FineTuning, shape: Shape, device: torch.
     full = plan_activations(shape, dtype, sequences, settings.length, fused_attention=device.type == "cuda")
     activations = full.recomputed if settings.compute.checkpoint_activations else full.kept
     state = plan_memory(shape, dtype, 1, settings.parallel.zero, optimizer=find_optimizer(settings.optimizer)).device
-    return PROCESS + 4 * shape.num_parameters() + state + activations
+    return PROCESS + 4 * num_parameters(shape) + state + activations

@@ -24,8 +24,8 @@ from pretraining.checkpoint.record import (
     read_record,
 )
 from pretraining.engine.engine import Engine
-from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import device_of, gather
 
@@ -215,4 +215,4 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
 def parameter_sizes(shape: Shape) -> dict[str, torch.Size]:
     """The parameters of a pre-trained model with its heads."""
     with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Bert(shape).named_parameters()}
+        return {name: parameter.shape for name, parameter in build_model(shape).named_parameters()}

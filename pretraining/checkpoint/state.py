@@ -104,12 +104,11 @@ class RunRecord:
         """Reads the section."""
         section = record.caller
         try:
-            scores = {name: value for name, value in section["metrics"].items() if name != "perplexity"}
             return cls(
                 state=RunState(**section["progress"]),
                 recipe=section["recipe"],
                 data=DataSummary(**section["data"]),
-                scores=EvaluationRecord(**scores) if scores else None,
+                scores=EvaluationRecord.of(section["metrics"]) if section["metrics"] else None,
                 logged_losses=section["logged_losses"],
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,

@@ -16,7 +16,10 @@ from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Count, Fraction, Positive, Section, whole
-from pretraining.model.shape import SIZES, Shape
+from data_prep.common.toml_text import shown
+from data_prep.shards import Manifest
+from pretraining.model.shape import OBJECTIVE, SIZES, Shape
+from pretraining.objectives.declaration import objectives
 from pretraining.optimizers.declaration import all_settings
 
 
@@ -35,9 +38,18 @@ def check_licence(value: str) -> str:
     raise PydanticCustomError("licence", LICENCE_HINT)
 
 
+def check_objective(value: str) -> str:
+    """Takes the name of an objective that there is."""
+    if value in objectives():
+        return value
+    raise PydanticCustomError("objective", "{problem}", {"problem": f"one of {', '.join(map(shown, objectives()))}"})
+
+
 LICENCE_HINT: Final = (
     "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
 )
+VOCABULARY = 30522
+"""Pieces of the published models' vocabulary; assumed where there is no data."""
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_positive_or_auto)]
@@ -67,8 +79,9 @@ class Model(Section):
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-12
     """Added to the variance in layer norms."""
 
-    def shape(self, vocabulary: int, next_sentence: bool = True) -> Shape:
-        """Works out the sizes for a vocabulary of so many pieces; `next_sentence` says whether the data has pairs."""
+    def shape(self, vocabulary: int, pairs: bool = True, objective: str = OBJECTIVE) -> Shape:
+        """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
+        learns = objectives()[objective]
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         layers, hidden = self.layers or layers, self.hidden or hidden
         return Shape(
@@ -80,7 +93,9 @@ class Model(Section):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
-            next_sentence=next_sentence,
+            objective=objective,
+            pairs=pairs and learns.pairs != "unused",
+            causal=learns.causal,
             segments=self.segments,
             epsilon=self.epsilon,
         )
@@ -248,6 +263,8 @@ class Recipe(Section):
     base_model: Annotated[str, Field(min_length=1)] | None = None
     """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
     checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
+    objective: Annotated[str, AfterValidator(check_objective)] = OBJECTIVE
+    """What the model learns by."""
     model: Model = Model()
     """The encoder."""
     data: Data = Data()
@@ -274,6 +291,12 @@ class Recipe(Section):
     """What the model card says that nothing else tells."""
     deepspeed: dict[str, Any] = Field(default={})
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
+
+    def shape(self, manifest: Manifest | None) -> Shape:
+        """The sizes of the model, with the heads that this data can train; without data, the published vocabulary."""
+        if manifest is None:
+            return self.model.shape(VOCABULARY, objective=self.objective)
+        return self.model.shape(manifest.vocabulary_size, manifest.has_pairs, self.objective)
 
     def phase_steps(self) -> tuple[int, ...] | None:
         """The steps of the phases; None where the clock decides."""

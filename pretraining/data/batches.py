@@ -16,41 +16,22 @@ from functools import partial
 from itertools import count, islice
 
 import numpy as np
-import torch
 
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder
-from pretraining.data.rows import Rows
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+from pretraining.model.rows import Rows
+from pretraining.model.shape import OBJECTIVE
+from pretraining.objectives.declaration import Objective, objectives
 
 
-def collate(rows: Rows) -> PretrainingBatch:
-    """Makes a batch of examples."""
-    starts = np.zeros(len(rows.lengths) + 1, np.int64)
-    np.cumsum(rows.lengths, out=starts[1:])
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], rows.lengths)
-    segments = positions >= np.repeat(rows.boundaries, rows.lengths)
-    chosen = np.repeat(starts[:-1], rows.predictions) + rows.positions
-    return PretrainingBatch(
-        pieces=torch.from_numpy(rows.pieces),
-        segments=torch.from_numpy(segments.astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        starts=torch.from_numpy(starts.astype(np.int32)),
-        chosen=torch.from_numpy(chosen),
-        labels=torch.from_numpy(rows.labels),
-        random_next=torch.from_numpy(rows.random_next),
-        lengths=tuple(rows.lengths.tolist()),
-        examples=rows.where,
-    )
-
-
-def full_sequences(count: int, length: int, predictions: int) -> PretrainingBatch:
+def full_sequences(count: int, length: int, predictions: int, objective: Objective | None = None) -> PretrainingBatch:
     """Makes a batch of so many sequences without text: all of this length, each with as many predictions."""
     where = np.stack([np.zeros(count, np.int64), np.arange(count)], axis=1)
     lengths, predicted = np.full(count, length), np.full(count, predictions)
     zeros = np.zeros(count * length, np.int64)
-    return collate(
+    return (objective or objectives()[OBJECTIVE]).batch(
         Rows(
             where=where,
             lengths=lengths,
@@ -94,7 +75,7 @@ def step_batches(
     examples = order.examples(step)
     lengths, predictions = dataset.sizes(examples)
     mine = deal(lengths, ranks, accumulation)[rank]
-    micro = tuple(collate(dataset.read(examples.take(chosen))) for chosen in mine)
+    micro = tuple(dataset.batch(examples.take(chosen)) for chosen in mine)
     return PretrainingBatches(micro, order.batch_size, int(predictions.sum()))
 
 
@@ -163,4 +144,4 @@ def validation_batches(
     for turn in range(0, len(batches), ranks):
         number = turn + rank
         chosen = batches[min(number, len(batches) - 1)]
-        yield collate(dataset.read(examples.take(chosen))), number < len(batches)
+        yield dataset.batch(examples.take(chosen)), number < len(batches)

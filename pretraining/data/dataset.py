@@ -22,7 +22,10 @@ from data_prep.common.files import FileRecord
 from data_prep.common.storage import patiently
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
-from pretraining.data.rows import Rows, Window
+from pretraining.model.batch import PretrainingBatch
+from pretraining.model.rows import Rows, Window
+from pretraining.model.shape import OBJECTIVE
+from pretraining.objectives.declaration import Objective, objectives
 
 OPEN_SHARDS = 8
 """How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""
@@ -36,8 +39,17 @@ class Dataset:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, length: int, validation: bool = False, rank: int = 0, ranks: int = 1
+        self,
+        folder: Path,
+        manifest: Manifest,
+        length: int,
+        validation: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        objective: Objective | None = None,
     ) -> None:
+        """`objective` is what examples become batches by: the usual one, where none is given."""
+        self._objective = objective or objectives()[OBJECTIVE]
         self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
         self.stored = manifest.length_for(length) or length
         """The length of the examples in the shards; where it is greater than `length`, they are cut."""
@@ -70,9 +82,14 @@ class Dataset:
     def sizes(self, examples: Examples) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of examples; this reads very little."""
         if self.stored > self.length:
-            return self._cut_sizes(examples)
-        lengths, predictions, _ = self._stored_sizes(examples)
-        return lengths, predictions
+            lengths, masked = self._cut_sizes(examples)
+        else:
+            lengths, masked, _ = self._stored_sizes(examples)
+        return lengths, self._objective.predictions(lengths, masked)
+
+    def batch(self, examples: Examples) -> PretrainingBatch:
+        """Reads examples as a batch of their objective."""
+        return self._objective.batch(self.read(examples))
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
         lengths, predictions, boundaries = self._stored_sizes(examples)

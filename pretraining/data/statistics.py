@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective, step_flops
 
 PREDICTED_SHARE = 0.15
 """The share of the pieces that is masked and predicted, where no data says it."""
@@ -35,15 +36,16 @@ def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> S
     stored = (None if manifest is None else manifest.length_for(length)) or length
     sets = [shards for shards in content if shards["length"] == stored and not shards["validation"]]
     examples = sum(shards["examples"] for shards in sets)
-    flops_of_prediction = shape.flops([], 1)
+    objective, flops_of_prediction = find_objective(shape), step_flops(shape, [], 1)
     if not examples:
-        predictions = PREDICTED_SHARE * length
-        flops = shape.flops([length], 0) + flops_of_prediction * predictions
+        predictions = objective.predictions(length, PREDICTED_SHARE * length)
+        flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards["histogram"] for shards in sets), strict=True)]
     pieces = sum(count * min(size, length) for size, count in enumerate(counts))
-    predictions = sum(shards["masked"] for shards in sets) * pieces / sum(shards["pieces"] for shards in sets)
-    flops = sum(count * shape.flops([min(size, length)], 0) for size, count in enumerate(counts) if count)
+    masked = sum(shards["masked"] for shards in sets) * pieces / sum(shards["pieces"] for shards in sets)
+    predictions = examples * objective.predictions(pieces / examples, masked / examples)
+    flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),
         duplicates=len(sets),
@@ -54,8 +56,12 @@ def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> S
     )
 
 
-def most_predictions(length: int, manifest: Manifest | None) -> int:
-    """The most masked pieces that a sequence of this length has."""
+def most_predictions(shape: Shape, length: int, manifest: Manifest | None) -> int:
+    """The most pieces that a sequence of this length predicts."""
+    return int(find_objective(shape).predictions(length, _most_masked(length, manifest)))
+
+
+def _most_masked(length: int, manifest: Manifest | None) -> int:
     stored = None if manifest is None else manifest.length_for(length)
     if manifest is None or stored is None:
         return math.ceil(PREDICTED_SHARE * length)

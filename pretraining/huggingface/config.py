@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from data_prep.common.errors import UserError
 from pretraining.huggingface.task_head import ARCHITECTURES, Kind, TaskHead
 from pretraining.huggingface.weights import refuse_faults
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective, objectives
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
+    "is_decoder": (False, True),
     "add_cross_attention": (False,),
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
@@ -51,18 +52,13 @@ GENERIC = re.compile(r"LABEL_\d+")
 """What transformers calls labels that nobody has named."""
 
 
-def architecture(shape: Shape) -> str:
-    """Names the class of transformers that has the same heads of pre-training."""
-    return "BertForPreTraining" if shape.next_sentence else "BertForMaskedLM"
-
-
 def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
     """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task.
 
     `pad` is the id of the piece `[PAD]`.
     """
     return {
-        "architectures": [head.architecture if head else architecture(shape)],
+        "architectures": [head.architecture if head else find_objective(shape).architecture(shape)],
         "model_type": "bert",
         "hidden_act": "gelu",
         **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
@@ -70,6 +66,7 @@ def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None 
         "initializer_range": 0.02,
         "pad_token_id": pad,
         "tie_word_embeddings": True,
+        **({"is_decoder": True} if shape.causal else {}),
         "dtype": str(dtype).removeprefix("torch."),
         **(_labels_of(head) if head else {}),
     }
@@ -111,8 +108,18 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}}
-    return Shape(**values)
+    named, causal = (config.get("architectures") or [""])[0], bool(config.get("is_decoder"))
+    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "causal": causal}
+    return _with_objective(Shape(**values), str(named), where)
+
+
+def _with_objective(shape: Shape, architecture: str, where: str) -> Shape:
+    """The shape with the objective that looks the same way, and has the class that a config names, if any has."""
+    looking = [name for name, objective in objectives().items() if objective.causal == shape.causal]
+    if not looking:
+        raise UserError(f"{where}: is_decoder is {shape.causal!r}; only {not shape.causal!r} is supported")
+    shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
+    return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
 
 
 def head_of(config: Mapping[str, Any], where: str) -> TaskHead | None:

@@ -38,7 +38,7 @@ from pretraining.huggingface.task_head import ARCHITECTURES, TaskHead
 from pretraining.huggingface.weights import (
     LISTED,
     from_transformers,
-    has_next_sentence,
+    has_pairs,
     refuse_faults,
     to_transformers,
 )
@@ -63,20 +63,20 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, Tensor], tuple[str, ...]
     without next-sentence prediction.
     """
     shape, weights = read_shape(folder), _read_weights(folder)
-    shape = replace(shape, next_sentence=has_next_sentence(weights))
+    shape = replace(shape, pairs=has_pairs(weights))
     state, missing = from_transformers(weights, shape, str(folder))
     return shape, state, missing
 
 
 def read_encoder(folder: Path) -> tuple[Shape, dict[str, Tensor]]:
     """Reads an encoder, with its pooler where there is one, in a folder of transformers; heads are left out."""
-    shape = replace(read_shape(folder), next_sentence=False)
+    shape = read_shape(folder).encoder
     return shape, from_transformers(_read_weights(folder), shape, str(folder), "none")[0]
 
 
 def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
     """Reads a model that was fine-tuned for a task, here or by transformers; what is missing of it is an error."""
-    shape, head = replace(read_shape(folder), next_sentence=False), read_head(folder)
+    shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
         raise UserError(f"{folder / CONFIG}: names none of {', '.join(ARCHITECTURES.values())}: not fine-tuned")
     return shape, head, from_transformers(_read_weights(folder), shape, str(folder), head)[0]

@@ -15,7 +15,9 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import all_settings, card_line
+from pretraining.reporting.records import Figure
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
@@ -123,7 +125,7 @@ def model_card(
     `length` is the longest text that it was trained on, or that its tokenizer lets through.
     """
     parts = [
-        _front_matter(licence, provenance),
+        _front_matter(find_objective(shape).tag, licence, provenance),
         _introduction(shape, provenance),
         table(["", ""], _sizes(shape, length, licence, provenance)),
         _loading(shape, folder, length, provenance),
@@ -131,7 +133,7 @@ def model_card(
     if provenance is not None:
         parts += [_data(provenance.data), _training(shape, provenance)]
         if provenance.scores:
-            parts.append(_validation(provenance))
+            parts.append(_validation(provenance, find_objective(shape).figures))
     return "\n\n".join(parts) + "\n"
 
 
@@ -158,13 +160,13 @@ def _languages(said: Any) -> Any:
     return sorted(set(said.values())) if isinstance(said, dict) else said
 
 
-def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
+def _front_matter(tag: str, licence: str | None, provenance: Provenance | None) -> str:
     """What the hub reads of a card."""
     base = provenance.base if provenance else None
     content = ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask",
-        tags=["bert", "fill-mask"],
+        pipeline_tag=tag,
+        tags=["bert", tag],
         license=licence,
         language=_languages(provenance.data.settings.get("language")) if provenance else None,
         base_model=base.hub_model if base else None,
@@ -173,7 +175,7 @@ def _front_matter(licence: str | None, provenance: Provenance | None) -> str:
 
 
 def _introduction(shape: Shape, provenance: Provenance | None) -> str:
-    heads = "masked-language and next-sentence heads" if shape.next_sentence else "masked-language head"
+    heads = find_objective(shape).described(shape)
     text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
     if provenance is None:
         return f"{text}."
@@ -194,7 +196,7 @@ def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenanc
     case = {True: ", with case and accents", False: ", without case and accents", None: ""}
     cased = provenance.data.settings.get("cased") if provenance else None
     used = "trained" if provenance else "used by the tokenizer"
-    yield "parameters", shape.num_parameters()
+    yield "parameters", num_parameters(shape)
     yield "layers", shape.layers
     yield "hidden size", shape.hidden
     yield "attention heads", shape.heads
@@ -208,7 +210,8 @@ def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenanc
 
 
 def _loading(shape: Shape, folder: Path, length: int, provenance: Provenance | None) -> str:
-    kind = "AutoModelForPreTraining" if shape.next_sentence else "AutoModelForMaskedLM"
+    objective = find_objective(shape)
+    kind = objective.auto_class(shape)
     place = json.dumps(folder.name if folder.is_absolute() else str(folder), ensure_ascii=False)
     lines = [
         "## Loading\n",
@@ -219,13 +222,8 @@ def _loading(shape: Shape, folder: Path, length: int, provenance: Provenance | N
         "```\n",
         f"With `truncation=True` the tokenizer cuts texts at {length:,} pieces.",
     ]
-    if shape.next_sentence:
-        lines.append(
-            "`AutoModel` and `AutoModelForMaskedLM` load parts of it; transformers then lists the weights of the other "
-            "heads as unexpected, as it does for every BERT with both heads."
-        )
-    else:
-        lines.append("There is no trained pooler: `AutoModel` draws one anew.")
+    if remark := objective.loading_remark(shape):
+        lines.append(remark)
     if provenance is not None and provenance.segments == 1 < shape.segments:
         lines.append(
             "No text was a pair: the second segment (`token_type_ids` of 1) was never trained, and has the embedding "
@@ -329,35 +327,20 @@ def _dropout(shape: Shape) -> str:
     return f"{shape.dropout:g}, of attention {shape.attention_dropout:g}"
 
 
-def _validation(provenance: Provenance) -> str:
+def _validation(provenance: Provenance, figures: Sequence[Figure]) -> str:
     """The scores with their units and meanings."""
     scores = provenance.scores
     lengths = {number: phase["length"] for number, phase in enumerate(provenance.recipe["phases"], 1)}
     length = lengths.get(int(scores.get("phase") or 0))
     rows = []
-    for name, (words, unit, meaning) in SCORES.items():
-        value = scores.get(name)
-        if value is not None:
-            rows.append([words, f"{100 * value:.1f}%" if unit == "%" else f"{value:.4g} {unit}", meaning])
+    for figure in figures:
+        if (value := scores.get(figure.name)) is not None:
+            shown = f"{100 * value:.1f}%" if figure.unit == "%" else f"{value:.4g} {figure.unit}"
+            rows.append([figure.title, shown, figure.meaning])
     on = f"On {int(scores.get('scored_examples') or 0):,} examples{f' of length {length}' if length else ''} held out"
     return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + table(
         ["score", "value", "what it is"], rows
     )
-
-
-SCORES = {
-    "masked_loss": ("masked loss", "nats", "cross-entropy of a masked piece"),
-    "perplexity": ("perplexity", "pieces", "among how many the model hesitates: e to the masked loss"),
-    "masked_accuracy": ("masked accuracy", "%", "masked pieces that are the model's first choice"),
-    "next_loss": ("next-sentence loss", "nats", "cross-entropy of whether the second segment follows the first"),
-    "next_accuracy": (
-        "next-sentence accuracy",
-        "%",
-        "pairs of which the model says rightly whether they belong together",
-    ),
-    "next_larger_class": ("larger class of these", "%", "pairs that one and the same answer gets right"),
-}
-"""The scores of a validation: their names in its figures, and here, their units, and what they are."""
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.config import architecture
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.model.batch import Batch, PretrainingBatch
-from pretraining.model.bert import Bert, Logits
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import Objective, build_model, find_objective
 
 TOLERANCE, RELATIVE = 1e-4, 1e-5
 """How far logits may be apart, and how much more by the size of the largest: sums in another order differ by that."""
 PREDICTIONS = 16
 """Positions of a test sequence whose logits are compared."""
-LOGITS = {"masked": "masked", "next_sentence": "next-sentence"}
-"""The logits of pre-training, and what messages call them."""
 LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
 """Computes the logits of a fine-tuned model from its weights: a row for every sequence, or, where the head sees pieces
 and not sequences, for every piece."""
@@ -38,16 +34,18 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
     Returns who read it with the largest difference found; raises UserError if one is larger than it may be.
     """
     batch = probe(shape)
-    wanted = _our_logits(shape, state, batch)._asdict()
+    wanted = _our_logits(shape, state, batch)
     read_shape, read_state, missing = read_folder(folder)
     if read_shape != shape or missing:
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
-    found = {"Cloze": _our_logits(read_shape, read_state, batch)._asdict()}
-    if (model := _load_theirs(folder, architecture(shape))) is not None:
-        found["transformers"] = _their_logits(model, batch)._asdict()
+    found = {"Cloze": _our_logits(read_shape, read_state, batch)}
+    objective = find_objective(shape)
+    if (model := _load_theirs(folder, objective.architecture(shape))) is not None:
+        found["transformers"] = _their_logits(model, objective, batch)
     results = []
     for reader, logits in found.items():
-        of_heads = [_difference(folder, reader, LOGITS[name], wanted[name], logits[name]) for name in LOGITS]
+        assert logits.keys() == wanted.keys(), "the architecture that was written says which heads are read"
+        of_heads = [_difference(folder, reader, name, wanted[name], logits[name]) for name in wanted]
         results.append((reader, max(of_heads)))
     return results
 
@@ -61,7 +59,7 @@ def verify_fine_tuned(
     dtype: torch.dtype = torch.float32,
 ) -> list[tuple[str, float]]:
     """Does what `verify_export` does for a model that was fine-tuned, and whose weights were written as `dtype`."""
-    batch, shape = probe(shape), replace(shape, next_sentence=False)
+    batch, shape = probe(shape), shape.encoder
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as before
         wanted = logits_of(shape, head, {name: value.to("cpu", dtype).float() for name, value in state.items()}, batch)
         read_shape, read_head, read_state = read_fine_tuned(folder)
@@ -100,12 +98,13 @@ def probe(shape: Shape) -> PretrainingBatch:
 
 
 @torch.inference_mode()
-def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> Logits:
+def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
+    """Those of the heads that were exported; others stay as they are drawn."""
     with torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as if nothing had been
-        model = Bert(shape)
-    model.load_state_dict(state)
+        model = build_model(shape)
+    model.load_state_dict(model.state_dict() | dict(state))
     model.eval()
-    return model.heads(model.encode(batch), batch)
+    return find_objective(shape).logits(model, model.encode(batch), batch)
 
 
 def _load_theirs(folder: Path, kind: str) -> Any:
@@ -140,15 +139,13 @@ def _one_by_one(batch: Batch) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
 
 
 @torch.inference_mode()
-def _their_logits(model: Any, batch: PretrainingBatch) -> Logits:
+def _their_logits(model: Any, objective: Objective, batch: PretrainingBatch) -> dict[str, Tensor]:
     """Computes the logits of pre-training by transformers itself, sequence by sequence."""
-    masked, next_sentence = [], []
+    found = []
     for start, end, given in _one_by_one(batch):
-        output = model(**given)
         chosen = batch.chosen[(batch.chosen >= start) & (batch.chosen < end)] - start
-        masked.append(output[0][0, chosen])
-        next_sentence += output[1:]  # nothing where the model has no such head
-    return Logits(torch.cat(masked), torch.cat(next_sentence) if next_sentence else None)
+        found.append(objective.their_logits(model(**given), chosen))
+    return {name: torch.cat([logits[name] for logits in found]) for name in found[0]}
 
 
 def _their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
@@ -165,11 +162,8 @@ def _their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tensor:
     return torch.cat(rows)
 
 
-def _difference(folder: Path, reader: str, called: str, wanted: Tensor | None, found: Tensor | None) -> float:
+def _difference(folder: Path, reader: str, called: str, wanted: Tensor, found: Tensor) -> float:
     """Measures the largest difference of two models' logits; UserError if rounding does not explain it."""
-    if wanted is None or found is None:
-        assert wanted is found, "the architecture that was written says which heads are read"
-        return 0.0
     assert wanted.shape == found.shape, f"{called} logits of {tuple(wanted.shape)} and {tuple(found.shape)}"
     allowed = TOLERANCE + RELATIVE * float(wanted.abs().max())
     difference = float((wanted - found).abs().max())

@@ -12,6 +12,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.huggingface.task_head import TaskHead
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective
 
 HEADS = {"pooler": "bert.pooler.", "masked_head": "cls.predictions.", "next_head": "cls.seq_relationship."}
 """The heads of pre-training: how our names begin, and how those in transformers do."""
@@ -62,28 +63,34 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     ]
     for layer in range(shape.layers):
         weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
-    pooler = _affine("pooler", ["bert.pooler.dense"], h, h)
+    pooler = _pretraining_head("pooler", shape)
     if heads == "none":
         return weights + pooler
     if isinstance(heads, TaskHead):
         theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
         return weights + pooler * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
-    return weights + (pooler if shape.next_sentence else []) + _pretraining_heads(shape)
+    for name in find_objective(shape).exported(shape):
+        weights += _pretraining_head(name, shape)
+    return weights
 
 
-def _pretraining_heads(shape: Shape) -> list[Weight]:
+def _pretraining_head(name: str, shape: Shape) -> list[Weight]:
+    """The weights of a head that classes of transformers have, by our name."""
     h, prediction = shape.hidden, "cls.predictions"
-    masked_head = [
+    if name == "pooler":
+        return _affine("pooler", ["bert.pooler.dense"], h, h)
+    if name == "next_head":
+        return _affine("next_head", ["cls.seq_relationship"], 2, h)
+    assert name == "masked_head", f"transformers has no place for {name}"
+    return [
         *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
         *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
         Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
     ]
-    next_head = _affine("next_head", ["cls.seq_relationship"], 2, h)
-    return masked_head + (next_head if shape.next_sentence else [])
 
 
-def has_next_sentence(names: Iterable[str]) -> bool:
-    """Whether weights of these names, transformers' or older ones, have anything of next-sentence prediction."""
+def has_pairs(names: Iterable[str]) -> bool:
+    """Whether weights of these names, transformers' or older ones, have anything that only pairs train."""
     return any(name.removeprefix("bert.").startswith(("pooler.", "cls.seq_relationship.")) for name in names)
 
 
@@ -167,9 +174,9 @@ def from_transformers(
 
 
 def _called(shape: Shape, heads: Heads) -> str:
-    """What messages call that which stands on an encoder."""
+    """The heads' name in messages."""
     if heads == "pre-training":
-        return "its two heads" if shape.next_sentence else "a masked head alone"
+        return find_objective(shape).called(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 

@@ -40,16 +40,19 @@ class Layout(Protocol):
         return 0
 
 
-def lay_out(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False) -> Layout:
+def lay_out(
+    starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False, causal: bool = False
+) -> Layout:
     """Chooses by the hidden states, (n, hidden), how sequences are attended over; nothing here waits for a GPU.
 
-    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers.
+    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers, `causal`
+    whether a piece sees itself and those before it alone.
     """
-    if kernels.usable(states) and not compiled:
+    if kernels.usable(states) and not compiled and not causal:
         return Grouped(starts, lengths)
     if has_flash(states, heads):
-        return Packed(starts, max(lengths))
-    return Padded(starts, max(lengths), len(states))
+        return Packed(starts, max(lengths), causal)
+    return Padded(starts, max(lengths), len(states), causal)
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -64,21 +67,23 @@ def has_flash(states: Tensor, heads: int) -> bool:
 class Packed(Layout):
     """Sequences as they lie, for kernels that are told where they begin."""
 
-    def __init__(self, starts: Tensor, longest: int):
-        self.starts, self.longest = starts, longest
+    def __init__(self, starts: Tensor, longest: int, causal: bool = False):
+        self.starts, self.longest, self.causal = starts, longest, causal
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
         where = (self.starts, self.starts, self.longest, self.longest)
         # what scaled_dot_product_attention ends in too: its own way there takes the host longer than the GPU computes
-        out, *_ = torch.ops.aten._flash_attention_forward(query, key, value, *where, dropout.probability, False, False)
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *where, dropout.probability, self.causal, False
+        )
         return out.reshape(len(qkv), -1)
 
 
 class Padded(Layout):
     """Sequences padded to the longest, which any device and type can compute."""
 
-    def __init__(self, starts: Tensor, longest: int, pieces: int):
+    def __init__(self, starts: Tensor, longest: int, pieces: int, causal: bool = False):
         length = -(-longest // 16) * 16
         device, begins = starts.device, starts[:-1]
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
@@ -88,7 +93,9 @@ class Padded(Layout):
         self.places = sequence * length + (piece - begins[sequence])
         """(n,): the place of every piece among all s * length"""
         self.inside = (at < starts.diff()[:, None])[:, None, None]
-        """(s, 1, 1, length): whether a piece is there"""
+        """(s, 1, 1 or length, length): whether a piece is there, and is seen"""
+        if causal:
+            self.inside = self.inside & torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         s, length = self.rows.shape

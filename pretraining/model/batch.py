@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data_prep.common.arrays import Array
+from pretraining.model.rows import Rows
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
@@ -44,6 +46,23 @@ class PretrainingBatch(Batch):
     chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
     labels: Tensor  # (m,) int64: the pieces that stood there
     random_next: Tensor  # (s,) int64: the label of next-sentence prediction, 1 where B is random
+
+
+def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> PretrainingBatch:
+    """Makes a batch of rows, whose pieces may be others by now: of the chosen ones, `labels` are to be predicted."""
+    positions = np.arange(len(rows.pieces)) - np.repeat(rows.starts, rows.lengths)
+    segments = positions >= np.repeat(rows.boundaries, rows.lengths)
+    return PretrainingBatch(
+        pieces=torch.from_numpy(pieces),
+        segments=torch.from_numpy(segments.astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        starts=torch.from_numpy(np.append(rows.starts, len(rows.pieces)).astype(np.int32)),
+        chosen=torch.from_numpy(chosen),
+        labels=torch.from_numpy(labels),
+        random_next=torch.from_numpy(rows.random_next),
+        lengths=tuple(rows.lengths.tolist()),
+        examples=rows.where,
+    )
 
 
 @dataclass(frozen=True)

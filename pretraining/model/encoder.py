@@ -197,7 +197,7 @@ class Encoder(Trainable):
         hidden, attention = self.dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
-        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled)
+        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.causal)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
             x, keys = F.pad(x, (0, 0, 0, spare)), F.pad(hidden.keys, (0, spare))
@@ -211,9 +211,11 @@ class Encoder(Trainable):
                 x = layer(x, layout, dropouts)
             yield x[:n] if spare else x
 
-    def first_states(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Picks the hidden states of [CLS], (s, H), which stand for their sequences."""
-        return hidden[batch.starts[:-1].long()]
+    def sequence_states(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Picks the hidden states that stand for their sequences, (s, H): those of [CLS], which see all pieces, or
+        where no piece sees those after it, of the last."""
+        places = batch.starts[1:] - 1 if self.shape.causal else batch.starts[:-1]
+        return hidden[places.long()]
 
     def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """What is dropped of hidden states, and what of the probabilities of attention."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 SIZES = {  # layers, hidden
     "tiny": (2, 128),
@@ -17,11 +18,8 @@ VOCABULARY_MULTIPLE = 64
 """Rows of the word embeddings are padded to it: matrix products over odd sizes are slow. Never visible outside."""
 DROPOUT = ("dropout", "attention_dropout")
 """Numbers of a shape that its weights do not depend on."""
-NOT_IN_RECIPES = {
-    "vocabulary": "pieces of the vocabulary",
-    "next_sentence": "the head for next sentences",
-}
-"""What messages call the numbers of a shape that no recipe says; the others have their names there, `model.hidden`."""
+OBJECTIVE = "mlm"
+"""The objective of a model where nothing names another one."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,12 @@ class Shape:
     attention_dropout: float = 0.1
     epsilon: float = 1e-12
     """added to the variance in layer norms"""
-    next_sentence: bool = True
-    """whether there are a pooler and a head for next sentences, which data without pairs cannot train"""
+    objective: str = OBJECTIVE
+    """what it learns by, which decides about its heads"""
+    pairs: bool = True
+    """whether it has the heads that only pairs of segments train"""
+    causal: bool = False
+    """whether a piece sees itself and those before it alone, so that the last one stands for the sequence"""
 
     @classmethod
     def named(cls, size: str, vocabulary: int) -> Shape:
@@ -50,37 +52,32 @@ class Shape:
         layers, hidden = SIZES[size]
         return cls(layers, hidden, heads=hidden // 64, intermediate=4 * hidden, vocabulary=vocabulary)
 
-    def differences(self, other: Shape) -> list[tuple[str, float, float]]:
-        """Lists what keeps weights of this shape from a model of the other: the name that recipes have for a number,
-        its value here and its value there."""
+    @property
+    def encoder(self) -> Shape:
+        """The encoder by itself, whatever it has learned by."""
+        return replace(self, objective=OBJECTIVE, pairs=False)
+
+    def differences(self, other: Shape) -> list[tuple[str, Any, Any]]:
+        """Lists what keeps weights of this shape from a model of the other: a field, its value here and there."""
         names = [field.name for field in fields(self) if field.name not in DROPOUT]
-        values = [
-            (NOT_IN_RECIPES.get(name, f"model.{name}"), getattr(self, name), getattr(other, name)) for name in names
-        ]
+        values = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [(name, here, there) for name, here, there in values if here != there]
 
     @property
     def padded_vocabulary(self) -> int:
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
-    def num_parameters(self) -> int:
-        """With its heads; the padding of the vocabulary is not counted."""
+    @property
+    def encoder_parameters(self) -> int:
+        """Without heads; the padding of the vocabulary is not counted."""
         h, i = self.hidden, self.intermediate
         embeddings = (self.vocabulary + self.positions + self.segments) * h + 2 * h
         layer = 4 * (h * h + h) + (h * i + i) + (i * h + h) + 4 * h
-        masked_head = h * h + h + 2 * h + self.vocabulary
-        pooler_and_next_head = (h * h + h) + (2 * h + 2) if self.next_sentence else 0
-        return embeddings + self.layers * layer + masked_head + pooler_and_next_head
+        return embeddings + self.layers * layer
 
-    def flops(self, lengths: Sequence[int], predictions: int) -> float:
-        """Useful operations of a training step (forward and backward) on sequences of these real lengths.
-
-        Matrix products alone, a multiplication and an addition each, as everyone counts them: linear layers,
-        attention over real pieces, and the heads on the positions that are predicted.
-        """
-        h, pieces = self.hidden, sum(lengths)
-        linear = 2 * (4 * h * h + 2 * h * self.intermediate) * pieces
-        attention = 4 * h * sum(length * length for length in lengths)
-        masked_head = 2 * (h * h + h * self.vocabulary) * predictions
-        next_head = 2 * (h * h + 2 * h) * len(lengths) if self.next_sentence else 0
-        return 3.0 * (self.layers * (linear + attention) + masked_head + next_head)
+    def encoder_flops(self, lengths: Sequence[int]) -> float:
+        """Useful operations of the layers, forward: linear layers, and attention over what a piece sees."""
+        h = self.hidden
+        linear = 2 * (4 * h * h + 2 * h * self.intermediate) * sum(lengths)
+        seen = sum(length * (length + 1) / 2 if self.causal else length * length for length in lengths)
+        return self.layers * (linear + 4 * h * seen)

@@ -28,6 +28,7 @@ from typing import Any
 from pretraining.config.settings import Dtype, Offload
 from pretraining.data.statistics import PREDICTED_SHARE
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 
 LIVE, BUCKET = 1e9, 5e8
@@ -108,7 +109,7 @@ def _moments(shape: Shape, dtype: Dtype, stage: int, parameters: float, part: fl
 
 def count_parameters(shape: Shape) -> int:
     """All parameters, with those that pad the vocabulary."""
-    return replace(shape, vocabulary=shape.padded_vocabulary).num_parameters()
+    return num_parameters(replace(shape, vocabulary=shape.padded_vocabulary))
 
 
 def _number(options: Mapping[str, Any], name: str, default: float) -> float:
@@ -128,7 +129,7 @@ def plan_activations(
     if not fused_attention:
         layer += pieces * size * shape.heads * length
     embeddings = pieces * (3 * size * h + h)
-    predictions = PREDICTED_SHARE * pieces
+    predictions = sequences * find_objective(shape).predictions(length, PREDICTED_SHARE * length)
     logits = predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients
     heads = predictions * 4 * size * h + logits
     return Activations(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
-from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
+from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
 from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import find_optimizer
@@ -19,8 +19,6 @@ from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, large
 from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
 from pretraining.planning.proportion import disproportion
 
-VOCABULARY = 30522
-"""Pieces of the published models' vocabulary; assumed where there is no data."""
 USEFUL_SHARE = 0.5
 """How much of the measured matrix rate a run reaches, where nothing better is known."""
 
@@ -105,7 +103,7 @@ def build_plan(
     Hours follow from the real pieces a second of all ranks, or else from the model of the cluster, or else from the
     matrix rate of one rank and the share of it that useful operations reach. `assumed`: by the caller, for the notes.
     """
-    shape = recipe.model.shape(*(VOCABULARY,) if manifest is None else (manifest.vocabulary_size, manifest.has_pairs))
+    shape = recipe.shape(manifest)
     offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
     optimizer = find_optimizer(recipe.optimizer)
     memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options, optimizer) for zero in range(4))
@@ -114,7 +112,7 @@ def build_plan(
         statistics = measure_sequences(shape, phase.length, manifest)
         micro_batch = phase.micro_batch
         if micro_batch == "auto":
-            most = most_predictions(phase.length, manifest)
+            most = most_predictions(shape, phase.length, manifest)
             heaviest = Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
             micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
         accumulation = count_micro_batches(phase, ranks, number, micro_batch)

@@ -22,7 +22,7 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
     where that is not known."""
     if manifest is None:
         return None
-    shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+    shape = recipe.shape(manifest)
     texts = [measure_sequences(shape, phase.length, manifest) for phase in recipe.phases]
     if not all(text.examples for text in texts) or None in steps:
         return None

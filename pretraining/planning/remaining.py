@@ -12,7 +12,7 @@ class RemainingWork:
     """How much of a run is left, from where it stands."""
 
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
-        shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+        shape = recipe.shape(manifest)
         self._schedules = build_schedules(recipe)
         self._flops = [phase.batch * measure_sequences(shape, phase.length, manifest).flops for phase in recipe.phases]
         """operations of a step of every phase"""

@@ -17,7 +17,7 @@ from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.cost import Cluster, StepTime
 from pretraining.planning.fitting import Heaviest, Room
 from pretraining.planning.memory import Memory, plan_memory
-from pretraining.planning.plan import VOCABULARY, model_step
+from pretraining.planning.plan import model_step
 from pretraining.planning.site import MOST_RANKS
 
 STAGES = (0, 1, 2, 3)
@@ -80,9 +80,7 @@ class Target:
 
     @property
     def shape(self) -> Shape:
-        if self.manifest is None:
-            return self.recipe.model.shape(VOCABULARY)
-        return self.recipe.model.shape(self.manifest.vocabulary_size, self.manifest.has_pairs)
+        return self.recipe.shape(self.manifest)
 
     def memory(self, zero: int) -> Memory:
         """What a rank needs besides activations."""
@@ -91,8 +89,9 @@ class Target:
         return plan_memory(self.shape, self.dtype, self.cluster.ranks, zero, offload, options, optimizer)
 
     def heaviest(self, phase: Phase) -> Heaviest:
-        most, recompute = most_predictions(phase.length, self.manifest), self.recipe.compute.checkpoint_activations
-        return Heaviest(self.shape, self.dtype, phase.length, most, recompute)
+        shape, recompute = self.shape, self.recipe.compute.checkpoint_activations
+        most = most_predictions(shape, phase.length, self.manifest)
+        return Heaviest(shape, self.dtype, phase.length, most, recompute)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
         """What a rank needs with so many full sequences."""

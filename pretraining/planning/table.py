@@ -9,6 +9,7 @@ from rich.text import Text
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
+from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.plan import Plan, known_sum
 
 UNKNOWN = "?"
@@ -24,7 +25,7 @@ def render_plan(plan: Plan) -> RenderableType:
 def _model_line(plan: Plan) -> str:
     shape, s = plan.shape, "" if plan.ranks == 1 else "s"
     return (
-        f"{shape.num_parameters() / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
+        f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {plan.dtype} on {plan.ranks} rank{s}, "
         f"ZeRO {plan.recipe.parallel.zero}, {plan.recipe.optimizer.name}"
     )

@@ -22,28 +22,28 @@ PLACES = 1000
 """Where a long metrics.jsonl is read: some 5,000 lines, which is more than the chart has dots across."""
 TRIAL = 20
 """Logged steps of a run that is drawn at its end without being asked; with fewer it was a trial."""
-LOSSES = {"masked_loss": "masked-word loss", "next_loss": "next-sentence loss"}
-"""The losses that are drawn, one above the other, and what they are called."""
 
 
-def draw_losses(run: Path, least: int = 1) -> str:
+def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     """Draws the losses of a run with so many logged steps into its folder; returns a line on what came of it, which
-    fails nothing."""
+    fails nothing. `called` has the names of losses, and what charts call them."""
     path = run / LOSS_CHART
     try:
         trained, scored = step_records(run / METRICS, PLACES), list(evaluations(run / METRICS))
         if len(trained) < least:
             drawn = f"python cluster/status.py {run} --charts draws it all the same"
             return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
-        figures.save(loss_chart(trained, scored, run.name), path)
+        figures.save(loss_chart(trained, scored, run.name, called), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"
     return f"{path}: the losses of training and validation"
 
 
-def loss_chart(trained: list[dict[str, Any]], scored: list[dict[str, Any]], title: str) -> Figure:
+def loss_chart(
+    trained: list[dict[str, Any]], scored: list[dict[str, Any]], title: str, called: Mapping[str, str]
+) -> Figure:
     """Every loss of the model in a plot of its own. A line stands where a phase begins."""
-    names = [name for name in LOSSES if any(record.get(name) is not None for record in trained)] or ["masked_loss"]
+    names = [name for name in called if any(record.get(name) is not None for record in trained)] or [*called][:1]
     figure = figures.new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(plots, names, strict=True):
@@ -55,7 +55,7 @@ def loss_chart(trained: list[dict[str, Any]], scored: list[dict[str, Any]], titl
         if len(marked):
             style = {"color": figures.ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
             axes.plot(marked, held_out, label="validation", zorder=3, **style)
-        axes.set(ylabel=LOSSES[name])
+        axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
         axes.set_ylim(*_limits(np.concatenate([average, held_out])))
         _mark_phases(axes, trained)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
@@ -13,39 +12,22 @@ from pretraining.reporting.console import Waiting, cropped, left, number, progre
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
-COUNTS = ("predictions", "sequences")
-"""What the sums of a batch are divided by: the masked pieces, and the sequences."""
-NEXT_SENTENCE = ("next_loss", "next_accuracy", "next_larger_class")
-"""The figures that a model without next-sentence prediction does not have."""
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that an objective tells of training or of validation, and what it is for people."""
+
+    name: str
+    """in metrics.jsonl and TensorBoard"""
+    title: str
+    unit: str
+    meaning: str
+    curve: str | None = None
+    """what the chart of losses calls it; None for what is no part of the loss"""
 
 
-def mean_losses(totals: Mapping[str, float]) -> dict[str, float]:
-    """Losses and accuracies, from the totals of what the model adds up and of `COUNTS`."""
-    predictions, sequences = (max(totals[name], 1) for name in COUNTS)
-    losses = {
-        "masked_loss": totals["masked"] / predictions,
-        "masked_accuracy": totals["masked_correct"] / predictions,
-    }
-    if "next_sentence" not in totals:
-        return losses
-    losses["next_loss"] = totals["next_sentence"] / sequences
-    losses["next_accuracy"] = totals["next_sentence_correct"] / sequences
-    random = totals["random_next"]
-    losses["next_larger_class"] = max(random, sequences - random) / sequences
-    return losses
-
-
-def next_sentence(figures: StepRecord | EvaluationRecord) -> list[str]:
-    """The figures of next-sentence prediction, as the console has them; none where the model does not predict that."""
-    if figures.next_loss is None:
-        return []
-    larger = figures.next_larger_class
-    return [f"next {figures.next_loss:.4f} {figures.next_accuracy:.1%} (larger class {larger:.1%})"]
-
-
-def there(figures: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The figures without those of next-sentence prediction where the model does none."""
-    return {name: value for name, value in figures.items() if value is not None or name not in NEXT_SENTENCE}
+IN_NO_FILE = ("speed", "learns", "said", "total_steps", "phases")
+"""Fields of records that are taken apart for files, or are for people alone."""
 
 
 @dataclass(frozen=True)
@@ -58,50 +40,36 @@ class StepRecord(Record):
     phase: int
     """The phase of the run, counted from 1."""
     loss: float
-    """What is minimised: the sum of the losses of the heads."""
-    masked_loss: float
-    """Masked-language-model loss of a predicted position, in nats."""
-    masked_accuracy: float
-    """Share of the predicted positions where the model's first choice is the piece that stood there."""
+    """What is minimised."""
+    learns: Mapping[str, float]
+    """The figures of the objective."""
     learning_rate: float
     gradient_norm: float | None
     """The norm of the whole gradient before it was clipped."""
     loss_scale: float | None
     """What the loss is multiplied by; in fp16 alone."""
     speed: Speed
-    next_loss: float | None = None
-    """Next-sentence loss of a sequence, in nats."""
-    next_accuracy: float | None = None
-    """Share of the sequences of which the model says rightly whether B follows A."""
-    next_larger_class: float | None = None
-    """Share of these sequences that one answer alone gets right: whichever of both is more frequent among them."""
-    examples_seen: int | None = None
+    examples_seen: int = 0
     """Examples that the run has trained on so far, over all ranks; one that came again counts again."""
-    pieces_seen: int | None = None
+    pieces_seen: int = 0
     """Pieces of these examples, without padding."""
     total_steps: int = 0
     """Steps of the whole run; 0 where the clock decides. In no file."""
     phases: int = 1
     """Phases of the whole run. In no file."""
-
-    @classmethod
-    def of(cls, totals: Mapping[str, float], **known: Any) -> StepRecord:
-        """The record of the steps that these are the totals of; `known` are its other fields."""
-        losses = mean_losses(totals)
-        known |= losses | {"loss": losses["masked_loss"] + losses.get("next_loss", 0.0)}
-        return cls(**known)
+    said: Sequence[str] = field(default=(), compare=False)
+    """The figures of the objective in words of the console."""
 
     def figures(self) -> dict[str, float | None]:
-        figures = {name: value for name, value in vars(self).items() if name not in ("speed", "total_steps", "phases")}
-        return there({**figures, **vars(self.speed)})
+        own = {name: value for name, value in vars(self).items() if name not in IN_NO_FILE}
+        return {**own, **self.learns, **vars(self.speed)}
 
     def line(self) -> str:
         """At most 165 columns for the numbers that runs have."""
         parts = [
             steps_done(self.step, self.total_steps),
             f"loss {self.loss:.4f}",
-            f"masked {self.masked_loss:.4f} {self.masked_accuracy:5.1%}",
-            *next_sentence(self),
+            *self.said,
             *self._pace(),
         ]
         return "  ".join([*parts, *left(self.speed.seconds_left)])
@@ -113,8 +81,7 @@ class StepRecord(Record):
 
     def details(self) -> list[RenderableType]:
         """The lines of the panel that say how well and how fast it goes."""
-        masked = f"masked {self.masked_loss:.4f} {self.masked_accuracy:.1%}"
-        losses = "  ".join([f"loss {self.loss:.4f}", masked, *next_sentence(self)])
+        losses = "  ".join([f"loss {self.loss:.4f}", *self.said])
         pace = "  ".join([*self._pace(), f"{self.speed.peak_memory_bytes / 1e9:.1f} GB"])
         return [cropped(f"  {losses}"), cropped(f"  {pace}")]
 
@@ -191,31 +158,25 @@ class EvaluationRecord(Record):
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase", "scored_examples", "evaluation_seconds"})
     phase: int
     """The phase of the run, counted from 1."""
-    masked_loss: float
-    """Masked-language-model loss of a predicted position, in nats."""
-    masked_accuracy: float
-    """Share of the predicted positions where the model's first choice is the piece that stood there."""
+    learns: Mapping[str, float]
+    """The figures of the objective."""
     scored_examples: int
     """Examples that were scored, over all ranks."""
     evaluation_seconds: float
     """What the evaluation took."""
-    next_loss: float | None = None
-    """Next-sentence loss of a sequence, in nats; None where the model does not predict that."""
-    next_accuracy: float | None = None
-    """Share of the sequences of which the model says rightly whether B follows A."""
-    next_larger_class: float | None = None
-    """Share of these sequences that one answer alone gets right: whichever of both is more frequent among them."""
-
-    @property
-    def perplexity(self) -> float:
-        """Among how many pieces the model hesitates at a masked position, on average."""
-        return math.exp(min(self.masked_loss, 700.0))
+    said: Sequence[str] = field(default=(), compare=False)
+    """The figures of the objective in words of the console."""
 
     def figures(self) -> dict[str, float | None]:
-        return there({**vars(self), "perplexity": self.perplexity})
+        own = {name: value for name, value in vars(self).items() if name not in IN_NO_FILE}
+        return {**own, **self.learns}
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Any]) -> EvaluationRecord:
+        """The record of these figures, as `figures` gives them."""
+        own = {each.name for each in fields(cls)}
+        learns = {name: value for name, value in figures.items() if name not in own}
+        return cls(learns=learns, **{name: figures[name] for name in own & figures.keys()})
 
     def line(self) -> str:
-        masked = f"masked {self.masked_loss:.4f} {self.masked_accuracy:.1%}"
-        return "  ".join(
-            [f"validation {self.step}: {masked}", f"perplexity {self.perplexity:.2f}", *next_sentence(self)]
-        )
+        return "  ".join([f"validation {self.step}: {self.said[0]}", *self.said[1:]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
-from pretraining.model.shape import NOT_IN_RECIPES
+from pretraining.objectives.declaration import find_objective
 from pretraining.processes.context import Context
 from pretraining.training.request import Request
 
@@ -27,8 +27,6 @@ HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "g
 """Sections of a recipe that say how a run is done, and not what is trained."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
-HEAD = NOT_IN_RECIPES["next_sentence"]
-"""What `Shape.differences` calls the head that the data decides about."""
 FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
@@ -66,7 +64,7 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
         return
     require_data(run, request)
     settings: list[Change] = [
-        *record.shape.differences(request.shape),
+        *_called(record.shape.differences(request.shape), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _names(before), _names(recipe)),
@@ -78,9 +76,21 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := [change for change in settings if change[1] != change[2]]:
-        has_other_heads = any(name == HEAD for name, _, _ in changes)  # nobody can give what the data decides
+        has_other_heads = record.shape.pairs != request.shape.pairs  # nobody can give what the data decides
         cure = _new_run(record, request) if has_other_heads else "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
+
+
+def _called(changes: Iterable[Change], request: Request) -> Iterator[Change]:
+    """Differences of shapes by what users call them, which for those of a recipe is their name there."""
+    names = {
+        "vocabulary": "pieces of the vocabulary",
+        "pairs": find_objective(request.shape).pairs_head,
+        "objective": "objective",
+        "causal": "which pieces one sees",
+    }
+    for name, then, now in changes:
+        yield names.get(name, f"model.{name}"), then, now
 
 
 def require_data(run: RunRecord, request: Request) -> None:
@@ -161,7 +171,7 @@ def _cure_of_trained(record: CheckpointRecord, request: Request, changes: Sequen
 
 def _new_run(record: CheckpointRecord, request: Request) -> str:
     """The words that start a new run with the weights of this one, whatever launcher stands before them."""
-    sizes = [name for name, _, _ in record.shape.differences(request.shape) if name != HEAD]
+    sizes = [name for name, _, _ in record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(RunRecord.of(record), request):
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())

@@ -12,8 +12,8 @@ from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
-from pretraining.model.bert import sums
-from pretraining.reporting.records import COUNTS, EvaluationRecord, mean_losses
+from pretraining.objectives.declaration import COUNTS, find_objective
+from pretraining.reporting.records import EvaluationRecord
 
 
 @torch.no_grad()
@@ -35,7 +35,8 @@ def evaluate(
     """
     begin = time.perf_counter()
     engine.deepspeed.eval()
-    names = (*sums(engine.model.shape), *COUNTS)
+    objective = find_objective(engine.model.shape)
+    names = (*objective.sums(engine.model.shape), *COUNTS)
     found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
     for batch, counts in validation_batches(dataset, dist.get_rank(), dist.get_world_size(), micro_batch, limit):
         mark()
@@ -47,10 +48,12 @@ def evaluate(
     engine.deepspeed.train()
     dist.all_reduce(found)
     totals = dict(zip(names, found.tolist(), strict=True))
+    figures = objective.score(objective.measure(totals))
     return EvaluationRecord(
         step=step,
         phase=phase,
-        **mean_losses(totals),
+        learns=figures,
+        said=objective.said(figures),
         scored_examples=int(totals["sequences"]),
         evaluation_seconds=time.perf_counter() - begin,
     )

@@ -31,6 +31,7 @@ from pretraining.huggingface.model_card import Provenance, model_card, read_lice
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective, num_parameters
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _export(
     )
     readers, differences = zip(*results, strict=True)
     warning = _other_licence(model, licence)
-    return Exported(out, model.shape.num_parameters(), max(differences), readers, model.left_out, warning)
+    return Exported(out, num_parameters(model.shape), max(differences), readers, model.left_out, warning)
 
 
 def _other_licence(model: Source, licence: str | None) -> str:
@@ -153,13 +154,13 @@ def _read_transformers(source: Path) -> Source:
     """Reads a folder of transformers; half of what predicts next sentences is left out, which serves nobody."""
     shape, weights, missing = read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
-    if "masked_head" in lacking:
-        raise UserError(
-            f"{source}: lacks {', '.join(lacking)}; only a model that predicts masked pieces can be exported"
-        )
+    objective = find_objective(shape)
+    if {*lacking} & {*objective.exported(replace(shape, pairs=False))}:
+        raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
     left_out = []
     if lacking:
-        shape, weights, heads = without_next_sentences(shape, weights)
+        shape = replace(shape, pairs=False)
+        weights, heads = with_heads_of(shape, weights)
         left_out += [f"{heads}, half of what predicts next sentences"] * bool(heads)
     if files := files_of_sentences(source):
         left_out.append(f"{', '.join(files)}, for vectors of sentences")
@@ -167,12 +168,11 @@ def _read_transformers(source: Path) -> Source:
     return Source(shape, weights, source, read_length(source, shape), licence, "; ".join(left_out))
 
 
-def without_next_sentences(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[Shape, dict[str, Tensor], str]:
-    """A model without what predicts next sentences, and the names of the heads that went."""
-    shape = replace(shape, next_sentence=False)
+def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """Those of the weights that an export of this shape has, and the names of the heads that it has not."""
     wanted = {weight.ours for weight in list_weights(shape)}
     heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
-    return shape, {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
+    return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
 def _read_run(source: Path, checkpoint: str | None) -> Source:
@@ -183,6 +183,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     scores = {} if run.scores is None else run.scores.figures()
     if state.trained_segments == 1:
         weights = with_first_segment_alone(weights)
+    weights, unknown = with_heads_of(shape, weights)
     provenance = Provenance(
         run.data,
         run.recipe,
@@ -201,6 +202,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         vocabulary=folder.parent.parent / TOKENIZER,
         length=min(state.trained_length or shape.positions, shape.positions),
         licence=run.licence,
+        left_out=f"{unknown}, of which transformers knows nothing" * bool(unknown),
         vocabulary_sha256=run.data.vocabulary,
         provenance=provenance,
     )

@@ -26,7 +26,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.fitting import CPU_PIECES, MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import plan_memory
@@ -156,7 +156,7 @@ class MicroBatches:
 
     def _heaviest(self, phase: Phase) -> Heaviest:
         request = self._request
-        most = most_predictions(phase.length, request.manifest)
+        most = most_predictions(request.shape, phase.length, request.manifest)
         recompute = request.recipe.compute.checkpoint_activations
         return Heaviest(request.shape, name_dtype(self._engine.dtype), phase.length, most, recompute)
 
@@ -217,16 +217,17 @@ def compute(heaviest: Heaviest, device: torch.device, reserve: int, sequences: i
     The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. It is never compiled,
     which would take minutes: compiled layers are made to keep less.
     """
+    objective = find_objective(heaviest.shape)
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
     with torch.device("meta"):
-        model = Bert(heaviest.shape, heaviest.recompute)
+        model = build_model(heaviest.shape, heaviest.recompute)
     model = model.to(DTYPES[heaviest.dtype]).to_empty(device=device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    batch = full_sequences(sequences, heaviest.length, heaviest.predictions).to(device)
+    batch = full_sequences(sequences, heaviest.length, heaviest.predictions, objective).to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         losses = model(batch)
-        torch.autograd.backward(pretraining_loss(losses, PretrainingBatches((batch,), sequences, len(batch.labels))))
+        torch.autograd.backward(objective.loss(losses, PretrainingBatches((batch,), sequences, len(batch.labels))))
     synchronize(device)
     del ballast
 

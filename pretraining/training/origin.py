@@ -26,10 +26,9 @@ from pretraining.huggingface.folders import CONFIG, files_of_sentences, read_fol
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import all_heads
 from pretraining.processes.errors import SharedError
 
-CALLED = {"pooler": "pooler", "masked_head": "masked head", "next_head": "next-sentence head"}
-"""How our names of the weights of heads begin, and what the heads are called."""
 POSITIONS = "embeddings.position.weight"
 
 
@@ -148,9 +147,9 @@ def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tenso
 
 def heads_of(names: set[str]) -> list[str]:
     """The heads that weights of these names belong to, as they are called."""
-    found = {name.partition(".")[0] for name in names}
-    assert found <= CALLED.keys(), f"{found}: only whole heads may be missing or left over"
-    return [called for name, called in CALLED.items() if name in found]
+    found, called = {name.partition(".")[0] for name in names}, all_heads()
+    assert found <= called.keys(), f"{found}: only whole heads may be missing or left over"
+    return [called[name] for name in called if name in found]
 
 
 def begins(origin: Origin, anew: list[str], left: list[str]) -> str:

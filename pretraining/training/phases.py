@@ -15,6 +15,7 @@ from pretraining.data.batches import Loader
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
+from pretraining.objectives.declaration import find_objective
 from pretraining.processes.launchers import World
 from pretraining.training.clock import Clock
 from pretraining.training.micro_batch import MicroBatches
@@ -48,7 +49,8 @@ class TrainingPhase:
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
-        return Dataset(request.data, request.manifest, self.settings.length, validation, world.rank, world.size)
+        length, objective = self.settings.length, find_objective(request.shape)
+        return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
     def batches(self, state: RunState) -> Loader:
         """This rank's batches from where the run stands to the end of the phase, to be closed; the clock starts."""

@@ -36,7 +36,7 @@ class Request:
     @property
     def shape(self) -> Shape:
         """The sizes of the model: those of the recipe, the vocabulary of the data, and the heads that it can train."""
-        return self.recipe.model.shape(self.manifest.vocabulary_size, self.manifest.has_pairs)
+        return self.recipe.shape(self.manifest)
 
     @property
     def num_phases(self) -> int:

@@ -24,6 +24,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model, find_objective, num_parameters
 from pretraining.planning.proportion import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
@@ -64,8 +65,8 @@ def find_starting_point(request: Request, context: Context, latest: Latest | Non
     compute = request.recipe.compute
     torch.set_num_threads(compute.threads or default_threads(context.world))
     set_arithmetic(request.recipe.precision, compute, context.device)
-    model = Bert(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
-    state = RunState(trained_segments=2 if request.shape.next_sentence else 1)
+    model = build_model(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
+    state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
     begins = None
     if latest is not None:
         model.load_state_dict(read_weights_together(latest.checkpoint, parameter_sizes(request.shape)))
@@ -121,7 +122,7 @@ def write_run_folder(request: Request) -> None:
 def describe(request: Request, context: Context, engine: Engine, record: CheckpointRecord | None) -> None:
     """Prints what is about to happen, in a few lines."""
     world, console, shape = context.world, context.console, request.shape
-    count, threads = shape.num_parameters(), torch.get_num_threads()
+    count, threads = num_parameters(shape), torch.get_num_threads()
     console.print(
         f"{f'{count / 1e6:.1f}M' if count >= 1e6 else f'{count:,}'} parameters: {shape.layers} layers of "
         f"{shape.hidden}, {shape.vocabulary:,} pieces; {request.recipe.optimizer.name}, "
@@ -134,8 +135,8 @@ def describe(request: Request, context: Context, engine: Engine, record: Checkpo
         markup=False,
         soft_wrap=True,
     )
-    if not shape.next_sentence:
-        console.print("the data has no pairs: the model learns from masked pieces alone", markup=False)
+    if note := find_objective(shape).note(shape):
+        console.print(note, markup=False)
     steps = [schedule.steps for schedule in build_schedules(request.recipe)]
     if record is None and (warning := disproportion(request.recipe, request.manifest, steps)):
         context.warn(warning)

@@ -7,7 +7,6 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from data_prep.common.locks import LOCK as LOCK
 from data_prep.common.locks import locked
 from pretraining.checkpoint.record import EXPORT
 from pretraining.huggingface.folders import CONFIG
+from pretraining.objectives.declaration import find_objective, loss_curves
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
 from pretraining.processes.errors import SharedError
@@ -76,7 +76,7 @@ def run(
             is_done = start is None or train_through(request, context, start).is_done
             if world.rank == 0 and is_done:
                 with watch.pause():
-                    finish(request.out, context, trained_now=start is not None)
+                    finish(request, context, trained_now=start is not None)
     disconnect()  # not after an error, when it may wait for ever for ranks that are gone
 
 
@@ -127,9 +127,10 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     trainer.saver.finish()
 
 
-def finish(out: Path, context: Context, trained_now: bool) -> None:
+def finish(request: Request, context: Context, trained_now: bool) -> None:
     """Exports the trained model, unless an earlier start has, and says what it is good for."""
-    folder, console = out / EXPORT, context.console
+    out, console, loads_as = request.out, context.console, find_objective(request.shape).loads_as
+    folder = out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
     if trained_now or not (folder / CONFIG).exists():
@@ -138,6 +139,6 @@ def finish(out: Path, context: Context, trained_now: bool) -> None:
         console.print(str(exported), markup=False, soft_wrap=True)
         if exported.warning:
             context.warn(exported.warning)
-    console.print(draw_losses(out, least=TRIAL), markup=False, soft_wrap=True)
-    call = f'transformers.AutoModelForMaskedLM.from_pretrained("{folder}")'
+    console.print(draw_losses(out, loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
+    call = f'transformers.{loads_as}.from_pretrained("{folder}")'
     console.print(f"load it: {call}", markup=False, soft_wrap=True)

@@ -17,14 +17,14 @@ from pretraining.engine.shortage import is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import pretraining_loss, sums
+from pretraining.objectives.declaration import COUNTS, figures_of, find_objective, step_flops
 from pretraining.planning.remaining import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import COUNTS, EvaluationRecord, Progress, StepRecord
+from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, first_of
@@ -59,7 +59,8 @@ class Trainer:
         """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
         ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
-        self.meter = Meter(engine.device, sums(request.shape), COUNTS, ceiling)
+        self.objective = find_objective(request.shape)
+        self.meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
         self.log = RunLog(
             request.out,
             context.console,
@@ -144,7 +145,7 @@ class Trainer:
                 batches,
                 learning_rate,
                 seeds,
-                pretraining_loss,
+                self.objective.loss,
                 mark=self.context.watch.mark,
                 gives_up=self.context.control.asked_anywhere,
             )
@@ -177,7 +178,7 @@ class Trainer:
                 sequences=len(batch.lengths),
                 pieces=sum(batch.lengths),
                 padded=len(batch.lengths) * phase.settings.length,
-                flops=self.engine.model.shape.flops(batch.lengths, len(batch.labels)),
+                flops=step_flops(self.engine.model.shape, batch.lengths, len(batch.labels)),
             )
         self.meter.step(learning_rate, batches.waited)
 
@@ -291,8 +292,8 @@ class Trainer:
         totals, speed = self.meter.flush(*self.work_left(phase))
         state.count_pieces(totals["pieces"])
         norm = self.engine.gradient_norm
-        record = StepRecord.of(
-            totals,
+        record = StepRecord(
+            **figures_of(self.objective, totals, width=5),
             speed=speed,
             step=state.step,
             phase=state.phase + 1,

@@ -20,8 +20,8 @@ from benchmarks.scaling_report import SILENT, Note, conclude, draw, find_points,
 from data_prep.common.errors import UserError
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 
@@ -99,7 +99,7 @@ def test_a_rank_without_messages_has_its_share_of_the_work(zero: int) -> None:
     parallel = EngineSettings().parallel.model_copy(update={"zero": zero})
 
     def own_elements() -> int:
-        engine = Engine(Bert(shape).initialize(0), EngineSettings(parallel=parallel), CPU)
+        engine = Engine(build_model(shape).initialize(0), EngineSettings(parallel=parallel), CPU)
         found = sum(part.length for flat in engine.flat_tensors for part in flat.parts)
         engine.close()
         return found

@@ -24,8 +24,10 @@ from support.training import records
 
 from cluster.panels import panel
 from cluster.status import fitting, main
+from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
+from pretraining.training.request import Request
 from pretraining.training.run import finish
 
 pytest_plugins = ["support.run_fixtures"]
@@ -76,10 +78,11 @@ def test_the_losses_of_a_run_are_drawn_at_its_end_and_when_asked_for(
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     (run / "loss.png").unlink()
     context = cast(Context, SimpleNamespace(console=Console()))
-    finish(run, context, trained_now=False)
+    request = cast(Request, SimpleNamespace(out=run, shape=Shape.named("tiny", 100)))
+    finish(request, context, trained_now=False)
     assert not (run / "loss.png").exists(), "8 steps were a trial"
     monkeypatch.setattr("pretraining.training.run.TRIAL", 8)
-    finish(run, context, trained_now=False)
+    finish(request, context, trained_now=False)
     assert (run / "loss.png").read_bytes() == drawn
     (run / METRICS).write_text("")
     assert main([str(run), "--charts"]) == 0

@@ -13,7 +13,9 @@ from support.processes import spawn
 from support.training import connect_ranks
 
 from pretraining.engine.partition import find_flat_tensors
-from pretraining.model.bert import Bert, Losses
+from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import disconnect
 from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control, Decision
@@ -26,7 +28,7 @@ from pretraining.training.clock import Clock
 def tell_all() -> dict[str, Any]:
     """Everything that is joined over ranks, but for objects and barriers, which torch itself brings to the GPU."""
     connect_ranks()
-    model = Bert(SMALL).initialize(1)
+    model = build_model(SMALL).initialize(1)
     with PretendedGpu():
         device = torch.device("cuda")
         found = {

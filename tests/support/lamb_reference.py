@@ -21,6 +21,8 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.steps.flat import FlatTensor, Part, is_decayed
 from pretraining.optimizers.steps.lamb import Lamb
@@ -48,7 +50,7 @@ def force(name: str, count: int, step: int, part: int) -> Tensor:
 def first_weights() -> dict[str, Tensor]:
     """Of different sizes, and no bias is zero."""
     weights = {}
-    for name, parameter in Bert(SHAPE).named_parameters():
+    for name, parameter in build_model(SHAPE).named_parameters():
         generator = torch.Generator().manual_seed(number_of(name))
         weights[name] = torch.randn(parameter.shape, generator=generator) * (1 + number_of(name) % 3)
     return weights
@@ -68,7 +70,7 @@ class Pulled(Bert):
     """BERT's modules and parameters, with gradients that are given and not computed."""
 
     def __init__(self) -> None:
-        super().__init__(SHAPE)
+        super().__init__(SHAPE, MLM)
         self.load_state_dict(first_weights())
         for path, module in self.named_modules():
             if _has_parameters(module):

@@ -11,12 +11,12 @@ from torch.nn import Module
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.peer import padded
-from pretraining.data.batches import collate
-from pretraining.data.rows import Rows
 from pretraining.huggingface.weights import to_transformers
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.bert import Bert
+from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 __all__ = ["SMALL", "gradient", "gradients", "mean_loss", "padded", "random_batch", "their_config", "their_model"]
 
@@ -28,7 +28,7 @@ def random_batch(lengths: Sequence[int], vocabulary: int, seed: int = 0, first: 
     draw = np.random.default_rng(seed)
     predicted = [np.sort(draw.choice(n, max(1, round(n * 0.15)), replace=False)) for n in lengths]
     num_predictions = sum(map(len, predicted))
-    return collate(
+    return MLM.batch(
         Rows(
             where=np.stack([np.zeros(len(lengths), np.int64), first + np.arange(len(lengths))], axis=1),
             lengths=np.array(lengths),

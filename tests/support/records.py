@@ -8,19 +8,33 @@ from typing import Any
 
 from rich.console import Console
 
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import EvaluationRecord, StepRecord
 from pretraining.reporting.run_log import RunLog
 
+FIGURES = {
+    "masked_loss": 5.842,
+    "masked_accuracy": 0.123,
+    "next_loss": 0.6901,
+    "next_accuracy": 0.551,
+    "next_larger_class": 0.513,
+}
+HELD_OUT = MLM.score(
+    {
+        "masked_loss": 5.8,
+        "masked_accuracy": 0.12,
+        "next_loss": 0.69,
+        "next_accuracy": 0.55,
+        "next_larger_class": 0.52,
+    }
+)
 RECORD = StepRecord(
     step=12000,
     phase=1,
     loss=6.5321,
-    masked_loss=5.842,
-    next_loss=0.6901,
-    masked_accuracy=0.123,
-    next_accuracy=0.551,
-    next_larger_class=0.513,
+    learns=FIGURES,
+    said=MLM.said(FIGURES),
     learning_rate=1e-4,
     gradient_norm=1.234,
     loss_scale=None,
@@ -40,11 +54,8 @@ RECORD = StepRecord(
 SCORES = EvaluationRecord(
     step=12000,
     phase=1,
-    masked_loss=5.8,
-    masked_accuracy=0.12,
-    next_loss=0.69,
-    next_accuracy=0.55,
-    next_larger_class=0.52,
+    learns=HELD_OUT,
+    said=MLM.said(HELD_OUT),
     scored_examples=1000,
     evaluation_seconds=3.0,
 )

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import BertForPreTraining
 
 from data_prep.vocabulary.vocabulary import SPECIAL
-from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 
 SHAPE = Shape(layers=2, hidden=32, heads=2, intermediate=48, vocabulary=99, positions=40)
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
@@ -19,7 +19,7 @@ PIECES = (*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *(f"word{n
 
 
 def our_weights(seed: int = 0, shape: Shape = SHAPE) -> dict[str, Tensor]:
-    model = Bert(shape).initialize(seed)
+    model = build_model(shape).initialize(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

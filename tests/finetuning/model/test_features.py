@@ -26,7 +26,7 @@ from pretraining.huggingface.task_head import TaskHead
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Shape
 
-SHAPE = Shape(5, 16, 2, 24, 50, 32, next_sentence=False)
+SHAPE = Shape(5, 16, 2, 24, 50, 32, pairs=False)
 HEAD = TaskHead("tags", ("O", "B-X", "I-X"))
 LAYERS = [layers for layers in get_args(LayerChoice) if layers]
 SENTENCES = "Paris B-LOC\nis O\nin O\nFrance B-LOC\n\nAnna B-PER\nSmith I-PER\nsleeps O\n\n"

@@ -77,7 +77,7 @@ def test_a_run_and_its_checkpoints(straight: Path) -> None:
     """The newest checkpoint of a run, or the one that is named; heads of pre-training are left out."""
     model = find_model(str(straight))
     record, weights = load_checkpoint(straight)
-    assert model.shape == replace(record.shape, next_sentence=False)
+    assert model.shape == replace(record.shape, pairs=False)
     assert same(model.weights, {name: value for name, value in weights.items() if "_head." not in name})
     assert same(model.weights, find_model(str(straight / "export")).weights)
     assert model.has_pooler

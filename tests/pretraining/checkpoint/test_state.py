@@ -30,14 +30,14 @@ PHASES = [
 ]
 RECIPE = Recipe.model_validate({"phases": PHASES}).as_dict()
 SUMMARY = DataSummary({"wiki": 3}, 100, {"32": 5}, {"pairs": "nsp"}, "vocabulary", "fingerprint")
-FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "next_sentence": True}})}
+FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 
 
 def record(section: dict[str, Any]) -> RunRecord:
     return RunRecord.of(CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, None, MadeBy(1, 0, "fp32"), section))
 
 
-@pytest.mark.parametrize("scores", [SCORES, replace(SCORES, next_loss=None, next_accuracy=None), None])
+@pytest.mark.parametrize("scores", [SCORES, replace(SCORES, learns={"masked_loss": 5.0}), None])
 def test_what_is_written_is_read(scores: Any) -> None:
     state = RunState(
         1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1

@@ -20,10 +20,11 @@ from support.shards import make_shards
 
 from data_prep.common.errors import DamageError
 from data_prep.shards import Manifest, ShardSet, read_shard
-from pretraining.data.batches import Loader, collate, deal, step_batches, validation_batches
+from pretraining.data.batches import Loader, deal, step_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Examples, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
@@ -90,7 +91,7 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
     dataset = Dataset(folder, manifest, length)
     rows = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
     examples = Order(5, dataset.shard_rows).examples(sum(dataset.shard_rows[0]) - 150, 300)
-    batch = collate(dataset.read(examples))
+    batch = MLM.batch(dataset.read(examples))
     for index, (number, row) in enumerate(batch.examples.tolist()):
         assert content(batch, index) == content_of_row(rows[number][row])
     assert batch.lengths == tuple(len(rows[number][row]["pieces"]) for number, row in batch.examples.tolist())

@@ -23,7 +23,7 @@ from data_prep.common.files import FileRecord
 from data_prep.shards import Lists, Manifest, example_batch, example_schema, read_shard, write_batches
 from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples
-from pretraining.data.rows import Rows
+from pretraining.model.rows import Rows
 
 
 @pytest.fixture(scope="module")

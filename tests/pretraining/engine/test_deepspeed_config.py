@@ -12,7 +12,7 @@ from support.training import connect_ranks
 
 from pretraining.engine import deepspeed_config
 from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
 from pretraining.planning import memory
 from pretraining.processes.group import disconnect
 
@@ -55,7 +55,7 @@ def test_deepspeed_does_not_wait_for_the_device(found: dict[Any, Any], case: tup
 def test_buckets_are_no_larger_than_the_model(found: dict[Any, Any]) -> None:
     """And their size is the user's to say."""
     buckets = {found[case][1] for case in STAGES} - {None}
-    assert buckets == {sum(parameter.numel() for parameter in Bert(SHAPE).parameters())}
+    assert buckets == {sum(parameter.numel() for parameter in build_model(SHAPE).parameters())}
     assert found["own"] == SMALL_BUCKET
 
 

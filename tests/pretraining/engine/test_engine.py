@@ -24,7 +24,9 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import choose_dtype
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.bert import Bert, Losses, pretraining_loss
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import disconnect
 
 ALL = [(dtype, zero) for dtype in ("fp32", "bf16") for zero in range(4)]
@@ -49,14 +51,14 @@ def make_engine(dtype: str = "fp32", zero: int = 0, clip: float = 0.0, shape: An
         compute=Compute.model_validate(compute),
         deepspeed={"zero_optimization": EVERYTHING_IS_CUT} if zero == 3 else {},
     )
-    model = Bert(shape, settings.compute.checkpoint_activations).initialize(7)
+    model = build_model(shape, settings.compute.checkpoint_activations).initialize(7)
     return Engine(model, settings, torch.device("cpu"))
 
 
 def mean_loss(losses: Losses, batch: PretrainingBatch, ranks: int) -> Tensor:
     """A rank's part of the loss of the global batch; its counts need not be exact here."""
     batches = PretrainingBatches((batch,), ranks * len(batch.lengths), ranks * len(batch.labels))
-    return pretraining_loss(losses, batches)
+    return MLM.loss(losses, batches)
 
 
 def weights(engine: Engine) -> dict[str, Tensor]:
@@ -104,7 +106,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def reference(ranks: int) -> dict[str, Tensor]:
     """By PyTorch alone, of the batches of all ranks."""
-    model = Bert(QUIET).initialize(7)
+    model = build_model(QUIET).initialize(7)
     for rank in range(ranks):
         batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
         mean_loss(model(batch), batch, ranks).backward()
@@ -138,10 +140,10 @@ def test_the_tied_weight_gets_gradients_from_both_its_uses(
     moved = results[f"{dtype} {zero}"][0]["embeddings.word.weight"]
     both = reference(ranks)["embeddings.word.weight"]
     assert distance({"": moved}, {"": both}) < (1e-5 if dtype == "fp32" else 0.03)
-    model = Bert(QUIET).initialize(7)
+    model = build_model(QUIET).initialize(7)
     batch = random_batch(LENGTHS[0], QUIET.vocabulary)
     hidden = model.encode(batch)[batch.chosen].detach()  # the decoder alone
-    model.masked_head(hidden, model.embeddings.word.weight, batch.labels)[0].backward()
+    model.head("masked_head")(hidden, model.embeddings.word.weight, batch.labels)[0].backward()
     alone = gradient(model.embeddings.word.weight)
     assert distance({"": alone / len(batch.labels)}, {"": both}) > 0.1  # so the test can fail
 
@@ -177,7 +179,7 @@ def clip(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def test_weights_are_given_in_full_and_in_fp32(found: tuple[int, dict[str, Any]], zero: int) -> None:
     _, results = found
     for dtype in ("fp32", "bf16"):
-        fresh = {name: weight.detach() for name, weight in Bert(QUIET).initialize(7).named_parameters()}
+        fresh = {name: weight.detach() for name, weight in build_model(QUIET).initialize(7).named_parameters()}
         given = results[f"{dtype} {zero} weights"]
         sizes = [{name: weight.shape for name, weight in weights.items()} for weights in (given, fresh)]
         assert sizes[0] == sizes[1]
@@ -188,7 +190,7 @@ def test_checkpointed_activations_give_the_same_gradients_bit_for_bit() -> None:
     batch = random_batch(LENGTHS[0], SMALL.vocabulary)
     results = []
     for recompute in (False, True):
-        model = Bert(SMALL, recompute).initialize(7)  # with dropout
+        model = build_model(SMALL, recompute).initialize(7)  # with dropout
         model.dropout_seed = 3
         mean_loss(model(batch), batch, 1).backward()
         results.append(gradients(model))

@@ -24,8 +24,9 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.attention import Layout, Packed, Padded, has_flash
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
 from pretraining.model.fused import Dropout
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.steps.apex import lamb_updates
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
@@ -103,7 +104,7 @@ def test_dropout_goes_backward_through_the_same_mask(way: int) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype, recompute: bool) -> None:
     """From the batch in the host's memory to the gradients. The first batch may wait: it prepares libraries."""
-    model = Bert(SHAPE, recompute).initialize(1).cuda().to(dtype)
+    model = build_model(SHAPE, recompute).initialize(1).cuda().to(dtype)
     for seed in range(2):
         batch = random_batch(LENGTHS, SHAPE.vocabulary, seed)
         torch.cuda.synchronize()
@@ -120,7 +121,7 @@ def test_layers_share_a_translation() -> None:
     torch._dynamo.reset()
     counters.clear()
     shape = replace(SHAPE, layers=12, dropout=0.0, attention_dropout=0.0)
-    plain, other = (Bert(shape).initialize(1).cuda().bfloat16() for _ in range(2))
+    plain, other = (build_model(shape).initialize(1).cuda().bfloat16() for _ in range(2))
     other.compile_layers()
     for lengths in (LENGTHS, [9, 8], [96] * 5):
         batch = random_batch(lengths, shape.vocabulary).to("cuda")
@@ -144,7 +145,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss
+from pretraining.model.bert import Bert
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 
@@ -155,12 +156,12 @@ connect(World(), device)
 found = []
 for _ in range(2):
     settings = EngineSettings(Optimizer(name=optimizer), precision, compute=compute)
-    engine = Engine(Bert(SHAPE).initialize(1), settings, device)
+    engine = Engine(build_model(SHAPE).initialize(1), settings, device)
     before = [weight.clone() for _, weight in engine.weights()]
     for step in range(5):
         batch = random_batch([96, 64, 30] * 100, SHAPE.vocabulary, step)
         batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(engine, batches, 1e-3, Seeds(step, step), pretraining_loss)
+        train_step(engine, batches, 1e-3, Seeds(step, step), MLM.loss)
     found.append([weight.clone() for _, weight in engine.weights()])
     engine.close()
 disconnect()
@@ -182,7 +183,7 @@ def test_deterministic_gives_the_same_bits_twice(dtype: str, optimizer: str) -> 
 
 def test_the_model_computes_what_it_does_on_a_cpu() -> None:
     batch = random_batch(LENGTHS, SMALL.vocabulary)
-    ours, theirs = Bert(SMALL).initialize(1).eval(), Bert(SMALL).initialize(1).eval().cuda()
+    ours, theirs = build_model(SMALL).initialize(1).eval(), build_model(SMALL).initialize(1).eval().cuda()
     with torch.no_grad():
         exact = mean_loss(ours, batch)
         assert mean_loss(theirs, batch.to("cuda")).item() == pytest.approx(exact.item(), rel=1e-4)
@@ -225,19 +226,19 @@ def test_lamb_with_the_optimizer_in_the_hosts_memory(zero: int) -> None:
 def test_the_host_waits_once_in_a_step(micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the norm of the gradient, however many micro-batches there are; otherwise it hands out work ahead."""
     device, batch = torch.device("cuda", 0), random_batch(LENGTHS, SHAPE.vocabulary)
-    engine = Engine(Bert(SHAPE).initialize(1), EngineSettings(), device)
+    engine = Engine(build_model(SHAPE).initialize(1), EngineSettings(), device)
     batches = PretrainingBatches(
         (batch,) * micro_batches, micro_batches * len(LENGTHS), micro_batches * len(batch.labels)
     )
     for step in range(3):
-        train_step(engine, batches, 1e-4, Seeds(step, step), pretraining_loss)
+        train_step(engine, batches, 1e-4, Seeds(step, step), MLM.loss)
     places: list[str] = []
     for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):  # of which PyTorch does not warn
         monkeypatch.setattr(owner, "synchronize", lambda *_: places.append("synchronize"))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        train_step(engine, batches, 1e-4, Seeds(3, 3), pretraining_loss)
+        train_step(engine, batches, 1e-4, Seeds(3, 3), MLM.loss)
         torch.cuda.set_sync_debug_mode("default")
     places += [f"{each.filename}:{each.lineno}" for each in warned if "synchronizing CUDA" in str(each.message)]
     engine.close()

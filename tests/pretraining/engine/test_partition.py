@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
 from pretraining.engine.partition import find_flat_tensors
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.steps.flat import FlatTensor, Part
 from pretraining.optimizers.steps.lamb import make_slot_table
 
@@ -88,7 +88,7 @@ def flat_engine(model: nn.Module, change: Callable[[Tensor], None] = lambda _: N
 
 @pytest.mark.usefixtures("alone")
 def test_a_layout_that_is_not_understood_is_refused() -> None:
-    model = Bert(SMALL).initialize(1)
+    model = build_model(SMALL).initialize(1)
     assert len(find_flat_tensors(flat_engine(model), model)) == 1
     engine = flat_engine(model, lambda flat: flat.__setitem__(12345, 1.0))
     with pytest.raises(UserError, match=r"of the \d+ elements of [\w.]+, 0 are where they should be"):

@@ -40,7 +40,7 @@ class Classifier(Encoder):
 
     def forward(self, batch: Batch) -> Scores:
         labels = (batch.pieces[batch.starts[:-1].long()] > SMALL.vocabulary // 2).long()
-        return Scores(self.head(self.first_states(self.encode(batch), batch)), labels)
+        return Scores(self.head(self.sequence_states(self.encode(batch), batch)), labels)
 
 
 def classification_loss(scores: Scores, batches: StepBatches[Batch]) -> Tensor:

@@ -42,7 +42,7 @@ from pretraining.huggingface.verify import verify_fine_tuned
 
 VOCABULARY = Vocabulary(PIECES, cased=False)
 TASK = {"length": 16, "pair": True}
-OURS = replace(SHAPE, next_sentence=False)
+OURS = replace(SHAPE, pairs=False)
 
 
 def write(folder: Path, head: TaskHead, weights: dict[str, Tensor] | None = None, **more: Any) -> Path:

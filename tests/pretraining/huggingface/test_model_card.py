@@ -16,6 +16,7 @@ from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
 from pretraining.huggingface.model_card import BaseSummary, DataSummary, Provenance, model_card
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import num_parameters
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Proven
     data = replace(provenance.data, settings={**provenance.data.settings, "language": "de"})
     text = card(shape, replace(provenance, data=data))
     for part in (
-        f"| parameters | {shape.num_parameters():,} |",
+        f"| parameters | {num_parameters(shape):,} |",
         "| shards-text | 50 |",
         f"{data.pieces:,} pieces of text in `de`; 15% of the pieces masked, single pieces, 2 times anew; pairs of segm",
         f"| 32 pieces | {data.examples['32']:,} | {data.examples['32, held out']:,} |",
@@ -142,7 +143,7 @@ def test_a_length_below_the_positions_is_told(shape: Shape, provenance: Provenan
 
 def test_the_command_that_loads_it_fits_the_heads_and_the_place(shape: Shape, provenance: Provenance) -> None:
     assert 'AutoModelForPreTraining.from_pretrained("runs/mine/export")' in card(shape)
-    alone = card(replace(shape, next_sentence=False), replace(provenance, segments=1), folder=Path("/home/me/mine"))
+    alone = card(replace(shape, pairs=False), replace(provenance, segments=1), folder=Path("/home/me/mine"))
     assert 'AutoModelForMaskedLM.from_pretrained("mine")' in alone
     assert "(`token_type_ids` of 1) was never trained, and has the embedding of the first" in alone
     assert "/home" not in alone

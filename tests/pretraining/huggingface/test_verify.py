@@ -16,7 +16,8 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface import verify
 from pretraining.huggingface.folders import write_folder
 from pretraining.huggingface.verify import probe, verify_export
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
     assert sum(batch.lengths) == len(batch.pieces) == int(batch.starts[-1])
     assert max(batch.lengths) == positions
     assert int(batch.segments.max()) <= segments - 1
-    model = Bert(small).initialize(1).eval()
-    masked, next_sentence = model.heads(model.encode(batch), batch)
+    model = build_model(small).initialize(1).eval()
+    masked, next_sentence = MLM.logits(model, model.encode(batch), batch).values()
     assert masked.shape == (len(batch.chosen), small.vocabulary)
     assert next_sentence is not None
     assert next_sentence.shape == (3, 2)

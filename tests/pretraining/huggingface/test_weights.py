@@ -20,7 +20,8 @@ from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_folder
 from pretraining.huggingface.weights import LISTED, from_transformers, list_weights, to_transformers
 from pretraining.model.batch import PretrainingBatch
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_list_is_that_of_our_model() -> None:
     sizes = {weight.ours: weight.padded(SHAPE) for weight in list_weights(SHAPE)}
-    assert sizes == {name: tuple(weight.shape) for name, weight in Bert(SHAPE).state_dict().items()}
+    assert sizes == {name: tuple(weight.shape) for name, weight in build_model(SHAPE).state_dict().items()}
 
 
 def test_we_write_the_weights_that_transformers_writes(folder: Path) -> None:
@@ -69,7 +70,7 @@ def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
     shape, state, missing = read_folder(folder)
     assert shape == SHAPE
     assert missing == ()
-    model = Bert(shape)
+    model = build_model(shape)
     model.load_state_dict(state)
     model.eval()
     lengths = [40, 7, 23]
@@ -89,7 +90,7 @@ def test_weights_of_transformers_give_its_logits(folder: Path) -> None:
         lengths=tuple(lengths),
         examples=torch.zeros(3, 2, dtype=torch.int64).numpy(),
     )
-    masked, next_sentence = model.heads(model.encode(batch), batch)
+    masked, next_sentence = MLM.logits(model, model.encode(batch), batch).values()
     torch.testing.assert_close(masked, theirs.prediction_logits[real], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(next_sentence, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
@@ -140,8 +141,8 @@ def test_heads_that_are_missing_are_named(model: Callable[[], Any], expected: li
     model().save_pretrained(tmp_path)
     shape, state, missing = read_folder(tmp_path)
     assert list(missing) == expected
-    assert shape == replace(SHAPE, next_sentence="pooler.weight" in state)
-    assert state.keys() == Bert(shape).state_dict().keys() - set(missing)
+    assert shape == replace(SHAPE, pairs="pooler.weight" in state)
+    assert state.keys() == build_model(shape).state_dict().keys() - set(missing)
 
 
 def rename(old_name: str, new_name: str) -> Callable[[dict[str, Tensor]], None]:

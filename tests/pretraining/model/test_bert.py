@@ -24,8 +24,10 @@ from transformers import BertForMaskedLM
 from pretraining.huggingface.weights import from_transformers
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import PretrainingBatches
-from pretraining.model.bert import Bert, pretraining_loss, sums
+from pretraining.model.bert import Bert
 from pretraining.model.shape import SIZES, Shape
+from pretraining.objectives.declaration import build_model, num_parameters, step_flops
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 LENGTHS = (5, 70, 96, 17, 64, 1, 33)
 
@@ -42,7 +44,7 @@ def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def small_model(**changes: Any) -> Bert:
     """With weights large enough that attention is far from uniform."""
-    model = Bert(replace(SMALL, **changes)).initialize(1)
+    model = build_model(replace(SMALL, **changes)).initialize(1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +57,7 @@ def small_model(**changes: Any) -> Bert:
 def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model).eval()(**padded(batch))
-    masked, following = model.heads(model.encode(batch), batch)
+    masked, following = MLM.logits(model, model.encode(batch), batch).values()
     chosen = padded(batch)["labels"] != -100
     torch.testing.assert_close(masked, theirs.prediction_logits[chosen], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
@@ -79,7 +81,7 @@ def test_loss_and_gradients_are_those_of_transformers() -> None:
 @pytest.mark.usefixtures("either_path")
 def test_fifty_steps_of_training_follow_transformers() -> None:
     shape = replace(SMALL, dropout=0.0, attention_dropout=0.0)
-    model = Bert(shape).initialize(3)
+    model = build_model(shape).initialize(3)
     theirs = their_model(model)
     ours_moves, theirs_moves = (torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (model, theirs))
     for step in range(50):
@@ -112,33 +114,35 @@ def test_a_sequence_does_not_know_its_neighbours(lengths: list[int], others: lis
 
 
 def test_the_published_sizes_have_the_published_parameters() -> None:
-    millions = {name: Shape.named(name, 30522).num_parameters() / 1e6 for name in SIZES}
+    millions = {name: num_parameters(Shape.named(name, 30522)) / 1e6 for name in SIZES}
     assert 109 < millions["base"] < 111
     assert 335 < millions["large"] < 340
     for name in ("tiny", "mini", "medium"):
         shape = Shape.named(name, 30522)
         padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
-        assert sum(parameter.numel() for parameter in Bert(shape).parameters()) - padding == shape.num_parameters()
+        assert sum(parameter.numel() for parameter in build_model(shape).parameters()) - padding == num_parameters(
+            shape
+        )
 
 
 @torch.no_grad()
 def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
-    shape = replace(SMALL, next_sentence=False)
+    shape = replace(SMALL, pairs=False)
     theirs = BertForMaskedLM(their_config(shape))
-    model, whole = Bert(shape).initialize(3), Bert(SMALL).initialize(3)
+    model, whole = build_model(shape).initialize(3), build_model(SMALL).initialize(3)
     padding = (shape.padded_vocabulary - shape.vocabulary) * (shape.hidden + 1)
     counts = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, theirs)]
-    assert counts[0] - padding == counts[1] == shape.num_parameters() < SMALL.num_parameters()
-    assert shape.flops([128], 20) < SMALL.flops([128], 20)
+    assert counts[0] - padding == counts[1] == num_parameters(shape) < num_parameters(SMALL)
+    assert step_flops(shape, [128], 20) < step_flops(SMALL, [128], 20)
     batch = random_batch([9, 30], SMALL.vocabulary)
     model.load_state_dict(whole.state_dict(), strict=False)
     losses, both = model.eval()(batch), whole.eval()(batch)
-    assert losses._fields == sums(shape) == ("masked", "masked_correct")
-    assert both._fields == sums(SMALL)
+    assert losses._fields == MLM.sums(shape) == ("masked", "masked_correct")
+    assert both._fields == MLM.sums(SMALL)
     assert (float(losses.masked), int(losses.masked_correct)) == (float(both.masked), int(both.masked_correct))
     batches = PretrainingBatches((batch,), sequences=2, predictions=len(batch.labels))
-    assert float(pretraining_loss(losses, batches)) == pytest.approx(float(both.masked) / len(batch.labels))
-    assert model.heads(model.encode(batch), batch).next_sentence is None
+    assert float(MLM.loss(losses, batches)) == pytest.approx(float(both.masked) / len(batch.labels))
+    assert MLM.logits(model, model.encode(batch), batch).keys() == {"masked"}
 
 
 def test_flops_are_those_that_the_peers_count() -> None:
@@ -149,17 +153,17 @@ def test_flops_are_those_that_the_peers_count() -> None:
         ("base", 128, 20, 69.9),
         ("base", 512, 80, 301.4),
     ):
-        assert Shape.named(name, 30522).flops([length], predictions) / 1e9 == pytest.approx(gigaflops, abs=0.06)
+        assert step_flops(Shape.named(name, 30522), [length], predictions) / 1e9 == pytest.approx(gigaflops, abs=0.06)
 
 
 def test_fresh_weights_are_a_cut_normal_distribution() -> None:
-    model = Bert(Shape.named("tiny", 1000)).initialize(7)
+    model = build_model(Shape.named("tiny", 1000)).initialize(7)
     weight = model.get_parameter("layers.0.attention.qkv.weight")
     assert weight.abs().max().item() <= 0.04
     assert weight.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)  # the cut at two deviations narrows it
     assert not any(parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
     assert not model.embeddings.word.weight[1000:].any()
-    again = Bert(Shape.named("tiny", 1000)).initialize(7)
+    again = build_model(Shape.named("tiny", 1000)).initialize(7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
@@ -168,7 +172,7 @@ def test_padding_of_the_vocabulary_never_learns() -> None:
     model, batch = small_model(), random_batch(LENGTHS, SMALL.vocabulary)
     mean_loss(model, batch).backward()
     assert not gradient(model.embeddings.word.weight)[SMALL.vocabulary :].any()
-    assert not gradient(model.masked_head.bias)[SMALL.vocabulary :].any()
+    assert not gradient(model.head("masked_head").bias)[SMALL.vocabulary :].any()
 
 
 def test_recomputing_layers_changes_no_bit() -> None:

@@ -22,6 +22,7 @@ from pretraining.model import attention
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 
 SHAPE = replace(SMALL, layers=12, hidden=32, heads=2, intermediate=64)
 FEW_LAYERS = replace(SHAPE, layers=2)
@@ -39,7 +40,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def model_without_data(recompute: bool = False, shape: Shape = SHAPE) -> Bert:
     with torch.device("meta"):
-        return Bert(shape, recompute).bfloat16()
+        return build_model(shape, recompute).bfloat16()
 
 
 @pytest.mark.usefixtures("gpu")
@@ -135,7 +136,7 @@ def test_layers_on_a_gpu_share_a_translation(compiled: Compiled, recompute: bool
 
 
 def test_layers_on_a_cpu_share_a_translation(compiled: Compiled) -> None:
-    assert_one_translation(compiled, Bert(SHAPE).initialize(1), "cpu")
+    assert_one_translation(compiled, build_model(SHAPE).initialize(1), "cpu")
 
 
 def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> None:
@@ -159,13 +160,13 @@ def test_all_sizes_need_few_translations(compiled: Compiled, recompute: bool) ->
 
 @pytest.mark.slow
 def test_all_sizes_need_few_translations_on_a_cpu(compiled: Compiled) -> None:
-    assert_few_translations(compiled, Bert(FEW_LAYERS).initialize(1), "cpu")
+    assert_few_translations(compiled, build_model(FEW_LAYERS).initialize(1), "cpu")
 
 
 @pytest.mark.usefixtures("compiled")
 def test_compiled_layers_compute_the_same() -> None:
     shape = replace(SHAPE, layers=2, dropout=0.0, attention_dropout=0.0)
-    plain, other = Bert(shape).initialize(1), Bert(shape).initialize(1)
+    plain, other = build_model(shape).initialize(1), build_model(shape).initialize(1)
     other.compile_layers()
     batch = random_batch([5, 70, 96, 17], shape.vocabulary)
     losses = [mean_loss(model, batch) for model in (plain, other)]
@@ -181,7 +182,7 @@ def test_what_is_not_compiled_keeps_our_kernels(monkeypatch: pytest.MonkeyPatch)
     """Embeddings, heads and optimizers are not compiled."""
     called = []
     monkeypatch.setattr(kernels, "call", lambda name, *_: called.append(name))
-    model = Bert(SHAPE).initialize(1)
+    model = build_model(SHAPE).initialize(1)
     model.compile_layers()
     model(random_batch([5, 7], SHAPE.vocabulary))
     assert {"dropout_rows", "gelu_forward", "cross_entropy"} == set(called)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from pretraining.config.settings import Model
-from pretraining.model.shape import DROPOUT, NOT_IN_RECIPES, Shape
+from pretraining.model.shape import DROPOUT, Shape
 
 TINY = Shape.named("tiny", vocabulary=100)
 
 
-def test_differences_are_told_by_the_names_of_the_recipe() -> None:
+def test_differences_are_told() -> None:
     other = replace(TINY, hidden=256, vocabulary=99)
-    assert TINY.differences(other) == [("model.hidden", 128, 256), ("pieces of the vocabulary", 100, 99)]
-    assert other.differences(TINY) == [("model.hidden", 256, 128), ("pieces of the vocabulary", 99, 100)]
+    assert TINY.differences(other) == [("hidden", 128, 256), ("vocabulary", 100, 99)]
+    assert other.differences(TINY) == [("hidden", 256, 128), ("vocabulary", 99, 100)]
 
 
 def test_weights_do_not_depend_on_dropout() -> None:
@@ -21,5 +21,5 @@ def test_weights_do_not_depend_on_dropout() -> None:
 
 
 def test_every_number_has_its_name_in_the_recipe_or_one_in_words() -> None:
-    names = {field.name for field in fields(Shape)} - {*DROPOUT, *NOT_IN_RECIPES}
+    names = {field.name for field in fields(Shape)} - {*DROPOUT, "vocabulary", "objective", "pairs", "causal"}
     assert names <= set(Model.model_fields)

@@ -14,7 +14,7 @@ from support.pretraining_reference import SMALL
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
 from pretraining.optimizers.steps.apex import load_apex
 from pretraining.optimizers.steps.flat import FlatTensor, Part, build_optimizer
@@ -114,7 +114,7 @@ def test_a_step_on_a_gpu_takes_deterministic_operations(normalize: bool) -> None
 
 def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is asked for and missing, there is no optimizer that DeepSpeed could be set up with."""
-    model = Bert(SMALL)
+    model = build_model(SMALL)
     monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
     assert load_apex("auto") is load_apex("apex") is apex_kernels
     assert load_apex("torch") is None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
 from pretraining.engine.clipping import clipping
-from pretraining.model.bert import Bert
+from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.optimizers.steps.adamw import AdamW
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
@@ -85,13 +85,13 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
     for layer in range(SMALL.layers):
         parts = ("attention.qkv", "attention.output", "feed_forward.inner", "feed_forward.output")
         wanted |= {f"layers.{layer}.{part}.weight" for part in parts}
-    names = [name for name, _ in Bert(SMALL).named_parameters()]
+    names = [name for name, _ in build_model(SMALL).named_parameters()]
     assert {name for name in names if is_decayed(name)} == wanted
     assert "masked_head.bias" in names
 
 
 def test_every_parameter_is_in_one_group() -> None:
-    model = Bert(SMALL)
+    model = build_model(SMALL)
     decayed, others = parameter_groups(model)
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
@@ -110,8 +110,8 @@ def test_a_parameter_without_gradient_stays() -> None:
 
 
 def test_the_recipe_names_the_optimizer() -> None:
-    assert type(build_optimizer(Bert(SMALL), settings(name="lamb"))) is Lamb
-    assert type(build_optimizer(Bert(SMALL), settings())) is AdamW
+    assert type(build_optimizer(build_model(SMALL), settings(name="lamb"))) is Lamb
+    assert type(build_optimizer(build_model(SMALL), settings())) is AdamW
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])

@@ -20,6 +20,7 @@ from data_prep.shards import KEYS, Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
+from pretraining.objectives.declaration import num_parameters, step_flops
 from pretraining.planning.fitting import Room
 from pretraining.planning.memory import plan_memory
 from pretraining.planning.plan import Plan, build_plan
@@ -63,7 +64,7 @@ def plan(name: str, **options: Any) -> Plan:
     [("bert_base_adam", 109e6, 111e6), ("bert_large_lamb", 335e6, 340e6), ("bert_mini", 11e6, 12e6)],
 )
 def test_parameters_are_those_of_the_paper(name: str, low: float, high: float) -> None:
-    assert low < plan(name).shape.num_parameters() < high
+    assert low < num_parameters(plan(name).shape) < high
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
     assert statistics.examples == 4.5
     assert statistics.pieces == pytest.approx(sum(sizes) / 3)
     assert statistics.predictions == pytest.approx(15)
-    assert statistics.flops == pytest.approx(shape.flops(sizes, 45) / 3)
+    assert statistics.flops == pytest.approx(step_flops(shape, sizes, 45) / 3)
 
 
 def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
@@ -125,7 +126,7 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
 def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
     alone = Manifest({**manifest.content, "settings": {"pairs": "none"}})
     with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
-    assert without.shape == replace(with_pairs.shape, next_sentence=False)
+    assert without.shape == replace(with_pairs.shape, pairs=False)
     assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
     assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
@@ -147,7 +148,7 @@ def test_steps_by_the_clock_follow_from_the_speed() -> None:
 
 def count_padded(made: Plan) -> int:
     """Parameters with the rows and biases that pad the vocabulary."""
-    return made.shape.num_parameters() + (30528 - 30522) * (made.shape.hidden + 1)
+    return num_parameters(made.shape) + (30528 - 30522) * (made.shape.hidden + 1)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_zero_divides_what_it_says_among_the_ranks() -> None:
     words = [f"{settings}reduce_bucket_size=0", f"{settings}stage3_max_live_parameters=0"]
     recipe = load_recipe(RECIPES / "bert_large_adam.toml", words)
     shape = recipe.model.shape(30528)
-    count = shape.num_parameters()
+    count = num_parameters(shape)
     options = recipe.deepspeed["zero_optimization"]
     stages = [plan_memory(shape, "fp16", 8, zero, zero_options=options) for zero in (1, 2, 3)]
     assert [each.optimizer for each in stages] == pytest.approx([12 * count / 8] * 3)
@@ -228,7 +229,7 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, speed: float | Non
         console = Console(file=io.StringIO(), width=160)
         console.print(render_plan(made))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert f"{made.shape.num_parameters() / 1e6:,.1f}M parameters" in shown
+        assert f"{num_parameters(made.shape) / 1e6:,.1f}M parameters" in shown
         assert ("vocabulary of 30,522" in shown) == (data is None)
         for planned in made.phases:
             about = "~" if planned.phase.micro_batch == "auto" else ""

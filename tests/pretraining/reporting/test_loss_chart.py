@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretraining.objectives.declaration import loss_curves
 from pretraining.reporting import figures
 from pretraining.reporting.loss_chart import loss_chart
 
@@ -21,7 +22,7 @@ def record(step: int, **figures: Any) -> dict[str, Any]:
 def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> None:
     more = {"next_loss": 0.5} if pairs else {}
     trained = [record(step, **more) for step in range(1, 101)]
-    figure = loss_chart(trained, [record(50, **more), record(100, **more)], "mini $")
+    figure = loss_chart(trained, [record(50, **more), record(100, **more)], "mini $", loss_curves())
     figure.canvas.draw()
     assert [axes.get_ylabel() for axes in figure.axes] == ["masked-word loss", "next-sentence loss"][: 1 + pairs]
     raw, smoothed, validation, *phases = figure.axes[0].lines
@@ -34,7 +35,7 @@ def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> 
 def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_out() -> None:
     trained = [record(step) for step in range(1, 1001)]
     trained[500]["masked_loss"], trained[501]["masked_loss"] = 500.0, float("nan")
-    axes = loss_chart(trained, [], "run").axes[0]
+    axes = loss_chart(trained, [], "run", loss_curves()).axes[0]
     assert axes.get_ylim()[1] < 100
     assert len(np.asarray(axes.lines[0].get_ydata())) == 999
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 from support.processes import spawn
 
-from pretraining.model.bert import Losses, MaskedLosses
+from pretraining.objectives.declaration import COUNTS, figures_of
+from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.objectives.mlm import Losses, MaskedLosses
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import find_world
 from pretraining.reporting import meter as metrics
 from pretraining.reporting.hardware import peak_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch
-from pretraining.reporting.records import COUNTS, StepRecord, mean_losses
+from pretraining.reporting.records import StepRecord
 
 CPU = torch.device("cpu")
 SUMS = Losses._fields
@@ -48,13 +50,15 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     meter.step(1e-4, waited=1.0)
     clock.now += 10.0
     totals, speed = meter.flush(flops_left=6000.0)
-    record = StepRecord.of(totals, speed=speed, step=7, phase=2, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
+    record = StepRecord(
+        **figures_of(MLM, totals), speed=speed, step=7, phase=2, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None
+    )
     assert (record.step, record.phase, record.learning_rate, record.gradient_norm) == (7, 2, 1e-4, 1.5)
-    assert record.masked_loss == pytest.approx(30 / 10)
-    assert record.next_loss == pytest.approx(3 / 6)
+    assert record.learns["masked_loss"] == pytest.approx(30 / 10)
+    assert record.learns["next_loss"] == pytest.approx(3 / 6)
     assert record.loss == pytest.approx(3.5)
-    assert record.masked_accuracy == pytest.approx(3 / 10)
-    assert record.next_accuracy == pytest.approx(4 / 6)
+    assert record.learns["masked_accuracy"] == pytest.approx(3 / 10)
+    assert record.learns["next_accuracy"] == pytest.approx(4 / 6)
     assert record.figures()["next_larger_class"] == pytest.approx(5 / 6)  # 5 of the 6 were no random next
     assert "66.7% (larger class 83.3%)" in record.line()
     assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (40.0, 60.0)
@@ -70,8 +74,10 @@ def test_a_model_of_masked_pieces_alone_has_no_other_figures() -> None:
     both = [torch.tensor(10.0), torch.tensor(1)]
     meter.add(both, predictions=4, sequences=2, pieces=30, padded=50, flops=2.0)
     totals, speed = meter.flush()
-    record = StepRecord.of(totals, speed=speed, step=7, phase=1, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None)
-    assert (record.loss, record.masked_loss, record.masked_accuracy) == (2.5, 2.5, 0.25)
+    record = StepRecord(
+        **figures_of(MLM, totals), speed=speed, step=7, phase=1, learning_rate=1e-4, gradient_norm=1.5, loss_scale=None
+    )
+    assert (record.loss, record.learns["masked_loss"], record.learns["masked_accuracy"]) == (2.5, 2.5, 0.25)
     assert not [name for name in record.figures() if "next" in name]
     assert "next" not in record.line()
 
@@ -85,7 +91,7 @@ def test_an_interval_starts_from_nothing() -> None:
             meter.step(1e-4)
         clock.now += 4.0
         totals, speed = meter.flush()
-        assert mean_losses(totals)["masked_loss"] == step
+        assert MLM.measure(totals)["masked_loss"] == step
         assert speed.seconds_per_step == 4.0 / step
         assert (speed.flops_utilisation, speed.seconds_left) == (None, None)
 
@@ -162,7 +168,7 @@ def test_figures_are_those_of_all_ranks() -> None:
     first, second = (each.result for each in spawn(2, two_ranks_measure))
     assert first == second
     totals, speed = first
-    losses = mean_losses(totals)
+    losses = MLM.measure(totals)
     assert (losses["masked_loss"], losses["next_loss"]) == (60 / 20, 2 / 4)
     assert (speed.pieces_per_second, speed.padded_pieces_per_second) == (20.0, 25.6)
     assert speed.flops_utilisation == pytest.approx(2000 / 10 / 1000)

@@ -30,7 +30,7 @@ def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
         log.write(SCORES)
     found = newest_records(tmp_path / METRICS, KINDS)
     assert found["step"]["pieces_per_second"] == RECORD.speed.pieces_per_second
-    assert found["evaluation"]["masked_loss"] == SCORES.masked_loss
+    assert found["evaluation"]["masked_loss"] == SCORES.learns["masked_loss"]
     assert loss_curve(tmp_path / METRICS, 200) == [(12000, RECORD.loss)]
 
 

@@ -26,6 +26,7 @@ from pretraining.export import main
 from pretraining.huggingface.folders import read_folder, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import num_parameters
 from pretraining.training import exporting
 from pretraining.training.exporting import Exported, Source, export
 
@@ -69,7 +70,7 @@ def test_a_run_becomes_a_folder(
 ) -> None:
     assert main([str(run), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    assert f"exported {shape.num_parameters():,} parameters; logits read back by Cloze and transformers" in said.out
+    assert f"exported {num_parameters(shape):,} parameters; logits read back by Cloze and transformers" in said.out
     assert said.err == ""
     found, weights, missing = read_folder(tmp_path / "out")
     assert (found, missing) == (shape, ())

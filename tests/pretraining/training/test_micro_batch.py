@@ -75,7 +75,7 @@ def test_a_trial_computes_the_heaviest_micro_batch_with_its_backward_pass(monkey
     batches, losses = [], []
     backward = torch.autograd.backward
 
-    def made(*sizes: int) -> PretrainingBatch:
+    def made(*sizes: Any) -> PretrainingBatch:
         batches.append(full_sequences(*sizes))
         return batches[-1]
 

@@ -17,6 +17,7 @@ from pretraining.config.base import sizes_of
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.training.origin import Origin, begin_with, extended
 
 BASE = Vocabulary(PIECES, cased=False)
@@ -27,7 +28,7 @@ def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Be
     """A new model with the weights of a folder, and what was said of it."""
     origin = Origin.open(str(folder))
     shape = Shape(**{**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions})
-    model = Bert(shape).initialize(1)
+    model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
 
 
@@ -69,7 +70,7 @@ def test_rows_without_a_piece_and_the_padding_are_left_out(tmp_path: Path) -> No
     assert f"{len(PIECES) - 7} pieces; anew: 1 pieces" in said
     rows = model.embeddings.word.weight.detach()
     assert not rows[len(few) + 1 :].any()
-    assert not model.masked_head.bias[len(few) + 1 :].any()
+    assert not model.head("masked_head").bias[len(few) + 1 :].any()
 
 
 def test_an_encoder_without_heads(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_an_encoder_without_heads(tmp_path: Path) -> None:
     BASE.write(tmp_path / "encoder")
     model, said = begun(tmp_path / "encoder", MORE)
     assert "anew: masked head, next-sentence head, 3 pieces" in said
-    assert not model.masked_head.bias.any()
+    assert not model.head("masked_head").bias.any()
 
 
 def test_more_pieces_than_rows_are_refused(tmp_path: Path) -> None:

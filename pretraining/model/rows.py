@@ -29,6 +29,18 @@ class Rows:
     positions: Array  # (m,) in their sequence
     labels: Array  # (m,)
 
+    @property
+    def starts(self) -> Array:
+        """(s,) where each sequence begins."""
+        starts: Array = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    def original(self) -> Array:
+        """(n,) the pieces of the text, without masks."""
+        pieces = self.pieces.copy()
+        pieces[np.repeat(self.starts, self.predictions) + self.positions] = self.labels
+        return pieces
+
     def cut(self, limit: int) -> Rows:
         """The same examples with at most so many pieces."""
         window = Window.of(self.lengths, self.boundaries, limit)

@@ -1,0 +1,192 @@
+"""What an objective tells of itself. Every other file of this folder is one, and whoever asks for one finds it here.
+
+An objective is what a model learns by before it has a task: which pieces it predicts, what else it is asked, and what
+is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`; its name is what recipes call it
+(`objective = "mlm"`). Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from data_prep.common.declared import declared_in
+from pretraining.model.shape import Shape
+from pretraining.reporting.records import Figure
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+    from pretraining.model.bert import Bert
+    from pretraining.model.rows import Rows
+
+COUNTS = ("predictions", "sequences")
+"""What the sums over a batch are divided by: the pieces that are predicted, and the sequences."""
+
+
+class Objective(ABC):
+    """An objective, as the house asks for it. `shape.pairs` says whether the data has what pairs are needed for."""
+
+    pairs: ClassVar[Literal["needed", "used", "unused"]] = "unused"
+    """whether it learns from pairs of segments: always, where the data has them, or never"""
+    causal: ClassVar[bool] = False
+    """whether a piece sees itself and those before it alone; the last one then stands for the sequence"""
+    learns: ClassVar[str]
+    """what its model does, as messages say it: a model that …"""
+    pairs_head: ClassVar[str] = "what learns from pairs"
+    """what messages call that which only pairs train"""
+    figures: ClassVar[tuple[Figure, ...]]
+    """all numbers that it tells of training and of validation"""
+    tag: ClassVar[str]
+    """the task that the hub offers such a model for"""
+    loads_as: ClassVar[str]
+    """the class of transformers that users load its predictions with"""
+
+    # Its data.
+
+    @abstractmethod
+    def predictions(self, length: Any, masked: Any) -> Any:
+        """How many pieces a sequence of this length with so many masks predicts: of numbers, or of arrays of them."""
+
+    @abstractmethod
+    def batch(self, rows: Rows) -> PretrainingBatch:
+        """Makes a batch of examples as they stand in the shards."""
+
+    # Its heads.
+
+    @abstractmethod
+    def heads(self, shape: Shape) -> dict[str, str]:
+        """The names of the modules that it adds to an encoder, in their order, with what messages call them."""
+
+    @abstractmethod
+    def build(self, shape: Shape) -> dict[str, nn.Module]:
+        """Makes the heads, by their names."""
+
+    @abstractmethod
+    def parameters(self, shape: Shape) -> int:
+        """Counts the parameters of the heads, without those that pad the vocabulary."""
+
+    @abstractmethod
+    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
+        """Useful operations of the heads, forward: matrix products alone."""
+
+    @abstractmethod
+    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> Any:
+        """A named tuple of sums over a batch, of losses and of what figures need, from the last hidden states."""
+
+    @abstractmethod
+    def sums(self, shape: Shape) -> tuple[str, ...]:
+        """The names of what `losses` returns."""
+
+    @abstractmethod
+    def loss(self, losses: Any, batches: PretrainingBatches) -> Tensor:
+        """This micro-batch's part of the loss of the global batch: exact for any ranks and micro-batches."""
+
+    # What is told.
+
+    @abstractmethod
+    def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Its figures, from the totals of `sums` and of `COUNTS`."""
+
+    @abstractmethod
+    def total(self, figures: Mapping[str, float]) -> float:
+        """What is minimised, from its figures."""
+
+    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a validation, which may be more than those of training."""
+        return dict(figures)
+
+    @abstractmethod
+    def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+        """The figures as the console has them; shares take `width` columns at least."""
+
+    def note(self, shape: Shape) -> str | None:  # noqa: ARG002
+        """What a run says of it when it begins."""
+        return None
+
+    # Its export.
+
+    @abstractmethod
+    def architecture(self, shape: Shape) -> str:
+        """The class of transformers that has the same heads."""
+
+    def exported(self, shape: Shape) -> Sequence[str]:
+        """Those of its heads that this class has; the others are left out of an export."""
+        return list(self.heads(shape))
+
+    @abstractmethod
+    def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """What the exported heads say before it becomes probabilities, by what messages call it."""
+
+    @abstractmethod
+    def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
+        """The same from what transformers gives for one sequence, of which the chosen pieces are predicted."""
+
+    @abstractmethod
+    def described(self, shape: Shape) -> str:
+        """Its heads, as the model card has them: an encoder with its …"""
+
+    @abstractmethod
+    def called(self, shape: Shape) -> str:
+        """Its heads, as messages have them: a BERT of so many layers with …"""
+
+    def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
+        """The class of transformers by which the model card loads all that was exported."""
+        return self.loads_as
+
+    def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
+        """What the model card says of other classes."""
+        return None
+
+
+@lru_cache
+def objectives() -> dict[str, Objective]:
+    """All objectives, by the names that recipes have for them."""
+    return declared_in(__file__, __package__, "OBJECTIVE")
+
+
+def find_objective(shape: Shape) -> Objective:
+    """The objective whose heads a model of this shape has."""
+    return objectives()[shape.objective]
+
+
+def all_heads() -> dict[str, str]:
+    """The heads of all objectives, whose names their weights begin with, and what messages call them."""
+    any_shape = Shape(1, 1, 1, 1, 1)
+    return {name: called for kind in objectives().values() for name, called in kind.heads(any_shape).items()}
+
+
+def build_model(shape: Shape, recompute: bool = False) -> Bert:
+    """Makes a model with the heads of its objective; `recompute` is that of `Encoder`."""
+    from pretraining.model.bert import Bert
+
+    return Bert(shape, find_objective(shape), recompute)
+
+
+def num_parameters(shape: Shape) -> int:
+    """The parameters of a model with its heads, without those that pad the vocabulary."""
+    return shape.encoder_parameters + find_objective(shape).parameters(shape)
+
+
+def step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
+    """Useful operations of a training step (forward and backward) on sequences of these real lengths.
+
+    Matrix products alone, a multiplication and an addition each, as everyone counts them: linear layers, attention over
+    real pieces, and the heads on the positions that are predicted.
+    """
+    return 3.0 * (shape.encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
+
+
+def loss_curves() -> dict[str, str]:
+    """The figures that are parts of a loss, and what charts call them."""
+    every = [figure for objective in objectives().values() for figure in objective.figures]
+    return {figure.name: figure.curve for figure in every if figure.curve is not None}
+
+
+def figures_of(objective: Objective, totals: Mapping[str, float], width: int = 0) -> dict[str, Any]:
+    """What a record of training tells of an objective, by the names of its fields."""
+    figures = objective.measure(totals)
+    return {"loss": objective.total(figures), "learns": figures, "said": objective.said(figures, width)}
