@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
@@ -263,7 +263,7 @@ class Recipe(Section):
     base_model: Annotated[str, Field(min_length=1)] | None = None
     """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
     checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
-    objective: Annotated[str, AfterValidator(check_objective)] = OBJECTIVE
+    objective: Annotated[str, AfterValidator(check_objective), WithJsonSchema({"enum": [*objectives()]})] = OBJECTIVE
     """What the model learns by."""
     model: Model = Model()
     """The encoder."""

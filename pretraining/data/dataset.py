@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +23,12 @@ from data_prep.common.files import FileRecord
 from data_prep.common.storage import patiently
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema, read_shard
 from pretraining.data.order import Examples
-from pretraining.model.batch import PretrainingBatch
 from pretraining.model.rows import Rows, Window
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
+
+if TYPE_CHECKING:
+    from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
 """How many shards stay mapped: a batch lies in one or two, and every open one is a file descriptor."""

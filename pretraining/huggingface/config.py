@@ -19,7 +19,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute",),
-    "is_decoder": (False, True),
     "add_cross_attention": (False,),
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
@@ -87,9 +86,10 @@ def _labels_of(head: TaskHead) -> dict[str, Any]:
 
 def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
+    looking = tuple(sorted({objective.causal for objective in objectives().values()}))
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
-        for name, values in SUPPORTED.items()
+        for name, values in {**SUPPORTED, "is_decoder": looking}.items()
         if config.get(name, values[0]) not in values
     ]
     refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
@@ -110,14 +110,12 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     refuse_faults(where, faults)
     named, causal = (config.get("architectures") or [""])[0], bool(config.get("is_decoder"))
     values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "causal": causal}
-    return _with_objective(Shape(**values), str(named), where)
+    return _with_objective(Shape(**values), str(named))
 
 
-def _with_objective(shape: Shape, architecture: str, where: str) -> Shape:
+def _with_objective(shape: Shape, architecture: str) -> Shape:
     """The shape with the objective that looks the same way, and has the class that a config names, if any has."""
     looking = [name for name, objective in objectives().items() if objective.causal == shape.causal]
-    if not looking:
-        raise UserError(f"{where}: is_decoder is {shape.causal!r}; only {not shape.causal!r} is supported")
     shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
 

@@ -15,9 +15,8 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import find_objective, num_parameters
+from pretraining.objectives.declaration import Figure, find_objective, num_parameters
 from pretraining.optimizers.declaration import all_settings, card_line
-from pretraining.reporting.records import Figure
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""

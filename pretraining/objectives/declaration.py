@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from data_prep.common.declared import declared_in
 from pretraining.model.shape import Shape
-from pretraining.reporting.records import Figure
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 COUNTS = ("predictions", "sequences")
 """What the sums over a batch are divided by: the pieces that are predicted, and the sequences."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that an objective tells of training or of validation, and what it is for people."""
+
+    name: str
+    """in metrics.jsonl and TensorBoard"""
+    title: str
+    unit: str
+    meaning: str
+    curve: str | None = None
+    """what the chart of losses calls it; None for what is no part of the loss"""
 
 
 class Objective(ABC):

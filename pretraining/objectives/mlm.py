@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Objective
-from pretraining.reporting.records import Figure
+from pretraining.objectives.declaration import Figure, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

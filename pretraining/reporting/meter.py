@@ -96,6 +96,8 @@ class Meter:
         self._device, self._ceiling = device, ceiling
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
+        taken = {*sums} & {*self._count_names, "ceiling"}
+        assert not taken, f"{taken}: what the meter counts itself; name the sums of an objective otherwise"
         self._pace: float | None = None  # seconds for a FLOP of all ranks together
         self._earlier = 0.0  # seconds that a restored interval had
         self.learning_rate = 0.0

@@ -12,20 +12,6 @@ from pretraining.reporting.console import Waiting, cropped, left, number, progre
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A number that an objective tells of training or of validation, and what it is for people."""
-
-    name: str
-    """in metrics.jsonl and TensorBoard"""
-    title: str
-    unit: str
-    meaning: str
-    curve: str | None = None
-    """what the chart of losses calls it; None for what is no part of the loss"""
-
-
 IN_NO_FILE = ("speed", "learns", "said", "total_steps", "phases")
 """Fields of records that are taken apart for files, or are for people alone."""
 

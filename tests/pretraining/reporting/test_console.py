@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 from support.records import RECORD, SCORES, open_log
 
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.reporting.console import number
-from pretraining.reporting.records import Progress
+from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 
 
 def test_a_line_a_step_where_there_is_no_terminal(tmp_path: Path) -> None:
@@ -93,14 +94,19 @@ def test_without_a_terminal_lines_of_progress_come_ever_more_rarely(
     assert steps == [1, 6, 16, 36, 76, 136, 196, 12000, 260]
 
 
+def alone(record: StepRecord | EvaluationRecord) -> dict[str, Any]:
+    """What is told of masked pieces alone."""
+    learns = {name: value for name, value in record.learns.items() if not name.startswith("next_")}
+    return {"learns": learns, "said": MLM.said(learns)}
+
+
 def test_without_next_sentences_nothing_tells_of_them(tmp_path: Path) -> None:
-    alone: dict[str, Any] = dict.fromkeys(("next_loss", "next_accuracy", "next_larger_class"))
     for terminal in (False, True):
         output = io.StringIO()
         console = Console(file=output, force_terminal=terminal, width=140, color_system=None)
         with open_log(tmp_path, console) as log:
-            log.write(replace(RECORD, loss=5.842, **alone))
-            log.write(replace(SCORES, **alone))
+            log.write(replace(RECORD, loss=5.842, **alone(RECORD)))
+            log.write(replace(SCORES, **alone(SCORES)))
         assert "loss 5.8420" in output.getvalue()
         assert "validation 12000: masked 5.8000 12.0%  perplexity 330.30" in output.getvalue()
         assert "next" not in output.getvalue() + (tmp_path / "metrics.jsonl").read_text()

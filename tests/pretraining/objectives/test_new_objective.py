@@ -1,0 +1,152 @@
+"""An objective that a stranger adds is one file: trained with, planned, exported, and told of in its own words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.copies import copy_packages, run_entry
+from support.training import Place, records
+from transformers import AutoModelForCausalLM
+
+TOY = '''
+"""Every next piece from those before it, and from the last one how long the text is."""
+from __future__ import annotations
+from typing import NamedTuple
+import numpy as np
+from pretraining.objectives.declaration import Figure, Objective
+
+class Sums(NamedTuple):
+    following: object
+    right: object
+    length: object
+
+class LeftToRight(Objective):
+    causal = True
+    learns = "says the next piece"
+    tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    figures = (
+        Figure("piece_loss", "piece loss", "nats", "cross-entropy of the next piece", "next-piece loss"),
+        Figure("piece_accuracy", "piece accuracy", "%", "next pieces that are the first choice"),
+        Figure("length_error", "length error", "pieces", "how far the length is off"),
+    )
+
+    def predictions(self, length, masked):
+        return length - 1
+
+    def batch(self, rows):
+        from pretraining.model.batch import pack
+        text = rows.original()
+        chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
+        return pack(rows, text, chosen, text[chosen + 1])
+
+    def heads(self, shape):
+        return {"masked_head": "head of next pieces", "length_head": "head of lengths"}
+
+    def build(self, shape):
+        from torch import nn
+        from pretraining.model.bert import MaskedHead
+        return {"masked_head": MaskedHead(shape), "length_head": nn.Linear(shape.hidden, 1)}
+
+    def parameters(self, shape):
+        h = shape.hidden
+        return h * h + h + 2 * h + shape.vocabulary + h + 1
+
+    def flops(self, shape, sequences, predictions):
+        h = shape.hidden
+        return 2 * (h * h + h * shape.vocabulary) * predictions + 2 * h * sequences
+
+    def losses(self, model, hidden, batch):
+        pieces, right = model.head("masked_head")(hidden[batch.chosen], model.embeddings.word.weight, batch.labels)
+        guess = model.head("length_head")(model.sequence_states(hidden, batch)).squeeze(1).float()
+        length = (guess - batch.starts.diff().float() / 64).abs().sum()
+        return Sums(pieces, right, length)
+
+    def sums(self, shape):
+        return Sums._fields
+
+    def loss(self, losses, batches):
+        return losses.following / batches.predictions + losses.length / batches.sequences
+
+    def measure(self, totals):
+        predictions, sequences = totals["predictions"], totals["sequences"]
+        shares = {"piece_loss": totals["following"] / predictions, "piece_accuracy": totals["right"] / predictions}
+        return {**shares, "length_error": 64 * totals["length"] / sequences}
+
+    def total(self, figures):
+        return figures["piece_loss"] + figures["length_error"] / 64
+
+    def said(self, figures, width=0):
+        return [f"next piece {figures['piece_loss']:.4f}", f"length {figures['length_error']:.1f}"]
+
+    def architecture(self, shape):
+        return "BertLMHeadModel"
+
+    def exported(self, shape):
+        return ["masked_head"]
+
+    def logits(self, model, hidden, batch):
+        return {"piece": model.head("masked_head").logits(hidden[batch.chosen], model.embeddings.word.weight)}
+
+    def their_logits(self, output, chosen):
+        return {"piece": output.logits[0, chosen]}
+
+    def described(self, shape):
+        return "head of next pieces"
+
+    def called(self, shape):
+        return "a head of next pieces"
+
+OBJECTIVE = LeftToRight()
+'''
+TRAIN, WORDS = "pretraining/train.py", ("--objective", "left_to_right")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_packages(tmp_path_factory.mktemp("copy"), pretraining__objectives__left_to_right=TOY)
+
+
+@pytest.mark.slow
+def test_it_is_trained_exported_and_told_of(copy: Path, place: Place) -> None:
+    said = run_entry(copy, TRAIN, *place.command("run", *WORDS, "--phases.0.learning_rate", "1e-2"), ranks=2)
+    run = place.folder / "run"
+    steps, scores = records(run), records(run, "evaluation")
+    for line in (*steps, *scores):
+        assert {"piece_loss", "piece_accuracy", "length_error"} <= line.keys()
+        assert not [name for name in line if "mask" in name or "next" in name]
+    assert steps[-1]["piece_loss"] < steps[0]["piece_loss"] - 0.1
+    assert steps[0]["loss"] == pytest.approx(steps[0]["piece_loss"] + steps[0]["length_error"] / 64)
+    assert f"next piece {scores[-1]['piece_loss']:.4f}  length {scores[-1]['length_error']:.1f}" in said
+    assert "logits read back by Cloze and transformers agree" in said
+    assert "left out: length_head, of which transformers knows nothing" in said
+    card = (run / "export" / "README.md").read_text()
+    assert "A BERT encoder with its head of next pieces" in card
+    assert "| next pieces that are the first choice |" in card
+    again = run_entry(copy, "pretraining/export.py", run, "--out", place.folder / "exported")
+    assert "agree exactly" in again or "agree to" in again
+    anew = run_entry(copy, "pretraining/export.py", place.folder / "exported", "--out", place.folder / "anew")
+    assert "logits read back by Cloze and transformers agree" in anew
+    model: Any = AutoModelForCausalLM.from_pretrained(place.folder / "anew").eval()  # type: ignore[no-untyped-call]
+    pieces = torch.randint(5, model.config.vocab_size, (1, 20), generator=torch.Generator().manual_seed(1))
+    other = pieces.clone()
+    other[0, -1] = 5
+    with torch.inference_mode():
+        first, second = model(pieces).logits, model(other).logits
+    assert torch.equal(first[0, :-1], second[0, :-1])
+    assert not torch.equal(first[0, -1], second[0, -1])
+
+
+@pytest.mark.slow
+def test_it_is_planned_with_its_own_predictions(copy: Path) -> None:
+    words = ("--recipe", "bert_base_adam", "--check", "--ranks", "1", "--gpu", "a100-80", "--phases.0.micro_batch", "8")
+    found = []
+    for more in ((), WORDS):
+        line = r"^ZeRO 1 \(this recipe\)(?: +[\d.]+){4} +([\d.]+)"
+        said = run_entry(copy, TRAIN, *words, "--phases.1.micro_batch", "8", *more)
+        found.append(float(re.findall(line, said, re.MULTILINE)[0]))
+    pieces, share = 8 * 512, 511 / 512 - 0.15
+    assert found[1] - found[0] == pytest.approx(pieces * share * (8 * 768 + 10 * 30522) / 1e9, abs=0.11)
