@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -32,6 +33,7 @@ WINGS = {
         ["checkpoint"],
         ["engine", "planning"],
         ["data", "config", "huggingface"],
+        ["objectives", "optimizers"],
         ["reporting", "processes", "model"],
     ],
     "finetuning": [
@@ -50,22 +52,35 @@ def sources() -> list[Path]:
     return [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """The modules that a file imports, with their dots."""
-    for node in ast.walk(ast.parse(path.read_text())):
+TREES = {path: ast.parse(path.read_text()) for path in sources()}
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """The modules that are imported, with their dots."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down_the_floors_only(path: Path) -> None:
-    floor = FLOORS.index(path.relative_to(ROOT).parts[0])
-    found = {name.partition(".")[0] for name in imports(path)}
-    assert not found & {*FLOORS[floor + 1 :], "tests"}
-    if floor == 0:
-        assert not found & {"torch", "deepspeed", "transformers"}
+def imports_of(path: Path) -> set[str]:
+    """All that a file imports, wherever in it."""
+    return set(imports(ast.walk(TREES[path])))
+
+
+def test_imports_point_down_the_floors_only() -> None:
+    climbing = {}
+    for path in sources():
+        floor = FLOORS.index(path.relative_to(ROOT).parts[0])
+        found = {name.partition(".")[0] for name in imports_of(path)}
+        wrong = found & {*FLOORS[floor + 1 :], "tests", *(() if floor else ("torch", "deepspeed", "transformers"))}
+        climbing |= {shown(path): wrong} if wrong else {}
+    assert climbing == {}
 
 
 def wing(module: Sequence[str]) -> str:
@@ -73,17 +88,47 @@ def wing(module: Sequence[str]) -> str:
     return module[1] if len(module) > 1 else ""
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_fall_from_wing_to_wing(path: Path) -> None:
-    """No wing imports one above it, nor its neighbour on the same floor."""
-    floor, *_ = module = path.relative_to(ROOT).with_suffix("").parts
-    heights = {name: height for height, names in enumerate(reversed(WINGS.get(floor, []))) for name in names}
-    own = wing(module)
-    if own in ("", "__init__") or floor not in WINGS:
-        return
-    assert own in heights, f"{path}: a wing without a floor; give it one in WINGS, and in CONTRIBUTING.md"
-    others = {wing(name.split(".")) for name in imports(path) if name.startswith(f"{floor}.")} - {own}
-    assert not {other for other in others if heights[other] >= heights[own]}
+def test_imports_fall_from_wing_to_wing() -> None:
+    """No wing imports one above it, nor its neighbour on the same floor; each has its place in WINGS and CONTRIBUTING."""
+    climbing = {}
+    for path in sources():
+        floor, *_ = module = path.relative_to(ROOT).with_suffix("").parts
+        heights = {name: height for height, names in enumerate(reversed(WINGS.get(floor, []))) for name in names}
+        own = wing(module)
+        if own not in ("", "__init__") and floor in WINGS:
+            others = {wing(name.split(".")) for name in imports_of(path) if name.startswith(f"{floor}.")} - {own}
+            wrong = {other for other in others if heights.get(other, 99) >= heights.get(own, -1)}
+            climbing |= {shown(path): wrong} if wrong or own not in heights else {}
+    assert climbing == {}
+
+
+def test_there_are_no_circles_of_imports() -> None:
+    """Of those that are there when a module is loaded."""
+    graph: Mapping[str, set[str]] = {
+        shown(path).removesuffix(".py").replace("/", "."): set(imports(iter(TREES[path].body))) for path in sources()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
+    """Whoever asks, asks what they declare."""
+    rooms = [ROOT / "pretraining" / room for room in ("objectives", "optimizers")]
+    names = {path.stem for room in rooms for path in room.glob("*.py")} - {"__init__", "declaration"}
+    assert {"mlm", "lamb"} <= names
+    comparing = []
+    for path in sources():
+        if path.parent in rooms and path.stem in names:
+            continue
+        for node in ast.walk(TREES[path]):
+            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            compared += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
+            compared += [node.value] if isinstance(node, ast.MatchValue) else []
+            if {each.value for each in compared if isinstance(each, ast.Constant)} & names:
+                comparing.append(f"{shown(path)}: {ast.unparse(node)}")
+    assert comparing == []
 
 
 def test_preparing_data_loads_no_torch() -> None:
@@ -100,26 +145,20 @@ def test_there_is_no_unknown_folder() -> None:
     assert {name.split("/")[0] for name in tracked.stdout.splitlines() if "/" in name} <= FOLDERS
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    if path.read_text().strip():
-        tree = ast.parse(path.read_text())
-        assert ast.get_docstring(tree)
+def test_every_module_says_what_it_is_for() -> None:
+    assert [shown(path) for path, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 LOOKED_FOR = {"kernels", "apex", "triton", "flash_attn", "accelerate", "datasets", "peft", "mpi4py"}
 """Packages that torch, transformers and DeepSpeed use where they find them, installed here or not."""
 
 
-def script_folders() -> list[Path]:
-    """Where scripts lie that a user starts."""
-    return sorted({path.parent for path in sources() if "__main__" in path.read_text()})
-
-
-@pytest.mark.parametrize("folder", script_folders(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_hides_a_package(folder: Path) -> None:
+def test_no_module_hides_a_package() -> None:
     """A script's own folder comes first on the path: `random.py` would break NumPy, `kernels.py` transformers."""
     installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert not names & {*LOOKED_FOR, *sys.stdlib_module_names}
-    assert not [name for name in names if PathFinder.find_spec(name, installed)]
+    known = {*LOOKED_FOR, *sys.stdlib_module_names}
+    hiding = []
+    for folder in sorted({path.parent for path in sources() if "__main__" in path.read_text()}):
+        beside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+        hiding += [shown(path) for path in beside if path.stem in known or PathFinder.find_spec(path.stem, installed)]
+    assert hiding == []

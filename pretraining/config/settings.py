@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Count, Fraction, Positive, Section, whole
 from data_prep.common.toml_text import shown
-from data_prep.shards import Manifest
 from pretraining.model.shape import OBJECTIVE, SIZES, Shape
 from pretraining.objectives.declaration import objectives
 from pretraining.optimizers.declaration import all_settings
@@ -109,6 +108,7 @@ class Data(Section):
 
 
 if TYPE_CHECKING:
+    from data_prep.shards import Manifest
     from pretraining.optimizers.declaration import OptimizerSettings
 
     Optimizer = OptimizerSettings
