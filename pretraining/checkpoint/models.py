@@ -80,7 +80,7 @@ class FoundModel:
             shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
             if vocabulary.sha256 != run.data.vocabulary:
                 raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
-            from_hub, licence = run.base.hub_model if run.base else None, run.licence
+            from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         if len(vocabulary) > shape.vocabulary:
             raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")

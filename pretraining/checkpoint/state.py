@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
 
@@ -69,8 +72,7 @@ class RunRecord:
     """The section of a checkpoint's record that belongs to pre-training."""
 
     state: RunState
-    recipe: dict[str, Any]
-    """all settings, as `Recipe.as_dict` gives them"""
+    recipe: Recipe
     data: DataSummary
     scores: EvaluationRecord | None
     """the latest evaluation"""
@@ -82,16 +84,15 @@ class RunRecord:
     """the model whose weights the run began with; None where they were drawn"""
 
     @property
-    def licence(self) -> str | None:
-        """The licence that the recipe names."""
-        licence: str | None = self.recipe.get("card", {}).get("licence")
-        return licence
+    def is_trained(self) -> bool:
+        """Whether all phases of its own recipe are."""
+        return self.state.phase >= len(self.recipe.phases)
 
     def as_json(self) -> dict[str, Any]:
         """The section as checkpoint.json has it."""
         return {
             "progress": asdict(self.state),
-            "recipe": self.recipe,
+            "recipe": self.recipe.as_dict(),
             "data": asdict(self.data),
             "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
@@ -106,12 +107,12 @@ class RunRecord:
         try:
             return cls(
                 state=RunState(**section["progress"]),
-                recipe=section["recipe"],
+                recipe=Recipe.model_validate(section["recipe"]),
                 data=DataSummary(**section["data"]),
                 scores=EvaluationRecord.of(section["metrics"]) if section["metrics"] else None,
                 logged_losses=section["logged_losses"],
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValidationError) as error:
             raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error

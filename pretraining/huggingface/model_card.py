@@ -16,7 +16,6 @@ from huggingface_hub import ModelCardData, metadata_load
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Figure, find_objective, num_parameters
-from pretraining.optimizers.declaration import all_settings, card_line
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
@@ -96,20 +95,20 @@ class Provenance:
     """How the weights of a model came to be."""
 
     data: DataSummary
-    recipe: Mapping[str, Any]
-    """The tables of the recipe, as `Recipe.as_dict` gives them."""
+    recipe: str
+    """What it was trained with, as TOML."""
     scores: Mapping[str, float | None]
     """The latest validation, as `EvaluationRecord.figures` gives it; none where there was no validation."""
     step: int
     """Optimizer steps after which the weights were taken."""
-    phase: int
-    """Number of the phase in which the run stood then, counted from 0; that of the phases where all were done."""
-    phase_step: int = 0
-    """Steps done of that phase."""
-    examples_seen: int | None = None
-    """Examples of all steps; None where that is not known."""
-    dtype: str | None = None
+    examples_seen: int
+    """Examples of all steps."""
+    dtype: str
     """The numbers that the model computed in: bf16, fp16 or fp32."""
+    optimizer: str
+    """What the weights were moved by, in a line."""
+    scored_length: int | None = None
+    """Length of the examples of the latest validation."""
     segments: int = 2
     """Segments that were trained; the embeddings of others are those of the first."""
     base: BaseSummary | None = None
@@ -130,7 +129,7 @@ def model_card(
         _loading(shape, folder, length, provenance),
     ]
     if provenance is not None:
-        parts += [_data(provenance.data), _training(shape, provenance)]
+        parts += [_data(provenance.data), _training(provenance)]
         if provenance.scores:
             parts.append(_validation(provenance, find_objective(shape).figures))
     return "\n\n".join(parts) + "\n"
@@ -259,84 +258,23 @@ def _times(duplicates: int) -> str:
     return "once" if duplicates == 1 else f"{duplicates} times anew"
 
 
-def _training(shape: Shape, provenance: Provenance) -> str:
-    recipe, count = provenance.recipe, provenance.phase + (provenance.phase_step > 0)
-    phases: Sequence[Mapping[str, Any]] = recipe["phases"]
-    heading = ["phase", "length", "batch", "trained for", "highest learning rate", "warm-up", "decay"]
-    rows = [_phase_row(recipe, provenance, number) for number in range(min(count, len(phases)))]
-    seen = "" if provenance.examples_seen is None else f", which have seen {provenance.examples_seen:,} examples"
-    optimizer = all_settings(__name__).model_validate(recipe["optimizer"])
-    facts = [f"- optimizer: {card_line(optimizer)}", f"- dropout: {_dropout(shape)}"]
-    if provenance.dtype is not None:
-        rounded = "" if provenance.dtype == "fp32" else "; weights are kept and gradients added up in fp32"
-        facts.append(f"- precision: {provenance.dtype}{rounded}")
-    if "seed" in recipe:
-        facts.append(f"- seed: {recipe['seed']}")
-    said = f"The weights are those after step {provenance.step:,}{seen}."
-    return "\n\n".join(["## Training", table(heading, rows), "\n".join(facts), said])
-
-
-def _phase_row(recipe: Mapping[str, Any], provenance: Provenance, number: int) -> list[str]:
-    """What one phase has done, with its units."""
-    phase = recipe["phases"][number]
-    name, duration = str(phase.get("name", number + 1)), _duration(recipe, phase)
-    if number == provenance.phase:  # it goes on
-        duration = f"{provenance.phase_step:,} {'of' if phase.get('steps') else 'steps so far, of'} {duration}"
-    length, stored = f"{phase['length']:,} pieces", provenance.data.length_for(phase["length"])
-    if stored > phase["length"]:
-        length += f", cut out of {stored:,}"
-    longer = all(earlier["length"] < phase["length"] for earlier in recipe["phases"][:number])
-    if number and longer and phase.get("new_positions") == "copied":
-        length += ", new positions begun as copies"
-    begin = [name, length, f"{phase['batch']:,} sequences", duration]
-    if phase.get("learning_rate") is None:
-        return [*begin, "goes on from the phase before", "", ""]
-    return [*begin, f"{phase['learning_rate']:g}", _warmup(phase), _decay(phase)]
-
-
-def _duration(recipe: Mapping[str, Any], phase: Mapping[str, Any]) -> str:
-    """How long a phase is by its recipe."""
-    if phase.get("steps") is not None:
-        return f"{phase['steps']:,} steps"
-    whole = f"{recipe['hours']:g} hours" if recipe.get("hours") else f"{recipe.get('steps', 0):,} steps"
-    return f"{100 * phase.get('share', 1.0):.4g}% of {whole}"
-
-
-def _warmup(phase: Mapping[str, Any]) -> str:
-    if phase.get("warmup_steps") is not None:
-        return f"{phase['warmup_steps']:,} steps"
-    return f"{100 * phase['warmup']:.4g}% of the schedule" if phase.get("warmup") else "none"
-
-
-def _decay(phase: Mapping[str, Any]) -> str:
-    """How the learning rate falls, with those settings alone that matter to the kind of decay."""
-    kind = str(phase.get("decay", "linear"))
-    if kind == "polynomial":
-        kind += f", power {phase.get('power', 1.0):g}"
-    if kind == "wsd":
-        kind = f"constant, then linear in the last {100 * phase.get('decay_share', 0.1):.4g}%"
-    if kind != "constant":
-        kind += f", to {100 * phase.get('final', 0.0):.4g}% of the highest" if phase.get("final") else ", to 0"
-    return kind
-
-
-def _dropout(shape: Shape) -> str:
-    if shape.dropout == shape.attention_dropout:
-        return f"{shape.dropout:g}"
-    return f"{shape.dropout:g}, of attention {shape.attention_dropout:g}"
+def _training(made: Provenance) -> str:
+    rounded = "" if made.dtype == "fp32" else "; weights are kept and gradients added up in fp32"
+    seen = f"The weights are those after step {made.step:,}, which have seen {made.examples_seen:,} examples."
+    facts = f"- optimizer: {made.optimizer}\n- precision: {made.dtype}{rounded}"
+    return f"## Training\n\n{seen}\n\n{facts}\n\n```toml\n{made.recipe}```"
 
 
 def _validation(provenance: Provenance, figures: Sequence[Figure]) -> str:
     """The scores with their units and meanings."""
     scores = provenance.scores
-    lengths = {number: phase["length"] for number, phase in enumerate(provenance.recipe["phases"], 1)}
-    length = lengths.get(int(scores.get("phase") or 0))
     rows = []
     for figure in figures:
         if (value := scores.get(figure.name)) is not None:
             shown = f"{100 * value:.1f}%" if figure.unit == "%" else f"{value:.4g} {figure.unit}"
             rows.append([figure.title, shown, figure.meaning])
-    on = f"On {int(scores.get('scored_examples') or 0):,} examples{f' of length {length}' if length else ''} held out"
+    length = f" of length {provenance.scored_length}" if provenance.scored_length else ""
+    on = f"On {int(scores.get('scored_examples') or 0):,} examples{length} held out"
     return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + table(
         ["score", "value", "what it is"], rows
     )

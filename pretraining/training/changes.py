@@ -9,8 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import EXPORT, CheckpointRecord
 from pretraining.checkpoint.state import RunRecord
@@ -31,11 +29,6 @@ FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
 
-def is_trained(run: RunRecord) -> bool:
-    """Whether all phases of a run's own recipe are trained."""
-    return run.state.phase >= len(run.recipe["phases"])
-
-
 def continued(request: Request, record: CheckpointRecord) -> Request:
     """The request as the run goes on with it: its base model and licence are kept where the command names none.
 
@@ -46,18 +39,18 @@ def continued(request: Request, record: CheckpointRecord) -> Request:
     return kept
 
 
-def _with_what_is_kept(recipe: Recipe, before: dict[str, Any]) -> Recipe:
-    base, licence = before.get(BASE_MODEL), before.get("card", {}).get("licence")
+def _with_what_is_kept(recipe: Recipe, before: Recipe) -> Recipe:
+    base = before.base_model
     same_base = base and Path(recipe.base_model or base).resolve() == Path(base).resolve()
-    card = recipe.card.model_copy(update={"licence": recipe.card.licence or licence})
+    card = recipe.card.model_copy(update={"licence": recipe.card.licence or before.card.licence})
     return recipe.model_copy(update={BASE_MODEL: base if same_base else recipe.base_model, "card": card})
 
 
 def require_continuation(record: CheckpointRecord, request: Request) -> None:
     """Refuses what a run cannot be continued with, and what asks a finished run for more."""
     run = RunRecord.of(record)
-    recipe, before = request.recipe, recipe_of(run, request.out)
-    if is_trained(run):
+    recipe, before = request.recipe, run.recipe
+    if run.is_trained:
         if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
             cure = _cure_of_trained(record, request, changes)
             raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
@@ -111,14 +104,6 @@ def require_data(run: RunRecord, request: Request) -> None:
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
     """Whether the data has the very pieces that a run was trained with."""
     return bool(run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"])
-
-
-def recipe_of(run: RunRecord, folder: Path) -> Recipe:
-    """The recipe that a run has been trained by."""
-    try:
-        return Recipe.model_validate(run.recipe)
-    except ValidationError as error:
-        raise UserError(f"--out {folder}: was trained by another version of this program: {error}") from error
 
 
 def data_changes(run: RunRecord, request: Request) -> list[Change]:
@@ -204,7 +189,7 @@ def what_has_changed(record: CheckpointRecord, request: Request, context: Contex
     ]
     told = {name for name, _, _ in ranks}
     changes = [change for change in ranks if change[1] != change[2]]
-    changes += [change for change in differing(run.recipe, request.recipe.as_dict()) if change[0] not in told]
+    changes += [change for change in differing(run.recipe.as_dict(), request.recipe.as_dict()) if change[0] not in told]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {then} -> {now}" + (" (that phase is done)" if name.startswith(done) else "")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic_core import PydanticCustomError
@@ -14,6 +15,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.common.outputs import making
+from data_prep.common.toml_text import toml_text
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord
@@ -30,8 +32,9 @@ from pretraining.huggingface.folders import (
 from pretraining.huggingface.model_card import Provenance, model_card, read_licence
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
-from pretraining.model.shape import Shape
+from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
+from pretraining.optimizers.declaration import card_line
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,20 @@ def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
+def trained_with(run: RunRecord) -> str:
+    """What the phases that a run has begun were trained with, for the model card: how it was done is left out."""
+    state, recipe = run.state, run.recipe.as_dict()
+    begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
+    for number, phase in enumerate(begun):
+        del phase["micro_batch"]
+        stored = run.data.length_for(phase["length"])
+        phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
+        phase |= {"steps_done": state.phase_step} if number == state.phase else {}
+    dropout = {name: recipe["model"][name] for name in DROPOUT}
+    top: dict[str, Any] = {name: recipe[name] for name in ("objective", "seed", "steps", "hours") if name in recipe}
+    return toml_text({**top, "model": dropout, "phases": begun})
+
+
 def _read_run(source: Path, checkpoint: str | None) -> Source:
     folder = find_checkpoint(source, checkpoint)
     record, weights = load_checkpoint(folder)
@@ -186,13 +203,13 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     weights, unknown = with_heads_of(shape, weights)
     provenance = Provenance(
         run.data,
-        run.recipe,
-        scores=scores,
+        trained_with(run),
+        scores,
         step=state.step,
-        phase=state.phase,
-        phase_step=state.phase_step,
         examples_seen=state.examples_seen,
         dtype=record.made_by.dtype,
+        optimizer=card_line(run.recipe.optimizer),
+        scored_length=run.recipe.phases[run.scores.phase - 1].length if run.scores else None,
         segments=state.trained_segments,
         base=run.base,
     )
@@ -201,7 +218,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
         weights,
         vocabulary=folder.parent.parent / TOKENIZER,
         length=min(state.trained_length or shape.positions, shape.positions),
-        licence=run.licence,
+        licence=run.recipe.card.licence,
         left_out=f"{unknown}, of which transformers knows nothing" * bool(unknown),
         vocabulary_sha256=run.data.vocabulary,
         provenance=provenance,

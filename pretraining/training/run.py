@@ -26,7 +26,7 @@ from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.console import waiting
 from pretraining.reporting.loss_chart import TRIAL, draw_losses
-from pretraining.training.changes import continued, is_trained
+from pretraining.training.changes import continued
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.request import Request
@@ -69,7 +69,7 @@ def run(
             latest = find_latest(request, context)
             if latest is not None:
                 request = continued(request, latest.record)
-            trained = latest is not None and is_trained(latest.run)
+            trained = latest is not None and latest.run.is_trained
             with waiting(console, "making the model", world.rank == 0):
                 start = None if trained else find_starting_point(request, context, latest)
         with watch:

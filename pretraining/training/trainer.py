@@ -347,7 +347,7 @@ class Trainer:
         """Copies the state, and writes it while training goes on."""
         request, meter = self.request, self.meter.state()
         data = DataSummary.of(request.manifest)
-        recipe, losses = request.recipe.as_dict(), list(self.guard.losses)
+        recipe, losses = request.recipe, list(self.guard.losses)
         record = RunRecord(self.state, recipe, data, self.scores, losses, self.micro_batches.found, self.base)
         with self.meter.watch.pause():
             self.log.sync()

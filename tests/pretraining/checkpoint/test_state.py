@@ -28,7 +28,7 @@ from pretraining.model.shape import Shape
 PHASES = [
     {"name": name, "length": length, "batch": 8, "micro_batch": "auto"} for name, length in (("a", 32), ("b", 64))
 ]
-RECIPE = Recipe.model_validate({"phases": PHASES}).as_dict()
+RECIPE = Recipe.model_validate({"phases": PHASES})
 SUMMARY = DataSummary({"wiki": 3}, 100, {"32": 5}, {"pairs": "nsp"}, "vocabulary", "fingerprint")
 FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 

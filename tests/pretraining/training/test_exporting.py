@@ -19,8 +19,10 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertModel as TheirEncoder
 
 from data_prep.common.errors import UserError
+from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
 from pretraining.huggingface.folders import read_folder, write_folder
@@ -28,13 +30,16 @@ from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Exported, Source, export
+from pretraining.training.exporting import Exported, Source, export, trained_with
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of shards."""
     return make_shards(tmp_path_factory.mktemp("data") / "shards", documents=50)
+
+
+PHASES = (("short", 32), ("long", 64), ("later", 64))
 
 
 @pytest.fixture
@@ -51,13 +56,11 @@ def state(shape: Shape) -> dict[str, Tensor]:
 def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is these weights."""
     summary = DataSummary.of(Manifest.read(data))
-    optimizer = Recipe().as_dict()["optimizer"]
-    recipe = {"phases": [{"length": 32, "batch": 64, "steps": 8601}], "optimizer": optimizer}
 
     def read_run(run: Path, checkpoint: str | None) -> Source:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
-        provenance = Provenance(summary, recipe, {}, step=8601, phase=1)
+        provenance = Provenance(summary, "seed = 1\n", {}, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
         return Source(shape, state, data, 32, "mit", vocabulary_sha256=summary.vocabulary, provenance=provenance)
 
     monkeypatch.setattr(exporting, "_read_run", read_run)
@@ -80,6 +83,18 @@ def test_a_run_becomes_a_folder(
     assert "| positions | 64, of which 32 were trained |" in card
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 32
     assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 64
+
+
+def test_the_card_has_the_recipe_of_what_was_trained() -> None:
+    phases = [{"name": name, "length": length, "batch": 8, "micro_batch": 4, "steps": 9} for name, length in PHASES]
+    recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
+    data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
+    told = read_toml(trained_with(RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])))
+    assert told.keys() == {"objective", "seed", "model", "phases"}
+    short, long = told["phases"]
+    assert (short["name"], short["steps"], short["cut_out_of"]) == ("short", 9, 64)
+    assert (long["name"], long["steps_done"]) == ("long", 3)
+    assert not {"cut_out_of", "micro_batch"} & long.keys()
 
 
 def test_another_model_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
