@@ -59,7 +59,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.heads import TaskModel
 from pretraining.huggingface.folders import read_shape, read_vocabulary, write_fine_tuned
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import SIZES, Shape
 
 LENGTH = 128

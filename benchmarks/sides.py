@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from pretraining.engine.shortage import is_shortage
+from pretraining.engine.engine import is_shortage
 from pretraining.processes.environment import prepare_process
 from pretraining.processes.outliving import end_with_parent
 

@@ -17,7 +17,7 @@ from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Items
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 Row = dict[str, Any]
 Numbers = Literal["autocast", "fp32"]

@@ -29,7 +29,7 @@ from data_prep.examples.making import TOGETHER, ExamplesTask, make_examples, sha
 from data_prep.examples.merging import MergeTask, SortedFiles, merge, merging_rounds
 from data_prep.examples.parts import FEW_PARTS, HELD_OUT, PARTNER_PARTS, read_parts, write_parts
 from data_prep.examples.rehearsal import rehearse
-from data_prep.examples.shuffle import ShardTask, write_shard
+from data_prep.examples.shard_files import ShardTask, write_shard
 from data_prep.examples.validation import choose_held_out
 from data_prep.readers.extraction import ExtractTask, extract
 from data_prep.readers.reader import COMPRESSED

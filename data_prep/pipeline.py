@@ -6,7 +6,7 @@ tokens     sentences become pieces                                              
 (chosen)   copies and what is over a share are left out, some documents held out    examples/selection.py
 examples   pairs, truncation, masks, for every duplicate of a length                examples/making.py
 (merged)   sorted examples of many parts come into fewer files                      examples/merging.py
-shards     the global shuffle; then the next length                                 examples/shuffle.py
+shards     the global shuffle; then the next length                                 examples/shard_files.py
 
 A task writes its files, then its record, all in the work folder (work.py), which goes when the manifest is written.
 Nothing here depends on who ran which task, or when: results are taken in the order of tasks.

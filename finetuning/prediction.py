@@ -43,7 +43,7 @@ from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.config.settings import Dtype
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import CONFIG, TASK, read_fine_tuned, read_head, read_length, read_shape, read_task
-from pretraining.huggingface.task_head import Kind, TaskHead
+from pretraining.huggingface.weights import Kind, TaskHead
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]

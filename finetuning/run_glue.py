@@ -39,7 +39,7 @@ from finetuning.settings import FineTuning
 from finetuning.tasks.glue import TASKS, find_glue, open_glue
 from finetuning.tasks.submission import write_submission
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.ending import exit_now
 
 SUBMISSION = "submission.zip"

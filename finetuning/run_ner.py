@@ -31,7 +31,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning, LayerChoice
 from finetuning.tasks.ner import open_ner
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.ending import exit_now
 
 CURE = "put the train.txt, valid.txt and test.txt of CoNLL-2003, which may not be given on, into data/ner"

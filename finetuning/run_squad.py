@@ -35,7 +35,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.ending import exit_now
 
 HELD_OUT = 0.1

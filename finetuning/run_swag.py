@@ -31,7 +31,7 @@ from finetuning.session.session import main
 from finetuning.settings import FineTuning
 from finetuning.tasks.swag import open_swag
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.ending import exit_now
 
 

@@ -15,7 +15,7 @@ from data_prep.common.arrays import Array
 from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
 from data_prep.examples.merging import MergeTask, SortedFiles, merge, merging_rounds
 from data_prep.examples.parts import Parts, read_parts
-from data_prep.examples.shuffle import ShardTask, write_shard
+from data_prep.examples.shard_files import ShardTask, write_shard
 from data_prep.running import Runner
 from data_prep.settings import Settings
 from data_prep.shards import ShardSet, example_schema

@@ -19,7 +19,7 @@ from data_prep.common.progress import StepProgress
 from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
 from data_prep.examples.merging import MergeTask, SortedFiles, merge
 from data_prep.examples.parts import HELD_OUT, read_parts, write_parts
-from data_prep.examples.shuffle import ShardTask, write_shard
+from data_prep.examples.shard_files import ShardTask, write_shard
 from data_prep.examples.validation import choose_held_out
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema, map_batches, write_batches

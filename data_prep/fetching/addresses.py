@@ -11,8 +11,7 @@ import tyro
 
 from data_prep.common.errors import Checks
 from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item
-from data_prep.fetching.plan import Plan
+from data_prep.fetching.download import Item, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

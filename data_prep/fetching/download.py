@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,8 +20,30 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK, read_json, write_json
+from data_prep.common.languages import RULES
 from data_prep.common.progress import StepProgress
 from data_prep.fetching.client import ChangedError, Client, blocks, content_length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one command fetches into one folder."""
+
+    folder: Path
+    items: list[Item]
+    language: str = ""
+    """The language of the text, where it is known."""
+
+    def next_command(self) -> str:
+        """Spells the command that makes shards of these files, and of no others that are in the folder."""
+        ours = {item.path for item in self.items}
+        others = [path for path in self.folder.rglob("*") if path.is_file() and path not in ours]
+        visible = [path for path in others if not re.search(r"(^|/)[._]", str(path.relative_to(self.folder)))]
+        docs = [f"{self.folder.absolute().name}={item.path}" for item in self.items] if visible else [str(self.folder)]
+        code = "en" if self.language == "simple" else self.language
+        language = ["--language", code] if code in RULES else []
+        return shlex.join(["python", "data_prep/shard.py", "--docs", *docs, *language])
+
 
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 ALGORITHMS = {40: "sha1", 64: "sha256"}  # by the length of the checksum

@@ -14,8 +14,7 @@ import tyro
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.hub import hub_errors
 from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item
-from data_prep.fetching.plan import Plan
+from data_prep.fetching.download import Item, Plan
 
 if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo, HfApi

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item
-from data_prep.fetching.plan import Plan
+from data_prep.fetching.download import Item, Plan
 
 OFFICIAL = "https://dumps.wikimedia.org"
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from finetuning.model.heads import Output, TaskBatch, loss_of
 from finetuning.scale import Scale
 from finetuning.settings import Features
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.encoder import Encoder, Trainable
 from pretraining.model.shape import Shape
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finetuning.scale import Scale
-from pretraining.huggingface.task_head import Kind, TaskHead
+from pretraining.huggingface.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop

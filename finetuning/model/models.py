@@ -26,8 +26,7 @@ from pretraining.huggingface.folders import (
     read_head,
 )
 from pretraining.huggingface.model_card import BaseSummary
-from pretraining.huggingface.task_head import TaskHead
-from pretraining.huggingface.weights import count_segments, list_weights
+from pretraining.huggingface.weights import TaskHead, count_segments, list_weights
 from pretraining.model.shape import Shape
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import gather

@@ -23,7 +23,7 @@ from finetuning.running.loop import Run
 from finetuning.running.starting import build_model
 from finetuning.settings import FineTuning
 from pretraining.huggingface.folders import CONFIG, TASK, WEIGHTS, read_task, write_bare
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.huggingface.weights_file import read_weights
 
 CARD = """# {task}: a BiLSTM on frozen features of {base}

@@ -15,10 +15,9 @@ from finetuning.inputs import Items
 from finetuning.model.heads import Output, TaskBatch
 from finetuning.ragged import Ragged
 from finetuning.running.batches import evaluation_batches
-from pretraining.engine.engine import Engine
-from pretraining.engine.shortage import is_shortage
+from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.step import GivenUpError
-from pretraining.huggingface.task_head import Kind
+from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import gather

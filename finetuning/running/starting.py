@@ -20,7 +20,7 @@ from pretraining.checkpoint.record import read_record
 from pretraining.config.settings import Logging
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.encoder import INITIAL_RANGE, Encoder
 from pretraining.model.shape import Shape
 from pretraining.processes.context import Context

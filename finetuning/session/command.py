@@ -16,7 +16,7 @@ from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Cutter
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import torch
 import tyro
 from rich.console import Console, RenderableType
 
+from data_prep.common.capacity import collection_paused
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.locks import locked
-from data_prep.common.memory import collection_paused
 from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter

@@ -19,7 +19,7 @@ from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 
 @dataclass(frozen=True)

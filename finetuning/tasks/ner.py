@@ -33,7 +33,7 @@ from finetuning.tasks.scores import Tally, tally
 from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from finetuning.tasks.task import Column, Compared, Scores, Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 FILES = {
     "train": ("train.txt", "eng.train", *on_the_hub("train")),

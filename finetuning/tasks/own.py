@@ -36,7 +36,7 @@ from finetuning.tasks.sentences import (
 )
 from finetuning.tasks.task import Task
 from pretraining.config.reading import Form, read_settings
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]
 

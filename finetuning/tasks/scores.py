@@ -11,7 +11,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from data_prep.common.arrays import Array
 from finetuning.ragged import Ragged
-from pretraining.huggingface.task_head import Kind, TaskHead
+from pretraining.huggingface.weights import Kind, TaskHead
 
 Metric = Callable[[Array, Array], float]
 """What compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.held_out import choose_held_out
+from finetuning.files.splits import choose_held_out
 from finetuning.files.tables import Table, read_tsv
 from finetuning.inputs import Cutter, Encoded
 from finetuning.places import predictions_file
@@ -23,7 +23,7 @@ from finetuning.tasks import scores
 from finetuning.tasks.certainty import Certainty, of_classes, spread_of_share, spreads
 from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.task import Column, Compared, Scores, Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
 UNCUT = 2**31 - 1

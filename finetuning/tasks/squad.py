@@ -31,7 +31,7 @@ from finetuning.tasks.squad_rules import (
     score_answer,
 )
 from finetuning.tasks.task import Column, Scores, Task
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 DEV = "dev"
 """The only split that is scored."""

@@ -14,7 +14,7 @@ from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 FIELDS = ("sent1", "sent2", *ENDINGS)

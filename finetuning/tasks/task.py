@@ -15,7 +15,7 @@ from finetuning.scale import Scale
 from finetuning.tasks import scores
 from finetuning.tasks.certainty import Certainty
 from finetuning.tasks.seen import Seen
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 Scores = dict[str, float]
 """Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""

@@ -222,3 +222,12 @@ def quiet() -> Iterator[None]:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+SHORTAGE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+"""How CUDA, its libraries and a CPU say that there is no memory, where torch has no error of its own for it."""
+
+
+def is_shortage(error: RuntimeError) -> bool:
+    """Whether memory was asked for that is not there."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGE)

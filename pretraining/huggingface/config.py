@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from data_prep.common.errors import UserError
-from pretraining.huggingface.task_head import ARCHITECTURES, Kind, TaskHead
-from pretraining.huggingface.weights import refuse_faults
+from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, objectives
 

@@ -34,9 +34,10 @@ from data_prep.common.files import absence, read_json, replaced_name, replacing,
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
 from pretraining.huggingface.config import config_of, head_of, shape_of
-from pretraining.huggingface.task_head import ARCHITECTURES, TaskHead
 from pretraining.huggingface.weights import (
+    ARCHITECTURES,
     LISTED,
+    TaskHead,
     from_transformers,
     has_pairs,
     refuse_faults,

@@ -12,8 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from pretraining.huggingface.model_card import BaseSummary, as_text, table
-from pretraining.huggingface.task_head import Kind, TaskHead
-from pretraining.huggingface.weights import list_weights
+from pretraining.huggingface.weights import Kind, TaskHead, list_weights
 from pretraining.model.shape import Shape
 
 USES: dict[Kind, tuple[str, str]] = {

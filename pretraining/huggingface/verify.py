@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, find_objective

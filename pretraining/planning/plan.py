@@ -14,10 +14,10 @@ from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_
 from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import find_optimizer
+from pretraining.planning.amount import disproportion
 from pretraining.planning.cost import Cluster, MicroBatch, Sharing, StepTime, efficiency, step_time
 from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
 from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
-from pretraining.planning.proportion import disproportion
 
 USEFUL_SHARE = 0.5
 """How much of the measured matrix rate a run reaches, where nothing better is known."""

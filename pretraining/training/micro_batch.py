@@ -22,9 +22,8 @@ from pretraining.checkpoint.state import FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import most_predictions
-from pretraining.engine.engine import Engine
+from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
-from pretraining.engine.shortage import is_shortage
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.declaration import find_optimizer

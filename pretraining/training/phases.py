@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
@@ -17,10 +19,9 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import find_objective
 from pretraining.processes.launchers import World
-from pretraining.training.clock import Clock
+from pretraining.training.guards import Skip
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
-from pretraining.training.skips import Skip
 
 
 class TrainingPhase:
@@ -115,3 +116,29 @@ def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:
     """Repeats the first rows over and over, without row 0, where [CLS] stands alone."""
     rows = torch.arange(len(positions))
     return positions[torch.where(rows < trained, rows, 1 + (rows - 1) % (trained - 1))]
+
+
+class Clock:
+    """The seconds of a phase, the same on all ranks: rank 0's, agreed on in steps that log."""
+
+    def __init__(self, seconds: float, device: torch.device):
+        self.seconds = seconds
+        self.agreed = False
+        """whether all ranks have agreed on it yet"""
+        self._device = device
+        self._start = time.monotonic() - seconds
+        self._last, self._steps, self._pace = seconds, 0, 0.0
+
+    def step(self) -> None:
+        """Counts a step. Between agreements, a step is taken to last as long as those before."""
+        self._steps += 1
+        self.seconds = self._last + self._steps * self._pace
+
+    def agree(self) -> None:
+        """Takes rank 0's clock; all ranks call it together."""
+        now = torch.tensor([time.monotonic() - self._start], dtype=torch.float64, device=self._device)
+        dist.broadcast(now, src=0)
+        if self._steps:
+            self._pace = (float(now) - self._last) / self._steps
+        self.seconds = self._last = float(now)
+        self._steps, self.agreed = 0, True

@@ -25,14 +25,14 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.model.bert import Bert
 from pretraining.objectives.declaration import build_model, find_objective, num_parameters
-from pretraining.planning.proportion import disproportion
+from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
+from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
 from pretraining.training.request import Request
-from pretraining.training.skips import Skip, read_skips
 from pretraining.training.trainer import Trainer
 
 

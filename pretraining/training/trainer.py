@@ -12,13 +12,12 @@ from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, step_of
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.checkpoint.writing import Saver
-from pretraining.engine.engine import CollapseError, Engine
-from pretraining.engine.shortage import is_shortage
+from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, figures_of, find_objective, step_flops
-from pretraining.planning.remaining import RemainingWork
+from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
@@ -27,12 +26,11 @@ from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
-from pretraining.training.guards import DivergedError, Guard, first_of
+from pretraining.training.guards import DivergedError, Guard, Skip, first_of
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Request
-from pretraining.training.skips import Skip
 
 
 class Trainer:

@@ -22,7 +22,7 @@ from pretraining.processes.stopping import Control, Decision
 from pretraining.reporting import meter as meter_module
 from pretraining.reporting.meter import Meter
 from pretraining.training import evaluate as evaluate_module
-from pretraining.training.clock import Clock
+from pretraining.training.phases import Clock
 
 
 def tell_all() -> dict[str, Any]:

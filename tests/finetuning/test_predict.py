@@ -31,7 +31,7 @@ from finetuning.prediction import FineTuned, load
 from finetuning.ragged import Ragged
 from finetuning.tasks.spans import Windows
 from pretraining.huggingface.folders import TASK
-from pretraining.huggingface.task_head import Kind
+from pretraining.huggingface.weights import Kind
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from support.fine_tuned_models import save_models
 
 from finetuning import predict
 from finetuning.prediction import load
-from pretraining.huggingface.task_head import Kind
+from pretraining.huggingface.weights import Kind
 
 
 @pytest.fixture(scope="module")

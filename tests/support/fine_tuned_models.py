@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from data_prep.vocabulary.vocabulary import Vocabulary
-from pretraining.huggingface.task_head import Kind
+from pretraining.huggingface.weights import Kind
 
 LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
 MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {

@@ -9,7 +9,7 @@ from support.transformers_models import SHAPE
 from torch import Tensor
 
 from finetuning.model.heads import TaskModel, logits_of
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import Shape
 
 __all__ = ["HEADS", "MNLI", "TaskModel", "logits_of", "task_weights"]

@@ -18,9 +18,8 @@ import pytest
 
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
-from data_prep.readers.detection import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME
 from data_prep.readers.reader import Problems
-from data_prep.readers.sources import find_files, group_sources, make_bundles
+from data_prep.readers.sources import AS_OTHERS, AS_SAID, BY_CONTENT, BY_NAME, find_files, group_sources, make_bundles
 from data_prep.settings import Format, by_source
 
 TEXT = "A book begins here. It has\nparagraphs of several lines,\nas books have. It ends.\n\nThat was all of it.\n"

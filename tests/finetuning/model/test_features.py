@@ -22,7 +22,7 @@ from finetuning.prediction import load
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from finetuning.settings import Features, LayerChoice
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Shape
 

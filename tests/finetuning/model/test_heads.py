@@ -19,7 +19,7 @@ from finetuning.model.heads import TaskModel
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.huggingface.folders import read_fine_tuned
-from pretraining.huggingface.task_head import KINDS, Kind, TaskHead
+from pretraining.huggingface.weights import KINDS, Kind, TaskHead
 
 STEPS, ITEMS, LENGTH, CHOICES = 3, 4, 12, 3
 NAMES = ("a", "b", "c")

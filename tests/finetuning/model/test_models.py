@@ -28,8 +28,8 @@ from finetuning.model.models import find_model, in_order_of, newest_export
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import all_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
-from pretraining.huggingface.task_head import TaskHead
 from pretraining.huggingface.verify import probe
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.launchers import World
 
 pytest_plugins = ["support.website_fixtures"]

@@ -31,7 +31,7 @@ from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.sentences import SentenceTask
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.folders import read_fine_tuned
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.context import Context
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World

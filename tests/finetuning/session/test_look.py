@@ -14,7 +14,7 @@ from support.tasks import CUTTER
 
 from finetuning.session.look import SAMPLE, look
 from finetuning.tasks.sentences import SentenceItems, SentenceTask
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 pytestmark = pytest.mark.usefixtures("leaves_group")
 HEAD = "text\tlabel\n"

@@ -29,7 +29,7 @@ from finetuning.session.plan import items_of, splits_of
 from finetuning.session.report import rows_of
 from finetuning.settings import FineTuning
 from finetuning.tasks.spans import Windows
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.group import disconnect
 
 pytestmark = pytest.mark.usefixtures("leaves_group")

@@ -14,7 +14,7 @@ from support.tasks import rows, saying
 from data_prep.common.arrays import Array
 from finetuning.tasks import scores
 from finetuning.tasks.scores import AVERAGE, METRICS, answers, figures, is_degenerate, probabilities
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 
 @pytest.fixture(autouse=True)

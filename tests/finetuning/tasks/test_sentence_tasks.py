@@ -12,7 +12,7 @@ from support.tasks import CUTTER, laid_out, rows, saying
 
 from finetuning.inputs import Items
 from finetuning.tasks.sentences import SentenceItems, hold_out, predictions_content
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 FILE = Path("train.tsv")
 

@@ -27,7 +27,7 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.model.fused import Dropout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.steps.apex import lamb_updates
+from pretraining.optimizers.steps.lamb import lamb_updates
 from pretraining.processes.group import connect, disconnect
 from pretraining.processes.launchers import World
 

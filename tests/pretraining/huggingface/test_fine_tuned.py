@@ -37,8 +37,8 @@ from pretraining.huggingface.folders import (
     read_task,
     write_fine_tuned,
 )
-from pretraining.huggingface.task_head import TaskHead
 from pretraining.huggingface.verify import verify_fine_tuned
+from pretraining.huggingface.weights import TaskHead
 
 VOCABULARY = Vocabulary(PIECES, cased=False)
 TASK = {"length": 16, "pair": True}

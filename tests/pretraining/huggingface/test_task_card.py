@@ -12,7 +12,7 @@ from support.transformers_models import SHAPE
 
 from pretraining.huggingface.model_card import BaseSummary, read_base_model
 from pretraining.huggingface.task_card import TaskProvenance, task_card
-from pretraining.huggingface.task_head import TaskHead
+from pretraining.huggingface.weights import TaskHead
 
 MADE = TaskProvenance(
     task="mnli",

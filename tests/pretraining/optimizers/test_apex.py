@@ -16,9 +16,8 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
-from pretraining.optimizers.steps.apex import load_apex
 from pretraining.optimizers.steps.flat import FlatTensor, Part, build_optimizer
-from pretraining.optimizers.steps.lamb import Lamb
+from pretraining.optimizers.steps.lamb import Lamb, load_apex
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIZES = {"small": 7, "fused": 3 * 40, "rest": 33}

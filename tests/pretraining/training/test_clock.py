@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from pretraining.training.clock import Clock
+from pretraining.training.phases import Clock
 
 
 @pytest.mark.timed

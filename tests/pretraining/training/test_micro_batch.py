@@ -13,7 +13,7 @@ from support.pretraining_reference import SMALL
 from torch import Tensor
 
 from pretraining.data.batches import full_sequences
-from pretraining.engine.shortage import is_shortage
+from pretraining.engine.engine import is_shortage
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.planning.fitting import Heaviest, largest_that_fits
