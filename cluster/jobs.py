@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.sound import is_count, is_number
+
 JOBS = "jobs.jsonl"
 """The file of a run's folder in which job scripts note every start and every end of the run."""
 ANSWER_SECONDS = 5.0
@@ -134,26 +136,3 @@ def ask_queue(jobs: Collection[str]) -> Queue:
 def no_null(words: list[str]) -> list[str]:
     """What squeue says, where it says something."""
     return ["" if word == "(null)" else word for word in words]
-
-
-LARGEST = 1e12
-"""No step, time or figure of a run is larger."""
-
-
-def is_number(value: Any) -> bool:
-    """Whether something is a number that means something."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def is_count(value: Any) -> bool:
-    """Whether something is a whole number from 0 on."""
-    return isinstance(value, int) and is_number(value) and value >= 0
-
-
-def sound_figures(record: Any, figures: frozenset[str], counts: frozenset[str]) -> dict[str, Any]:
-    """A record without those of its figures and counts that are none."""
-    if not isinstance(record, dict):
-        return {}
-    bad = {name for name in figures & record.keys() if not is_number(record[name])}
-    bad |= {name for name in counts & record.keys() if not is_count(record[name])}
-    return {name: value for name, value in record.items() if name not in bad}

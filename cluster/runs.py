@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.jobs import JOBS, Job, JobNotes, Queue, is_count, is_number, sound_figures
+from cluster.jobs import JOBS, Job, JobNotes, Queue
+from cluster.sound import is_count, is_number, sound_figures
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json
 from data_prep.common.locks import LOCK, deserter
@@ -22,7 +23,7 @@ from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import loss_curves
 from pretraining.processes.codes import ENDED, Code, explained
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
-from pretraining.training.guards import read_skips
+from pretraining.training.skips import read_skips
 
 State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
 STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INTERRUPTED: "stopped"}

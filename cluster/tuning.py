@@ -13,9 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cluster.jobs import is_number, sound_figures
 from cluster.panels import COLOURS, MARGIN
 from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, folders_in, read_end
+from cluster.sound import is_number, sound_figures
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.locks import LOCK, deserter

@@ -22,7 +22,7 @@ from data_prep.common.toml_text import read_toml, toml_text
 from pretraining.checkpoint.record import RECIPE
 from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
-from pretraining.training.guards import SKIPPED, Skip, write_skips
+from pretraining.training.skips import SKIPPED, Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
 

@@ -15,7 +15,7 @@ from cluster.jobs import Queue
 from data_prep.common.files import write_json
 from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
-from pretraining.training.guards import Skip, write_skips
+from pretraining.training.skips import Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
 
