@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from finetuning.files.splits import choose_held_out
+from finetuning.files.held_out import choose_held_out
 from finetuning.files.tables import open_parquet, read_objects, read_text
 
 HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")

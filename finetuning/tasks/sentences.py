@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.splits import choose_held_out
+from finetuning.files.held_out import choose_held_out
 from finetuning.files.tables import Table, read_tsv
 from finetuning.inputs import Cutter, Encoded
 from finetuning.places import predictions_file

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,40 +17,10 @@ import torch
 from torch import Tensor
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import DamageError
-from data_prep.common.files import read_json, write_json
 from pretraining.engine.step import StepResult
 from pretraining.model.batch import StepBatches
 from pretraining.processes.errors import SharedError
-
-SKIPPED = "skipped.json"
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Batches of a phase that are left out."""
-
-    phase: int
-    """number of the phase, counted from 0"""
-    first: int
-    """number of the first of them in the order of the phase"""
-    count: int
-    reason: str
-
-
-def read_skips(run: Path) -> list[Skip]:
-    """The batches of a run that are left out; the run went back to a checkpoint once for each entry."""
-    try:
-        return [Skip(**skip) for skip in read_json(run / SKIPPED)]
-    except FileNotFoundError:
-        return []
-    except TypeError as error:
-        raise DamageError(f"{run / SKIPPED}: not a list of batches to leave out") from error
-
-
-def write_skips(run: Path, skips: Sequence[Skip]) -> None:
-    write_json(run / SKIPPED, [asdict(skip) for skip in skips])
-
+from pretraining.training.skips import Skip
 
 CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20

@@ -19,9 +19,9 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import find_objective
 from pretraining.processes.launchers import World
-from pretraining.training.guards import Skip
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
+from pretraining.training.skips import Skip
 
 
 class TrainingPhase:

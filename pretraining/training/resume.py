@@ -29,10 +29,10 @@ from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
-from pretraining.training.guards import Skip, read_skips
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import begin_with
 from pretraining.training.request import Request
+from pretraining.training.skips import Skip, read_skips
 from pretraining.training.trainer import Trainer
 
 

@@ -28,9 +28,10 @@ from pretraining.reporting.console import waiting
 from pretraining.reporting.loss_chart import TRIAL, draw_losses
 from pretraining.training.changes import continued
 from pretraining.training.exporting import export
-from pretraining.training.guards import CURE, DivergedError, Skip, write_skips
+from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.request import Request
 from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
+from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"

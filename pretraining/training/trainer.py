@@ -26,11 +26,12 @@ from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 from pretraining.reporting.run_log import RunLog
 from pretraining.training.evaluate import evaluate
-from pretraining.training.guards import DivergedError, Guard, Skip, first_of
+from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Request
+from pretraining.training.skips import Skip
 
 
 class Trainer:

@@ -30,7 +30,7 @@ from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.processes.ending import Code
-from pretraining.training.guards import Skip, read_skips, write_skips
+from pretraining.training.skips import Skip, read_skips, write_skips
 
 
 def without(place: Place, name: str, batch: int, *more: object) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.errors import UserError
-from pretraining.training.guards import SKIPPED, read_skips
+from pretraining.training.skips import SKIPPED, read_skips
 
 
 def test_a_list_of_batches_to_leave_out_that_is_damaged_is_named(tmp_path: Path) -> None:
