@@ -20,6 +20,7 @@ from support.sharding import begin, command, tree
 
 from data_prep import shard
 from data_prep.shards import MANIFEST
+from data_prep.work import WorkFolder
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,10 @@ def test_ctrl_c_leaves_what_is_done_and_says_how_to_go_on(
     assert process.returncode == 130
     assert "the same command continues where it stopped" in errors
     assert "Traceback" not in errors
+    work = WorkFolder(tmp_path / "out")
+    half_written = tmp_path / "out" / work.read_records("documents")[0]["files"][0]["path"]
+    os.truncate(half_written, half_written.stat().st_size // 2)  # as after a power cut: its task is done again
+    work.reopen("documents")
     done = subprocess.run(command(corpus, tmp_path / "out"), check=True, capture_output=True, text=True)
     assert "continuing in" in done.stdout
     assert tree(tmp_path / "out") == expected

@@ -50,7 +50,7 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
     assert (model.found.folder, model.vocabulary, model.head, model.notes) == (bert, VOCABULARY, None, ())
-    assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "next_sentence": False}
+    assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "pairs": False}
     assert model.has_pooler
     assert same(model.weights, read_encoder(bert)[1])
     with pytest.raises(UserError, match=f"{bert}: not fine-tuned for a task"):

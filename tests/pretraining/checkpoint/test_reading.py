@@ -5,13 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.damage import FILES, change_number, flip, truncate
 from support.training import contents, stopped_at
 
-from pretraining.checkpoint.reading import newest_whole
-from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, finished_checkpoints, read_record
+from pretraining.checkpoint.reading import newest_whole, restore_engine
+from pretraining.checkpoint.record import (
+    DAMAGED,
+    FOLDER,
+    RECORD,
+    CheckpointRecord,
+    MadeBy,
+    finished_checkpoints,
+    read_record,
+    write_record,
+)
+from pretraining.engine.engine import Engine
+from pretraining.model.shape import Shape
+from pretraining.optimizers.adamw import OPTIMIZER
 
 DAMAGES: dict[str, Callable[[Path], None]] = {"truncated": truncate, "flipped": flip, "missing": Path.unlink}
 CASES = [*itertools.product(FILES, DAMAGES.values()), (RECORD, change_number)]
@@ -62,6 +76,14 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_pa
     assert newest_whole(run, pytest.fail) == only
     assert old.exists(), "it is not taken for the one that has the name"
     assert read_record(only).step == 1
+
+
+@pytest.mark.parametrize("scaler", [{"cur_scale": 4096.0, "cur_iter": 7}, None])
+def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: dict[str, float] | None) -> None:
+    write_record(tmp_path, CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, scaler, MadeBy(1, 0, "fp16"), {}))
+    engine = SimpleNamespace(flat_tensors=[], optimizer=SimpleNamespace(kind=OPTIMIZER), loss_scaler="its own")
+    restore_engine(tmp_path, cast(Engine, engine))
+    assert engine.loss_scaler == scaler
 
 
 @pytest.mark.usefixtures("alone")

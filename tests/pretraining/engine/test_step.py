@@ -73,6 +73,12 @@ def test_a_model_with_a_head_of_its_own_learns_by_the_same_step() -> None:
         assert seeds_are_right
 
 
+def test_every_step_drops_other_elements_and_every_rank_draws_others() -> None:
+    found = [Seeds.of(seed, step, rank) for seed in (1, 2) for step in range(9) for rank in range(3)]
+    assert len({seeds.generator for seeds in found}) == 2 * 9 * 3
+    assert len({seeds.dropout for seeds in found}) == 2 * 9, "a mask is of an example, on whichever rank"
+
+
 def test_what_fine_tuning_stands_on_needs_neither_training_nor_its_data() -> None:
     wings = "engine.step checkpoint.reading checkpoint.writing huggingface.folders reporting.run_log processes.watchdog"
     code = f"import sys, {', '.join(f'pretraining.{name}' for name in wings.split())}; print(*sys.modules)"

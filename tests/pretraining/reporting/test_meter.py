@@ -96,6 +96,28 @@ def test_an_interval_starts_from_nothing() -> None:
         assert (speed.flops_utilisation, speed.seconds_left) == (None, None)
 
 
+def test_an_interval_goes_on_where_a_checkpoint_was_made() -> None:
+    clock, speeds = Clock(), []
+    straight, stopped = (Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=clock)) for _ in range(2))
+    for meter in (straight, stopped):
+        meter.begin()
+    for step in range(3):
+        clock.now += 4.0
+        if step == 2:
+            state, stopped = stopped.state(), Meter(CPU, SUMS, COUNTS, watch=Stopwatch(clock=clock))
+            stopped.restore([state], 0, 1)
+            stopped.begin()
+        for meter in (straight, stopped):
+            meter.add(sums(step, 1.0, 1, 1), predictions=2, sequences=1, pieces=10, padded=10, flops=1.0)
+            meter.step(1e-4)
+    clock.now += 1.0
+    for meter in (straight, stopped):
+        totals, speed = meter.flush()
+        speeds.append((totals, speed.seconds_per_step, speed.pieces_per_second))
+    assert speeds[0] == speeds[1]
+    assert speeds[0][1] == pytest.approx(13.0 / 3)
+
+
 def test_progress_is_reckoned_without_waiting_for_the_device() -> None:
     """Whatever is added up there stays there: nothing can be read of a meta device."""
     clock, device = Clock(), torch.device("meta")
