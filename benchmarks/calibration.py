@@ -45,6 +45,7 @@ from benchmarks.measure import alternate, mistakes_told, read_results, record, r
 from benchmarks.peaks import measure_peak
 from benchmarks.sides import Kind, Side, open_sides
 from data_prep.common.capacity import num_cores
+from data_prep.common.launchers import World, find_world
 from pretraining.config.settings import Precision
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences
@@ -58,7 +59,6 @@ from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, MicroBatch, Sharing, step_time
 from pretraining.planning.memory import count_parameters
 from pretraining.processes.group import connect
-from pretraining.processes.launchers import World, find_world
 from pretraining.reporting.hardware import total_memory
 
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.peer import padded
 from benchmarks.sides import muffled
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from data_prep.shards import Manifest
 from pretraining.config.settings import Compute, Precision
 from pretraining.data.batches import step_batches
@@ -31,7 +32,6 @@ from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect
-from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import peak_memory, synchronize
 from pretraining.training.profiling import SKIPPED, step_profile
 

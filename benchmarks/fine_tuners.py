@@ -20,6 +20,7 @@ from rich.console import Console
 
 from benchmarks import trainer_peer
 from data_prep.common.arrays import Array
+from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
 from finetuning.running.base import Base
@@ -32,7 +33,6 @@ from finetuning.tasks.task import Task
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.group import choose_device, connect, default_threads
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 

@@ -52,13 +52,13 @@ from benchmarks.peer import find_words, write_demo_task
 from benchmarks.sides import Kind, open_sides, prepared_environment
 from benchmarks.trainer_peer import Numbers
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
-from pretraining.processes.launchers import World
 
 WIDTHS = {"sst2": 128, "cola": 128, "squad": 384, "demo": 128}
 """What users pad the sequences of a task to."""

@@ -53,6 +53,7 @@ leave_own_folder()
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World, find_world
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
@@ -74,7 +75,6 @@ from pretraining.processes.group import (
     open_stores,
     shared_errors,
 )
-from pretraining.processes.launchers import World, find_world
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2

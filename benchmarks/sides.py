@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
+from data_prep.common.supervision import end_with_parent
 from pretraining.engine.engine import is_shortage
 from pretraining.processes.environment import prepare_process
-from pretraining.processes.outliving import end_with_parent
 
 Answerer = Callable[[Any], Any]
 """What a side is: it answers questions, of which each may be a turn."""

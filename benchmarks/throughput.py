@@ -52,6 +52,7 @@ from benchmarks.measure import (
 from benchmarks.peer import find_shards
 from benchmarks.sides import Kind, Side, SideShortError, open_sides
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.settings import Dtype
@@ -60,7 +61,6 @@ from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters, step_flops
 from pretraining.processes.group import choose_device
-from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
 NAME = "throughput"

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from cluster.jobs import Job, JobNotes
 from cluster.runs import RunStatus, State, ago
+from data_prep.common.codes import Code, explained
 from pretraining.objectives.declaration import loss_curves
-from pretraining.processes.codes import Code, explained
 from pretraining.reporting.console import number, progress
 
 COLOURS: dict[State, str] = {

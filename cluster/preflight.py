@@ -39,6 +39,7 @@ from cluster.findings import Findings, judge, show
 from cluster.health import LINK, Report
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing, write_json
+from data_prep.common.launchers import World, find_world
 from data_prep.common.storage import patience
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
@@ -47,7 +48,6 @@ from pretraining.config.reading import peek_device
 from pretraining.engine.precision import choose_dtype
 from pretraining.processes.ending import Code, Ending, Outcome, exit_now
 from pretraining.processes.group import choose_device, connect, default_threads, disconnect, gather
-from pretraining.processes.launchers import World, find_world
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import matrix_rate
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from cluster.jobs import JOBS, Job, JobNotes, Queue
 from cluster.sound import is_count, is_number, sound_figures
+from data_prep.common.codes import ENDED, Code, explained
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json
 from data_prep.common.locks import LOCK, deserter
@@ -21,7 +22,6 @@ from finetuning.places import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
 from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import loss_curves
-from pretraining.processes.codes import ENDED, Code, explained
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
 from pretraining.training.skips import read_skips
 

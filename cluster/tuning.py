@@ -16,12 +16,12 @@ from rich.text import Text
 from cluster.panels import COLOURS, MARGIN
 from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, folders_in, read_end
 from cluster.sound import is_number, sound_figures
+from data_prep.common.codes import ENDED, explained
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from finetuning.places import BEGUN, PLAN, RESULTS
-from pretraining.processes.codes import ENDED, explained
 from pretraining.reporting.metrics_file import METRICS, newest_records
 
 SILENT_SECONDS = 5 * LATE_SECONDS

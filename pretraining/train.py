@@ -39,6 +39,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import locked
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
@@ -50,7 +51,6 @@ from pretraining.planning.site import check_numbers, name_site, split_ranks
 from pretraining.planning.sweep import Target
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
-from pretraining.processes.launchers import World, find_world, missing_tasks
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import Origin, OriginFinder
 from pretraining.training.preview import preview

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.codes import Code
+
 PERIOD = 2.0
 """Seconds between two looks, and between two counts."""
 SOON = 0.1
@@ -28,7 +30,24 @@ LOST = 40.0
 LONGEST_TEXT = 20_000
 GONE = "gone: "  # how the text of a rank begins whose process ended without a word
 CONTINUES = "the same command continues"
-RANK_LOST = 76  # an exit code, as that of a rank of training that is lost: a job goes back into the queue
+
+_supervisor: int | None = None
+"""In a child: the end of the pipe by which it tells the process that watches over it."""
+
+
+def report_to(supervisor: int) -> None:
+    """Has this process report to the one that watches over it, by this end of a pipe."""
+    global _supervisor
+    _supervisor = supervisor
+
+
+def tell_supervisor(**message: Any) -> bool:
+    """Tells the process that watches over this one, where there is one; returns whether there is."""
+    if _supervisor is not None:
+        with suppress(OSError):
+            os.write(_supervisor, json.dumps(message).encode() + b"\n")
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,7 @@ class Heartbeats:
         if self._silent[rank] < self._lost:
             return None
         text = f"error: {name} is gone (nothing was heard of it for {self._lost:.0f} s); {CONTINUES}"
-        return Verdict(text if self._rank < 2 else "", RANK_LOST)
+        return Verdict(text if self._rank < 2 else "", Code.RANK_LOST)
 
     @staticmethod
     def _named(name: str, text: str) -> str:

@@ -1,20 +1,188 @@
-"""What the environment says of the launcher that started this process."""
+"""Which process of a run this one is, as torchrun, deepspeed, mpirun or srun says in the environment.
+
+Preparation counts the ranks that MPI connects (`mpi_size`), training those that PyTorch will (`find_world`), which must
+know more of them: where rank 0 is, and who shares a machine.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from data_prep.common.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(20000, 30000)  # below those that Linux hands out by itself
+BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: no ranks of a step
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among all processes of its run, which are called ranks."""
+
+    rank: int = 0
+    size: int = 1
+    """how many ranks the run has"""
+    local_rank: int = 0
+    """this rank's number among those on the same machine"""
+    local_size: int = 1
+    """how many ranks run on this machine"""
+    address: str = LOOPBACK
+    """where the machine of rank 0 is"""
+    port: int = 0
+    """where rank 0 listens there; 0 in a run of one process, in which nobody has to"""
+    launcher: str = "plain"
+    """what started the processes, as messages name it"""
+
+    def __post_init__(self) -> None:
+        for name, rank, ranks in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
+            if not 0 <= rank < ranks:
+                raise UserError(
+                    f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
+                    "start the ranks with torchrun, deepspeed, srun or mpirun, and set none of their variables yourself"
+                )
+        if self.local_size > self.size:
+            raise UserError(f"{self.launcher}: {self.local_size} ranks on this machine, but {self.size} in all")
+
+    @property
+    def one_machine(self) -> bool:
+        return self.local_size == self.size
+
+
+def find_world(environment: Mapping[str, str]) -> World:
+    """What the launcher says about this process; one process without a launcher.
+
+    The innermost launcher counts: torchrun may run under srun, and mpirun starts its helpers with srun.
+    """
+    if "RANK" in environment:
+        return _from_torch(environment)
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return _from_mpi(environment, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    if "MPI_LOCALNRANKS" in environment:  # MPICH, Intel MPI, MVAPICH
+        return _from_mpi(environment, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+    if _is_slurm_step(environment):
+        return _from_slurm(environment)
+    if int(environment.get("PMI_SIZE") or 1) > 1 or "PMIX_RANK" in environment:
+        raise UserError(
+            "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
+            "use Open MPI's or MPICH's mpirun, srun or torchrun"
+        )
+    if int(environment.get("WORLD_SIZE") or 1) > 1:
+        raise UserError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
+            "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
+        )
+    return World()
 
 
 def mpi_size() -> int:
     """Counts the ranks that a launcher such as mpirun started; without a launcher there is one."""
-    return _number_from_launcher(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"), 1)
+    return _number(os.environ, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", default=1)
 
 
 def mpi_rank() -> int:
     """Numbers this process among the ranks that a launcher such as mpirun started; without a launcher it is rank 0."""
-    return _number_from_launcher(("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0) if mpi_size() > 1 else 0
+    return _number(os.environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0) if mpi_size() > 1 else 0
 
 
-def _number_from_launcher(names: tuple[str, ...], default: int) -> int:
-    """Reads the first of some environment variables that is set: every launcher has a name of its own."""
-    return int(next((os.environ[name] for name in names if name in os.environ), default))
+def missing_tasks(environment: Mapping[str, str], world: World) -> int:
+    """How many tasks Slurm has reserved without starting them, which happens where a batch script forgets `srun`; 0 if
+    all is well. The script itself has SLURM_PROCID=0 and SLURM_NTASKS=4, but must not wait for three others."""
+    tasks = environment.get("SLURM_NTASKS", "")
+    return int(tasks) if world.launcher == "plain" and tasks.isdigit() and int(tasks) > 1 else 0
+
+
+def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    """The whole number in the first of these variables that is set; an error says what is wrong with them."""
+    name = next((name for name in names if environment.get(name)), None)
+    if name is None:
+        if default is not None:
+            return default
+        raise UserError(
+            f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
+            "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
+        )
+    if not re.fullmatch(r"\d+", environment[name]):
+        raise UserError(f"{name}={environment[name]!r} is no whole number\nunset it, or let the launcher set it")
+    return int(environment[name])
+
+
+def _port(environment: Mapping[str, str], default: int) -> int:
+    """The port that the user or the launcher has chosen, otherwise the default."""
+    port = _number(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else default
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
+    return port
+
+
+def _from_torch(environment: Mapping[str, str]) -> World:
+    """A process of torchrun or deepspeed, or one whose variables somebody has set by hand."""
+    name = "deepspeed" if "LOCAL_SIZE" in environment else "RANK and WORLD_SIZE"
+    name = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else name
+    rank, ranks = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if ranks == 1:
+        return World(rank, ranks, launcher=name)
+    if not environment.get("MASTER_ADDR"):
+        raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
+    local_rank, local_ranks = _number(environment, "LOCAL_RANK"), _number(environment, "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], _port(environment, 29500), name)
+
+
+def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str]) -> World:
+    """mpirun, which says who the ranks are, but not on which of several machines rank 0 runs."""
+    rank, ranks, local_rank, local_ranks = (_number(environment, prefix + name) for name in names)
+    if ranks == 1:
+        return World(rank, launcher="mpirun")
+    job = next((environment[name] for name in ("PMIX_NAMESPACE", "PMI_PORT") if name in environment), "")
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if ranks == local_ranks else None)
+    if address is None:
+        raise UserError(
+            "mpirun started ranks on several machines, and does not say where rank 0 is\n"
+            "start them with: mpirun -x MASTER_ADDR=<host of rank 0> …"
+        )
+    port = _port(environment, PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
+
+
+def _is_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process as one of its tasks."""
+    if not all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        return False
+    return _number(environment, "SLURM_STEP_ID") < BATCH_STEP
+
+
+def _from_slurm(environment: Mapping[str, str]) -> World:
+    """A task of srun, which speaks of nodes and tasks where torch speaks of machines and ranks."""
+    rank, ranks = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
+    if ranks == 1:
+        return World(rank, launcher="srun")
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    each, node = (expand_tasks(tasks), _number(environment, "SLURM_NODEID")) if tasks else ([ranks], 0)
+    if node >= len(each):
+        raise UserError(f"SLURM_NODEID={node}: the step has nodes 0 to {len(each) - 1}\nstart the ranks with srun")
+    local_ranks = each[node]
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
+    # Steps of one job, and jobs that follow one another, get different ports.
+    own = 16 * _number(environment, "SLURM_JOB_ID", "SLURM_JOBID") + _number(environment, "SLURM_STEP_ID")
+    port = _port(environment, PORTS[own % len(PORTS)])
+    return World(rank, ranks, _number(environment, "SLURM_LOCALID"), local_ranks, address, port, "srun")
+
+
+def first_node(nodes: str) -> str:
+    """The first host of Slurm's short form: `node[003-010,12],other` -> `node003`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
+        raise UserError("Slurm does not say on which nodes this step runs\nset MASTER_ADDR to the host of rank 0")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+
+
+def expand_tasks(tasks: str) -> list[int]:
+    """The tasks of every node from Slurm's short form: `4(x2),3` -> [4, 4, 3]."""
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in tasks.split(",")]
+    if not all(found):
+        raise UserError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not understood\nstart the ranks with srun")
+    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats
+from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats, tell_supervisor
 from data_prep.common.launchers import mpi_rank, mpi_size
-from data_prep.common.supervision import BUG, CURABLE, STOPPED, tell_supervisor
 
 Result = TypeVar("Result")
 
@@ -55,11 +55,11 @@ def attempt_together(attempt: Callable[[], Result]) -> Result:
         try:
             result = attempt()
         except UserError as error:
-            own, fault = error, (CURABLE, str(error))
+            own, fault = error, (Code.CURE, str(error))
         except SystemExit as error:
-            own, fault = error, (error.code if isinstance(error.code, int) else CURABLE, told.getvalue())
+            own, fault = error, (error.code if isinstance(error.code, int) else Code.CURE, told.getvalue())
         except Exception as error:
-            own, fault = error, (BUG, traceback.format_exc())
+            own, fault = error, (Code.MISTAKE, traceback.format_exc())
     _compare(fault, own)
     return result
 
@@ -78,7 +78,7 @@ def _compare(fault: Fault | None, own: BaseException | None = None) -> None:
             if mpi_rank() or not code:
                 raise SystemExit(code)
             message = f"rank {rank} on {host}: {text}"
-            if code == CURABLE:
+            if code == Code.CURE:
                 raise UserError(message)
             print(f"error: {message}", file=sys.stderr)
             raise SystemExit(code)
@@ -105,7 +105,7 @@ def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> N
     text = "".join(traceback.format_exception(kind, error, trace))[-LONGEST_TEXT:]
     if not _met:
         try:
-            _compare((BUG, text))
+            _compare((Code.MISTAKE, text))
         except SystemExit:  # rank 0 has told
             return
         except BaseException as fault:
@@ -162,7 +162,13 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     try:
         yield meeting
     except BaseException as error:
-        code = STOPPED if isinstance(error, KeyboardInterrupt) else CURABLE if isinstance(error, UserError) else BUG
+        code = (
+            Code.INTERRUPTED
+            if isinstance(error, KeyboardInterrupt)
+            else Code.CURE
+            if isinstance(error, UserError)
+            else Code.MISTAKE
+        )
         raise
     finally:
         if not (code and meeting.busy):

@@ -19,9 +19,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from data_prep.common.heartbeats import GONE, Heartbeats, Verdict
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+from data_prep.common.heartbeats import GONE, Heartbeats, Verdict, report_to
 from data_prep.common.launchers import mpi_rank, mpi_size
 
 GRACE = 2.0
@@ -32,13 +33,9 @@ LAST = 1.0
 OUT_OF_MEMORY = "often because memory ran out"
 FEWER = "run the same command again to continue where it stopped (fewer --workers need less memory)"
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
-BUG, CURABLE, STOPPED = 1, 2, 130  # exit codes
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a launcher or a shutdown, and a terminal that was closed or lost."""
 PR_SET_PDEATHSIG = 1  # of sys/prctl.h
-
-_supervisor: int | None = None
-"""In a child: the end of the pipe by which it tells the process that watches over it."""
 
 _interrupted = False
 """Whether this process has heard one of the signals that end it."""
@@ -49,7 +46,11 @@ def continue_in_child() -> None:
 
     The process itself never comes back: it ends with the exit code of the child, or with 130 after one of `ENDING`.
     """
-    global _supervisor
+    try:
+        ranks, _ = mpi_size(), mpi_rank()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(Code.CURE)
     parent, (heard, told) = os.getpid(), os.pipe()
     watch = _Watch(heard)
     child = os.fork()
@@ -59,31 +60,23 @@ def continue_in_child() -> None:
             os._exit(watch.over(child))
         except BaseException:
             traceback.print_exc()
-            os._exit(BUG)
+            os._exit(Code.MISTAKE)
     watch.forget()
-    end_with_parent(parent)
-    _supervisor = told
-    if mpi_size() > 1:
+    end_with_parent(signal.SIGKILL, parent)
+    report_to(told)
+    if ranks > 1:
         from data_prep.common.ranks import tell_fault
 
         sys.excepthook = tell_fault
 
 
-def end_with_parent(parent: int) -> None:
-    """Has the system end this process when its parent does, on Linux, even while compiled code keeps Python waiting."""
+def end_with_parent(number: signal.Signals = signal.SIGTERM, parent: int | None = None) -> None:
+    """Has the system send this process a signal when its parent ends, on Linux, also while compiled code keeps Python
+    waiting; where `parent` is gone already, it ends at once."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(BUG)
-
-
-def tell_supervisor(**message: Any) -> bool:
-    """Tells the process that watches over this one, where there is one; returns whether there is."""
-    if _supervisor is not None:
-        with suppress(OSError):
-            os.write(_supervisor, json.dumps(message).encode() + b"\n")
-            return True
-    return False
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if parent not in (None, os.getppid()):
+        os._exit(128 + number)
 
 
 def hear_signals() -> None:
@@ -115,10 +108,10 @@ def leave(main: Callable[[], int]) -> None:
     except BaseException as error:
         if _interrupted or isinstance(error, KeyboardInterrupt):  # of which compiled code makes errors of its own
             print(INTERRUPTED, file=sys.stderr)
-            code = STOPPED
+            code = Code.INTERRUPTED
         else:
             sys.excepthook(*sys.exc_info())
-            code = BUG
+            code = Code.MISTAKE
     if not code:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
@@ -146,7 +139,7 @@ class _Watch:
         self._woken = signal.set_wakeup_fd(self._awake, warn_on_full_buffer=False)
 
     def forget(self) -> None:
-        """Gives the child back what it inherits of this; a signal while it loads its modules ends it silently."""
+        """In the child: restores signal handlers and closes the pipes; a signal while modules load ends it silently."""
         signal.set_wakeup_fd(self._woken)
         for number, handler in self._before.items():
             signal.signal(number, handler if handler == signal.SIG_IGN else signal.SIG_DFL)
@@ -226,10 +219,14 @@ class _Watch:
             self._hear()
         text = ""
         if code < 0 and self._stopped_at is not None:
-            code, text = STOPPED, INTERRUPTED if mpi_rank() == 0 else ""
+            code, text = Code.INTERRUPTED, INTERRUPTED if mpi_rank() == 0 else ""
         elif code < 0:
-            name, code = signal.Signals(-code).name, BUG if -code in CRASHES else CURABLE
-            how = f"crashed with {name}" if code == BUG else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
+            name, code = signal.Signals(-code).name, Code.MISTAKE if -code in CRASHES else Code.CURE
+            how = (
+                f"crashed with {name}"
+                if code == Code.MISTAKE
+                else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
+            )
             text = f"{GONE}its process {how}" if mpi_rank() else f"error: the main process {how}\n{FEWER}"
         elif mpi_rank():
             text = self._fault

@@ -22,6 +22,7 @@ from rich.console import Console, RenderableType
 from data_prep.common.capacity import collection_paused
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.launchers import find_world
 from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 from data_prep.common.terminal import open_console
@@ -62,7 +63,6 @@ from pretraining.processes.group import (
     gather,
     shared_errors,
 )
-from pretraining.processes.launchers import find_world
 from pretraining.processes.stopping import Control, time_limit
 from pretraining.processes.watchdog import Watch
 from pretraining.reporting.metrics_file import METRICS

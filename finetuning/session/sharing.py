@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from data_prep.common.capacity import num_cores
+from data_prep.common.launchers import World
 from finetuning.session.workers import JOBS, worker_number
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -19,7 +20,6 @@ from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.memory import plan_activations, plan_memory
 from pretraining.processes.group import default_threads
-from pretraining.processes.launchers import World
 from pretraining.reporting.hardware import total_memory
 
 PROCESS = 1.5e9

@@ -15,7 +15,7 @@ import torch
 
 from data_prep.common.locks import LOCK as LOCK
 from data_prep.common.locks import HeldError, locked
-from pretraining.processes.outliving import end_with_parent
+from data_prep.common.supervision import end_with_parent
 from pretraining.processes.stopping import Control, StoppedError
 
 NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
+from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 

@@ -25,14 +25,14 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Literal, NamedTuple, NoReturn
 
+from data_prep.common.codes import ENDED as ENDED
+from data_prep.common.codes import Code as Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.launchers import World
 from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
-from pretraining.processes.codes import ENDED as ENDED
-from pretraining.processes.codes import Code as Code
 from pretraining.processes.errors import LostError, UnreachedError
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
 STACKS = "stacks"

@@ -34,9 +34,9 @@ import torch.distributed as dist
 
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes.capability import require_code
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
-from pretraining.processes.launchers import World
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
 from pretraining.processes.voting import LAZY, find_greatest

@@ -19,9 +19,9 @@ from typing import Any
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes.environment import allow_open_files
 from pretraining.processes.errors import UnreachedError, name_ranks
-from pretraining.processes.launchers import World
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
 """A store answers at once: what needs longer is another program. But where all ranks come at once, each waits for those

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from data_prep.common.errors import UserError
-from pretraining.processes.launchers import World
+from data_prep.common.launchers import World
 from pretraining.processes.meeting import ask_rank_0
 
 CHOICE = "GLOO_SOCKET_IFNAME"

@@ -7,11 +7,11 @@ own, which saves and ends although mpirun is gone; the process that mpirun knows
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from contextlib import suppress
 
+from data_prep.common.supervision import end_with_parent
 from data_prep.common.terminal import started_by_mpi
 
 PASSED_ON = (
@@ -19,7 +19,6 @@ PASSED_ON = (
     *(signal.SIGTSTP, signal.SIGCONT),
 )
 """what mpirun sends to ranks, besides SIGKILL"""
-PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 
 
 def outlive_mpirun() -> None:
@@ -34,19 +33,11 @@ def outlive_mpirun() -> None:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        end_with_parent()
-        if os.getppid() != parent:  # it was killed before the child could ask to be told
-            os._exit(128 + signal.SIGTERM)
+        end_with_parent(parent=parent)
         return
     for number in PASSED_ON:
         signal.signal(number, lambda heard, _: _pass_on(heard, child))
     _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Lets this process hear a signal when the one that started it is killed; on Linux."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def _pass_on(number: int, child: int) -> None:

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import open_host_group
-from pretraining.processes.launchers import World
 from pretraining.processes.voting import find_greatest
 
 STARTED = time.monotonic()

@@ -27,11 +27,11 @@ from typing import Any
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption
 from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores
 from pretraining.processes.judge import Beat, Judge, LapTimer
-from pretraining.processes.launchers import World
 from pretraining.processes.meeting import uses_agent_store
 
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"

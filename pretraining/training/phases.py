@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.hashing import hash_key
+from data_prep.common.launchers import World
 from data_prep.common.progress import duration
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
@@ -18,7 +19,6 @@ from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import find_objective
-from pretraining.processes.launchers import World
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip

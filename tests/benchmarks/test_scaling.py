@@ -18,12 +18,12 @@ from support.shards import make_shards
 from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
 from benchmarks.scaling_report import SILENT, Note, conclude, draw, find_points, make_table, read_notes
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import World
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,10 @@ from support.training import records
 
 from cluster.jobs import JOBS
 from cluster.runs import find_runs
+from data_prep.common.codes import ENDED
 from data_prep.common.files import read_json
 from data_prep.common.toml_text import read_toml, toml_text
 from pretraining.checkpoint.record import RECIPE
-from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.skips import SKIPPED, Skip, write_skips
 

@@ -12,8 +12,8 @@ from support.training import records
 
 from cluster import jobs
 from cluster.jobs import Queue
+from data_prep.common.codes import ENDED
 from data_prep.common.files import write_json
-from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.skips import Skip, write_skips
 

@@ -18,9 +18,9 @@ from support.training import ENDLESS, Place, launch, records, stopped_at
 
 from cluster.jobs import JOBS
 from cluster.runs import find_runs
+from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE, finished_checkpoints
-from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
 
 pytest_plugins = ["support.run_fixtures"]

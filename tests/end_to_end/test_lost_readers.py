@@ -16,10 +16,10 @@ from support.finetuning import Toy
 from support.processes import ROOT, Run, start, wait_for
 from support.training import COMMAND, LONG, Place, assert_same, assert_well, records, train
 
+from data_prep.common.codes import ENDED, Code
 from data_prep.common.files import read_json
 from data_prep.shards import WORK
 from pretraining.checkpoint.record import finished_checkpoints
-from pretraining.processes.codes import ENDED, Code
 
 RUN_TASK, SHARD = ROOT / "finetuning" / "run_task.py", ROOT / "data_prep" / "shard.py"
 

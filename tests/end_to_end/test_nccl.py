@@ -12,12 +12,12 @@ from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
 from support.training import connect_ranks
 
+from data_prep.common.launchers import World
 from pretraining.engine.partition import find_flat_tensors
 from pretraining.model.bert import Bert
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import Losses
 from pretraining.processes.group import disconnect
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control, Decision
 from pretraining.reporting import meter as meter_module
 from pretraining.reporting.meter import Meter

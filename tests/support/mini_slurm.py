@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 from support.processes import LAUNCHERS, wait_for
 
-from pretraining.processes.outliving import end_with_parent
+from data_prep.common.supervision import end_with_parent
 
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from support.processes import Done
 
+from data_prep.common.launchers import World, find_world
 from pretraining.processes.ending import Code, Ending, exit_now
 from pretraining.processes.group import choose_device, connect, disconnect
-from pretraining.processes.launchers import World, find_world
 
 
 def take_part(work: Callable[[World], None], patience: float = 300.0, run: Path | None = None) -> None:

@@ -16,9 +16,9 @@ from rich.console import Console
 from cluster.jobs import JOBS, Queue, read_notes
 from cluster.panels import panel
 from cluster.runs import RunStatus, read_run
+from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE
-from pretraining.processes.codes import ENDED
 from pretraining.reporting.metrics_file import METRICS
 
 Look = Callable[..., str]

@@ -83,8 +83,8 @@ class Place:
 
 def connect_ranks() -> None:
     """Joins this process to the other ranks that a test has started."""
+    from data_prep.common.launchers import find_world
     from pretraining.processes.group import connect
-    from pretraining.processes.launchers import find_world
 
     connect(find_world(os.environ), torch.device("cpu"))
 

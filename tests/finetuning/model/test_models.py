@@ -23,6 +23,7 @@ from support.website import Site
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.models import find_model, in_order_of, newest_export
 from pretraining.checkpoint.reading import load_checkpoint
@@ -30,7 +31,6 @@ from pretraining.checkpoint.record import all_checkpoints, read_record, write_re
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
 from pretraining.huggingface.verify import probe
 from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.launchers import World
 
 pytest_plugins = ["support.website_fixtures"]
 

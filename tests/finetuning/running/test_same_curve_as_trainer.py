@@ -22,6 +22,7 @@ from support.transformers_models import SHAPE
 from torch import Tensor
 
 from data_prep.common.arrays import Array
+from data_prep.common.launchers import World
 from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch
 from finetuning.ragged import Ragged
@@ -34,7 +35,6 @@ from pretraining.huggingface.folders import read_fine_tuned
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.context import Context
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.finetuning import Toy
 
+from data_prep.common.launchers import World
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.session import sharing
@@ -18,7 +19,6 @@ from finetuning.session.sharing import Sharing, memory_of_run, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from pretraining.model.shape import Shape
-from pretraining.processes.launchers import World
 
 CPU = torch.device("cpu")
 GB = 1e9

@@ -17,6 +17,7 @@ from support.processes import spawn
 
 from data_prep.common.errors import DamageError
 from data_prep.common.files import FileRecord
+from data_prep.common.launchers import find_world
 from pretraining.checkpoint import reading
 from pretraining.checkpoint.reading import StoredTensors, read_weights_together
 from pretraining.checkpoint.record import WEIGHT, CheckpointRecord, MadeBy, write_record
@@ -25,7 +26,6 @@ from pretraining.config.settings import Checkpoints
 from pretraining.model.shape import Shape
 from pretraining.processes.errors import SharedError
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_world
 
 RANKS, NUMBERS = 64, 64 * 10
 SIZES = {"layer.weight": torch.Size([NUMBERS])}

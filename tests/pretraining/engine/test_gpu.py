@@ -19,6 +19,7 @@ from support.pretraining_reference import SMALL, gradients, mean_loss, random_ba
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
@@ -29,7 +30,6 @@ from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.steps.lamb import lamb_updates
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import World
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
@@ -147,7 +147,7 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import World
+from data_prep.common.launchers import World
 
 device, dtype, optimizer = torch.device(sys.argv[1], 0), sys.argv[2], sys.argv[3]
 precision, compute = Precision(dtype=dtype, loss_scale_power=8), Compute(deterministic=True)

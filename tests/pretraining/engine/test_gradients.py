@@ -16,13 +16,13 @@ from support.processes import spawn
 from support.training import connect_ranks
 from torch import Tensor, nn
 
+from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine import gradients as gradients
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.gradients import Bucket, make_buckets
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import World
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
 

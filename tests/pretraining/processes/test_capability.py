@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes.capability import require_code
 from pretraining.processes.group import choose_device
-from pretraining.processes.launchers import World
 
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pretraining.processes.codes import MEANINGS, Code, explained
+from data_prep.common.codes import MEANINGS, Code, explained
 
 
 @pytest.mark.parametrize(

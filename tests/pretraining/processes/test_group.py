@@ -16,10 +16,10 @@ from support.processes import ROOT, free_port, run_launcher, spawn
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World, find_world
 from pretraining.processes import group, meeting
 from pretraining.processes.ending import Code, Ending, exit_now
 from pretraining.processes.group import agree, choose_device, connect, default_threads, disconnect, shared_errors
-from pretraining.processes.launchers import World, find_world
 from pretraining.processes.watchdog import Watch
 
 # Devices and threads

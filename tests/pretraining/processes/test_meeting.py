@@ -16,9 +16,9 @@ import torch.distributed as dist
 from support.processes import spawn
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World, find_world
 from pretraining.processes import meeting
 from pretraining.processes.group import connect, disconnect, open_stores
-from pretraining.processes.launchers import World, find_world
 from pretraining.processes.meeting import LOOKS_A_SECOND, ask_rank_0
 from pretraining.processes.network import find_interface
 

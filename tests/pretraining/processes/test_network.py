@@ -12,9 +12,9 @@ from support.processes import spawn
 from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes import network
 from pretraining.processes.ending import Code
-from pretraining.processes.launchers import World
 from pretraining.processes.network import Route, find_interface
 
 FIRST = World(0, 2, 0, 1, address="node0", port=29500)

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from data_prep.common.errors import UserError
+from data_prep.common.launchers import World
 from pretraining.processes import stopping
-from pretraining.processes.launchers import World
 from pretraining.processes.stopping import STOPPING, Control, Decision, EndAtOnce, time_limit
 
 TraceFunction = Callable[[FrameType, str, Any], Any]

@@ -13,8 +13,8 @@ import torch
 from support.processes import spawn
 from torch import Tensor
 
+from data_prep.common.launchers import find_world
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_world
 from pretraining.processes.voting import find_greatest
 
 

@@ -16,10 +16,10 @@ from support.ranks import expect_end, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from data_prep.common.launchers import World
 from pretraining.processes import watchdog
 from pretraining.processes.ending import ENDED, STACKS, Code
 from pretraining.processes.group import gather
-from pretraining.processes.launchers import World
 from pretraining.processes.watchdog import Watch
 
 WHY = "its own output or its machine's log says why\n"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from support.processes import spawn
 
+from data_prep.common.launchers import find_world
 from pretraining.objectives.declaration import COUNTS, figures_of
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses, MaskedLosses
 from pretraining.processes.group import connect, disconnect
-from pretraining.processes.launchers import find_world
 from pretraining.reporting import meter as metrics
 from pretraining.reporting.hardware import peak_memory
 from pretraining.reporting.meter import Meter, Speed, Stopwatch

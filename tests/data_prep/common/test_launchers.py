@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
 
+import pytest
+from support.processes import ROOT
+
+from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from pretraining.processes.launchers import World, expand_tasks, find_world, first_node, missing_tasks
+from data_prep.common.launchers import World, expand_tasks, find_world, first_node, missing_tasks
 
 TORCHRUN = {
     "RANK": "3",
@@ -167,3 +173,11 @@ def test_tasks_per_node() -> None:
     assert expand_tasks("2") == [2]
     with pytest.raises(UserError, match="not understood"):
         expand_tasks("many")
+
+
+@pytest.mark.parametrize("wrong", [{"PMI_SIZE": "foo"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}])
+def test_preparation_names_a_variable_that_is_no_number(wrong: dict[str, str]) -> None:
+    command = [sys.executable, "data_prep/shard.py", "--docs", "anything"]
+    said = subprocess.run(command, env=os.environ | wrong, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode == Code.CURE
+    assert said.stderr.startswith(f"error: {[*wrong][-1]}=")

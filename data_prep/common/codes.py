@@ -1,7 +1,4 @@
-"""What a process of a run ends with, and the file in which a run says so; whoever only looks at runs reads these alone.
-
-`ending.py` ends processes with them.
-"""
+"""What a process ends with, and the file in which a run says so; whoever only looks at runs reads these alone."""
 
 from __future__ import annotations
 
