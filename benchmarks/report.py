@@ -22,38 +22,48 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from datetime import date
 from typing import Any
 
+import jinja2
 import tyro
 
+from benchmarks.charts import embedded, lines, ratio_bars
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, mistakes_told, read_results
-from benchmarks.svg import curves
-from benchmarks.tables import SHORT, Block, Results, blocks_of, matrix, middle
+from benchmarks.published import read_published
+from benchmarks.scaling_report import plot
+from benchmarks.tables import (
+    APART,
+    Results,
+    Table,
+    cell,
+    contest_name,
+    contests_of,
+    in_full,
+    matrix,
+    middle,
+    shortly,
+    times,
+)
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-PUBLISHED = Path(__file__).parent / "published.toml"
+TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md"))
-ORDER = ("throughput", "scaling", "inference", "preparation", "finetuning", "downstream")  # the others come after
+TITLES = {
+    "throughput": "Steps of pre-training",
+    "scaling": "Several processes",
+    "finetuning": "Fine-tuning",
+    "inference": "Answers of a fine-tuned model",
+    "preparation": "Preparing text",
+    "parts": "Preparing large texts",
+    "cleanliness": "Text of MediaWiki dumps",
+    "calibration": "The planner's model of costs",
+}
+"""What the page calls the benchmarks, in its order; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 PLACES = 300  # of a loss curve that are drawn
-STYLE = """
-:root{color-scheme:light dark} a{color:LinkText} nav a{margin-right:.8rem}
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:1100px;background:Canvas;color:CanvasText}
-h1{font-size:1.6rem} h2{border-top:1px solid #8886;padding-top:1rem;margin-top:2rem} h4{margin:1.2rem 0 .4rem}
-.box{overflow-x:auto;margin:.8rem 0} table{border-collapse:collapse;font-size:.86rem}
-th,td{padding:.25rem .6rem;text-align:left;border-bottom:1px solid #8884;vertical-align:top} th{min-width:4.5rem}
-td{white-space:nowrap;font-variant-numeric:tabular-nums}
-svg{display:block;overflow:visible;width:100%;max-width:540px;height:auto;font:12px system-ui,sans-serif}
-svg text{fill:currentColor}
-"""
 
 
 @dataclass(frozen=True)
@@ -71,19 +81,33 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one file of results says: a chart, what matters first, and the rest, which is folded away."""
+
+    title: str = ""
+    tables: Sequence[Table] = ()
+    chart: str = ""
+    full: Sequence[Table] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of the page."""
 
     title: str
-    note: str
-    blocks: Sequence[Block]
+    parts: Sequence[Part]
+    note: str = ""
 
-    def html(self) -> str:
-        begin = f'<h2 id="{escape(self.title)}">{escape(self.title)}</h2><p>{escape(self.note)}</p>'
-        return begin + "".join(block.html() for block in self.blocks)
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
     def markdown(self) -> str:
-        return "\n\n".join(filter(None, [f"## {self.title}", self.note, *(block.markdown() for block in self.blocks)]))
+        told = [f"## {self.title}", self.note]
+        for part in self.parts:
+            told += [f"### {part.title}" * bool(part.title), *(each.markdown() for each in (*part.tables, *part.full))]
+        return "\n\n".join(filter(None, told))
 
 
 def read_all(folder: Path) -> dict[str, Results]:
@@ -101,27 +125,71 @@ def read_all(folder: Path) -> dict[str, Results]:
         raise UserError(
             f"{folder}: has no results for a page; first run python benchmarks/throughput.py, or give --results"
         )
-    rank = {name: number for number, name in enumerate(ORDER)}
-    return dict(sorted(found.items(), key=lambda item: (rank.get(item[1]["benchmark"], len(ORDER)), item[0])))
+    return found
 
 
 def machine(environment: Mapping[str, Any]) -> str:
     """The hardware of results, and their day, as a line."""
     sets = ", ".join(environment.get("instruction_sets", [])) or "instruction sets unknown"
     processor = f"{environment.get('cores', '?')} cores of {environment.get('processor', 'an unknown kind')} ({sets})"
-    return ", ".join(filter(None, (environment.get("gpu"), processor, environment.get("date"))))
+    return ", ".join(filter(None, (environment.get("gpu"), processor, day(environment.get("date", "")))))
+
+
+def day(written: str) -> str:
+    """A date as people write it; as it stands where it is none."""
+    try:
+        found = date.fromisoformat(written)
+    except ValueError:
+        return written
+    return f"{found.day} {found:%B %Y}"
 
 
 def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Section]:
     """All parts of the page."""
+    yield Section("Summary", [Part(tables=[summary(results)])])
     if run is not None:
         yield run_section(run)
-    for name, found in results.items():
-        yield Section(name, f"On {machine(found['environment'])}.", blocks_of(found))
-    if PUBLISHED.exists():
-        yield published(tomllib.loads(PUBLISHED.read_text(encoding="utf-8")), results)
+    for benchmark in dict.fromkeys([*TITLES, *(found["benchmark"] for found in results.values())]):
+        if parts := [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]:
+            yield Section(TITLES.get(benchmark, benchmark), parts)
+    yield published(read_published(), results)
     machines = [{"results": name, **found["environment"]} for name, found in results.items()]
-    yield Section("Environment", "Where each was measured, and by which command.", [matrix("", machines)])
+    yield Section("Machines", [Part(full=[matrix("", machines)], source="their environments")])
+
+
+def summary(results: Mapping[str, Results]) -> Table:
+    """From how many to how many times as fast as each peer we are in all contests, by the kind of hardware."""
+    ratios: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for benchmark, title in TITLES.items():
+        for found in (each for each in results.values() if each["benchmark"] == benchmark):
+            for peer, ratio in ((peer, one) for each in all_contests(found) for peer, one in times(each).items()):
+                if ratio != APART:
+                    row = ratios.setdefault((title, peer), {})
+                    row.setdefault(str(found["environment"]["hardware"]), []).append(middle(ratio))
+    rows = []
+    for (title, peer), kinds in ratios.items():
+        ranges = {kind: " to ".join(dict.fromkeys(map(cell, (min(many), max(many))))) for kind, many in kinds.items()}
+        rows.append({"times as fast": title, "beside": peer, **ranges})
+    return matrix("", rows)
+
+
+def all_contests(found: Results) -> Iterator[Results]:
+    """The contests of all models of a file."""
+    for _, contests in contests_of(found):
+        yield from contests.values()
+
+
+def part_of(name: str, found: Results) -> Part:
+    """What a file of results says."""
+    ratios = {}
+    for model, contests in contests_of(found):
+        for title, each in contests.items():
+            if taken := {peer: ratio for peer, ratio in times(each).items() if ratio != APART}:
+                ratios[f"{model} {contest_name(title, each)}".strip()] = taken
+    chart = embedded(ratio_bars(ratios, "")) if ratios else ""
+    if found["benchmark"] == "scaling":
+        chart = embedded(plot(found["points"]))
+    return Part(machine(found["environment"]), list(shortly(found)), chart, list(in_full(found)), f"{name}.json")
 
 
 def run_section(folder: Path) -> Section:
@@ -131,9 +199,9 @@ def run_section(folder: Path) -> Section:
     losses = [(step, loss) for step, loss in curve if math.isfinite(loss)]
     if not losses:
         raise UserError(f"{folder}: has no losses in {METRICS}; give the folder of a run, the --out of train.py")
-    drawn = Block("", svg=curves({"training": losses}, "training loss", "step", "loss"))
-    newest = newest_records(path, ("step", "evaluation")).values()
-    return Section(f"Run {folder.resolve().name}", "", [drawn, *(matrix("", [record]) for record in newest)])
+    newest = [matrix("", [record]) for record in newest_records(path, ("step", "evaluation")).values()]
+    chart = embedded(lines({"training": losses}, "step", "loss"))
+    return Section(f"Run {folder.resolve().name}", [Part(tables=newest, chart=chart)])
 
 
 def published(content: Mapping[str, Any], results: Mapping[str, Results]) -> Section:
@@ -154,28 +222,17 @@ def published(content: Mapping[str, Any], results: Mapping[str, Results]) -> Sec
         rows.append({"model": f"{row['model']} at {row['length']}", **devices, **speeds, "source": row["source"]})
         if row["length"] == 128 and "run" in row:
             series.setdefault(row["run"], []).append((row["gpus"], speed / row["gpus"]))
-    drawn = curves({name: line for name, line in series.items() if len(line) > 1}, "published", "GPUs", "", log=True)
-    times = [{name: row[name] for name in ("gpus", "gpu", "software", "hours", "source")} for row in content["hours"]]
-    blocks = [
-        Block("sequences/s of each GPU, large at 128", svg=drawn),
-        matrix("", rows),
-        matrix("Hours to train", times),
-    ]
-    return Section("Published", "What ran elsewhere took no turns with ours, so there are no ratios.", blocks)
+    several = {name: line for name, line in series.items() if len(line) > 1}
+    chart = embedded(lines(several, "GPUs", "sequences/s of each GPU, large at 128", log=True)) if several else ""
+    hours = [{name: row[name] for name in ("gpus", "gpu", "software", "hours", "source")} for row in content["hours"]]
+    parts = [Part(chart=chart, tables=[matrix("Hours to train", hours)], full=[matrix("", rows)], source="throughput")]
+    return Section("Published by others", parts, "What ran elsewhere took no turns with ours, so there are no ratios.")
 
 
 def page(parts: Sequence[Section]) -> str:
     """The whole page: no script, and nothing that lies elsewhere."""
-    links = " ".join(f'<a href="#{escape(each.title)}">{escape(each.title)}</a>' for each in parts)
-    told = (
-        f"Made at commit {commit() or 'unknown'}. A ratio is of sides that took turns in one run: the median of rounds."
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Cloze: measurements</title>'
-        f"<style>{STYLE}</style></head><body><h1>Cloze: measurements</h1><p>{escape(told)}</p><nav>{links}</nav>"
-        f"{''.join(each.html() for each in parts)}</body></html>\n"
-    )
+    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True, keep_trailing_newline=True)
+    return str(template.render(sections=parts, commit=commit() or "unknown", today=day(date.today().isoformat())))
 
 
 def rewritten(text: str, results: Mapping[str, Results]) -> str:
@@ -186,7 +243,7 @@ def rewritten(text: str, results: Mapping[str, Results]) -> str:
         for name, found in results.items():
             if found["benchmark"] == match[2]:
                 parts.append(f"{machine(found['environment'])} (`{name}.json`):")
-                parts += filter(None, (block.markdown() for block in SHORT[match[2]](found)))
+                parts += filter(None, (table.markdown() for table in shortly(found)))
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)

@@ -1,4 +1,4 @@
-"""What launches of scaling.py have found: points with their efficiency, a table, bars, a plot, and a JSON."""
+"""What launches of scaling.py have found: points with their efficiency, a table, a plot, and a JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,10 @@ from rich.table import Table
 from benchmarks.measure import Turns, record, results_file, spread, write_results
 from benchmarks.tables import cell
 from data_prep.common.errors import UserError
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SILENT = "seconds_without_communication"
 BAR = 30
@@ -63,7 +67,7 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     on_gpu = notes[0].device == "cuda"
     path = out or results_file("scaling", on_gpu)
     path = write_results(path, record("scaling", ["torch", "deepspeed"], found, on_gpu))
-    draw(points, path.with_suffix(".png"))
+    save(plot(points), path.with_suffix(".png"))
     console.print(make_table(points))
     console.print(f"{conclude(points)}; kept in {path} and {path.with_suffix('.png')}")
 
@@ -147,29 +151,25 @@ def conclude(points: Sequence[Mapping[str, Any]]) -> str:
     return f"efficiency by {unit}: {'; '.join(told)}"
 
 
-def draw(points: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A plot of the speed by the number of processes: as measured, without communication, and as it would grow."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="compressed")
-    FigureCanvasAgg(figure)
+def plot(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """The speed by the number of processes: as measured, without communication, and as it would grow."""
+    figure = new_figure(3.6)
     for axes, (kind, of_kind) in zip(figure.subplots(1, 2), curves(points).items(), strict=False):
         processes = [point["processes"] for point in of_kind]
         speeds = [
             [point["sequences_per_second"][name] for point in of_kind] for name in ("median", "lowest", "highest")
         ]
         each = speeds[0][0] / processes[0]
-        axes.plot(processes, [each * count for count in processes], ":", color="gray", label="in proportion")
+        axes.plot(processes, [each * count for count in processes], ":", color=GREY, label="in proportion")
         if all(point["ideal"] for point in of_kind):
             ideal = [each * point["processes"] * point["ideal"]["median"] for point in of_kind]
-            axes.plot(processes, ideal, "--", color="tab:blue", label="without communication")
-        axes.plot(processes, speeds[0], "o-", color="tab:orange", label="measured")
-        axes.fill_between(processes, speeds[1], speeds[2], color="tab:orange", alpha=0.25, linewidth=0)
+            axes.plot(processes, ideal, "--", color=BLUE, label="without communication")
+        axes.plot(processes, speeds[0], "o-", color=ORANGE, label="measured")
+        axes.fill_between(processes, speeds[1], speeds[2], color=ORANGE, alpha=0.25, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(processes, [str(count) for count in processes])
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set(title=f"{kind} scaling", xlabel="processes", ylabel="sequences a second")
         axes.legend()
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    return figure

@@ -16,7 +16,7 @@ from conftest import ROOT
 from support.shards import make_shards
 
 from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
-from benchmarks.scaling_report import SILENT, Note, conclude, draw, find_points, make_table, read_notes
+from benchmarks.scaling_report import SILENT, Note, conclude, find_points, make_table, plot, read_notes
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -24,6 +24,7 @@ from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import connect, disconnect
+from pretraining.reporting.figures import save
 
 CPU = torch.device("cpu")
 
@@ -68,7 +69,7 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Pa
     ] * 2
     assert points[0]["communication"] == 0
     assert [*make_table(points).columns[-2].cells] == ["0%", "–", "0%", "–"]
-    draw(points, tmp_path / "plot.png")
+    save(plot(points), tmp_path / "plot.png")
 
 
 def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:
