@@ -36,12 +36,11 @@ prepare_process()
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import alternate, mistakes_told, read_results, record, results_file, when, write_results
+from benchmarks.measure import Keeper, alternate, results_file, run_command, when
 from benchmarks.peaks import measure_peak
 from benchmarks.sides import Kind, Side, open_sides
 from data_prep.common.capacity import num_cores
@@ -268,32 +267,21 @@ def link_of(seconds: float, device: Device) -> float:
     return exchanged / max(left, 1e-3 * seconds)
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Calibration, args=arguments, prog="calibration.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    path = settings.out or results_file("planner", with_gpu=False)
-    results = read_results(path) if settings.only and path.exists() else {}
-    results = {key: value for key, value in results.items() if key in ("steps", "memory")}
+def run(settings: Calibration, console: Console) -> None:
+    """Measures, and keeps what the file has of what was not asked for."""
+    out = settings.out or results_file("planner", with_gpu=False)
+    keeper = Keeper("calibration", ["torch", "deepspeed"], out, with_gpu=False)
+    results = keeper.earlier if settings.only else {}
     if settings.only != "memory":
         found = measure_steps((*KNOWN, *TESTED, JOINING), settings.rounds, console)
         devices, link, rows = foretell(found, (*KNOWN, *TESTED))
         print_steps(rows, console)
         named = {side: asdict(device) for side, device in devices.items()}
-        results["steps"] = {
-            "dtype": DTYPE,
-            "memory_bytes": total_memory(CPU),
-            "link": link,
-            "devices": named,
-            "rows": rows,
-            **when(),
-        }
+        machine = {"dtype": DTYPE, "memory_bytes": total_memory(CPU), "link": link, "devices": named}
+        results["steps"] = {**machine, "rows": rows, **when()}
     if settings.only != "steps":
         results["memory"] = {"rows": measure_memory(console), **when()}
-    console.print(
-        f"kept in {write_results(path, record('calibration', ['torch', 'deepspeed'], results, with_gpu=False))}"
-    )
-    return 0
+    console.print(f"kept in {keeper.keep(results)}")
 
 
 def print_steps(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -307,5 +295,4 @@ def print_steps(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Calibration, run)

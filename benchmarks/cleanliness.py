@@ -26,15 +26,14 @@ import subprocess
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import DATA, ROOT, mistakes_told, record, results_file, write_results
+from benchmarks.measure import DATA, ROOT, Keeper, run_command
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Options, Problems
@@ -212,27 +211,19 @@ def table(found: dict[str, Any]) -> Table:
     return shown
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Cleanliness, args=arguments, prog="cleanliness.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    with mistakes_told():
-        dumps = sorted(path for path in settings.data.glob("*.xml*") if path.suffix in (".xml", ".bz2"))
-        if not dumps:
-            raise UserError(f"{settings.data} has no .xml or .xml.bz2; give --data a folder with dumps")
-        if settings.before:
-            with checkout(settings.before) as tree:
-                trees = {"before": tree, "now": ROOT}
-                found = {dump.name: measure(dump, settings, trees) for dump in dumps}
-        else:
-            found = {dump.name: measure(dump, settings, {"now": ROOT}) for dump in dumps}
-        console.print(table(found))
-        told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
-        results = record("cleanliness", [], told, with_gpu=False)
-        kept = write_results(settings.out or results_file("cleanliness", with_gpu=False), results)
-        console.print(f"kept in {kept}", markup=False)
-    return 0
+def run(settings: Cleanliness, console: Console) -> None:
+    """Measures all dumps, and keeps what is found."""
+    dumps = sorted(path for path in settings.data.glob("*.xml*") if path.suffix in (".xml", ".bz2"))
+    if not dumps:
+        raise UserError(f"{settings.data} has no .xml or .xml.bz2; give --data a folder with dumps")
+    with ExitStack() as stack:
+        trees = {"before": stack.enter_context(checkout(settings.before))} if settings.before else {}
+        found = {dump.name: measure(dump, settings, {**trees, "now": ROOT}) for dump in dumps}
+    console.print(table(found))
+    told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
+    kept = Keeper("cleanliness", [], settings.out, with_gpu=False).keep(told)
+    console.print(f"kept in {kept}", markup=False)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(Cleanliness, run)

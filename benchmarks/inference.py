@@ -30,27 +30,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from benchmarks.measure import (
-    DATA,
-    Turns,
-    leave_own_folder,
-    mistakes_told,
-    read_results,
-    record,
-    results_file,
-    spread,
-    when,
-    write_results,
-)
-
-leave_own_folder()
-
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.answerers import CORES, KINDS, OURS, Answers, Request
+from benchmarks.measure import (
+    DATA,
+    Keeper,
+    Turns,
+    run_command,
+    spread,
+    when,
+)
 from benchmarks.peer import demo_sentences, find_words
 from benchmarks.sides import Side, SideFailedError, open_sides
 from data_prep.common.arrays import Array
@@ -285,8 +277,8 @@ def measure(settings: Inference, console: Console) -> None:
         raise UserError("--rounds, --sentences, --batches and --mixed: at least 1")
     vocabulary = read_vocabulary(settings.model) if settings.model else find_words(settings.data)
     (source, texts), cutter = read_sentences(settings, console), Cutter(vocabulary)
-    path = settings.out or results_file("inference")
-    models: dict[str, Any] = read_results(path).get("models", {}) if path.exists() else {}
+    keeper = Keeper("inference", ["torch", "transformers", "onnxruntime"], settings.out)
+    models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.name] if settings.model else settings.sizes:
             own = Path(place) / size
@@ -301,18 +293,8 @@ def measure(settings: Inference, console: Console) -> None:
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
                     console.print(table(f"{size}: {contest.name}", found[contest.name]))
-            libraries = ["torch", "transformers", "onnxruntime"]
-            kept = record("inference", libraries, {"threads": CORES, "models": models})
-            console.print(f"kept in {write_results(path, kept)}")
-
-
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Inference, args=arguments, prog="inference.py", config=(tyro.conf.FlagCreatePairsOff,))
-    measure(settings, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
-    return 0
+            console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Inference, measure)

@@ -14,12 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
+
+import tyro
+from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, replacing
+from data_prep.common.terminal import open_console
+
+Settings = TypeVar("Settings")
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -38,12 +45,6 @@ INSTRUCTION_SETS = {
     "asimd": "neon",
 }
 """What decides how fast a processor multiplies, the fastest first: as Linux calls it, and as we do."""
-
-
-def leave_own_folder() -> None:
-    """Takes this folder off the path of a script: finetuning.py would hide the package of that name."""
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,6 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int 
             if number >= warm_up:
                 seconds[name].append(time.perf_counter() - start)
     return Turns(seconds)
-
-
-def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:
-    """The median over the rounds of first / second."""
-    return statistics.median(a / b for a, b in zip(first, second, strict=True))
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
@@ -213,12 +209,22 @@ def _sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tu
             yield from _sides(each, (*place, name))
 
 
-def kept_before(path: Path, name: str) -> dict[str, Any]:
-    """The table of an earlier measurement, whose other entries stay; an empty one where there is none to go on from."""
-    try:
-        return dict(read_results(path).get(name, {})) if path.exists() else {}
-    except UserError:
-        return {}
+class Keeper:
+    """The file of a benchmark's numbers, which has what is found as soon as it is found: all of it takes minutes."""
+
+    def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
+        self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
+        self.path = out or results_file(benchmark, with_gpu)
+
+    @cached_property
+    def earlier(self) -> dict[str, Any]:
+        """What the file has of earlier runs; UserError where it is none of ours."""
+        found = read_results(self.path) if self.path.is_file() else {}
+        return {name: each for name, each in found.items() if name not in ("format", "benchmark", "environment")}
+
+    def keep(self, found: Mapping[str, Any]) -> Path:
+        """Writes these numbers, and returns the file that has them now."""
+        return write_results(self.path, record(self._benchmark, self._libraries, found, self._with_gpu))
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -231,6 +237,16 @@ def read_results(path: Path) -> dict[str, Any]:
         given = found.get("format", "none") if isinstance(found, dict) else "none"
         raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; run its benchmark again")
     return found
+
+
+def run_command(
+    kind: type[Settings], do: Callable[[Settings, Console], int | None], words: Sequence[str] | None = None
+) -> NoReturn:
+    """Reads the command line of an entry, does what it says, and ends with its exit code."""
+    with mistakes_told():
+        program = Path(sys.argv[0]).name
+        settings = tyro.cli(kind, args=words, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
+        sys.exit(do(settings, open_console(soft_wrap=True)) or 0)
 
 
 @contextmanager

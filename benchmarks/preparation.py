@@ -30,12 +30,11 @@ from functools import partial
 from typing import Any
 
 import psutil
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.generators import Job, fast_tokenizer, lddl, original
-from benchmarks.measure import DATA, SHARD, alternate, mistakes_told, record, results_file, write_results
+from benchmarks.measure import DATA, SHARD, Keeper, alternate, run_command
 from benchmarks.parts import measure_parts
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
@@ -261,36 +260,34 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Preparation, args=arguments, prog="preparation.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+def run(settings: Preparation, console: Console) -> None:
+    """Measures what was asked for, and keeps it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with mistakes_told(), tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    name = "parts" if settings.parts else "preparation"
+    keeper = Keeper(name, [*LIBRARIES, "transformers"], settings.out, with_gpu=False)
+    with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
-        corpus = Corpus.find(settings.data, folder)
+        corpus = Corpus.find(settings.data, Path(place))
         if settings.parts:
             found = measure_parts(corpus.docs, corpus.vocabulary, settings.parts, console)
-            kept = write_results(
-                settings.out or results_file("parts", with_gpu=False), record("parts", [*LIBRARIES], found)
-            )
-            console.print(f"kept in {kept}", markup=False)
-            return 0
-        cutter, _ = fast_tokenizer(corpus.vocabulary)
-        console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
-        found = {"text": corpus.format, "cutter_of_lddl": cutter}
-        found["contests"] = contests(settings, corpus, folder, console)
-        if any(settings.growth_mb):
-            found["scaling"] = scaling(settings, corpus)
-            console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
-            found["growth"] = growth(settings, corpus, folder)
-            console.print(growth_table(found["growth"]))
-        results = record("preparation", [*LIBRARIES, "transformers"], found)
-        kept = write_results(settings.out or results_file("preparation", with_gpu=False), results)
-        console.print(f"kept in {kept}", markup=False)
-    return 0
+        else:
+            found = measure(settings, corpus, Path(place), console)
+        console.print(f"kept in {keeper.keep(found)}", markup=False)
+
+
+def measure(settings: Preparation, corpus: Corpus, folder: Path, console: Console) -> dict[str, Any]:
+    """All contests, and how a run grows with workers and with the text."""
+    cutter, _ = fast_tokenizer(corpus.vocabulary)
+    console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
+    found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
+    found["contests"] = contests(settings, corpus, folder, console)
+    if any(settings.growth_mb):
+        found["scaling"] = scaling(settings, corpus)
+        console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
+        found["growth"] = growth(settings, corpus, folder)
+        console.print(growth_table(found["growth"]))
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(Preparation, run)

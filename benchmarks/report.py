@@ -26,10 +26,10 @@ from datetime import date
 from typing import Any
 
 import jinja2
-import tyro
+from rich.console import Console
 
 from benchmarks.charts import embedded, lines, ratio_bars
-from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, mistakes_told, read_results
+from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, read_results, run_command
 from benchmarks.published import read_published
 from benchmarks.scaling_report import plot
 from benchmarks.tables import (
@@ -150,7 +150,8 @@ def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Secti
     if run is not None:
         yield run_section(run)
     for benchmark in dict.fromkeys([*TITLES, *(found["benchmark"] for found in results.values())]):
-        if parts := [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]:
+        parts = [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]
+        if parts:
             yield Section(TITLES.get(benchmark, benchmark), parts)
     yield published(read_published(), results)
     machines = [{"results": name, **found["environment"]} for name, found in results.items()]
@@ -184,7 +185,8 @@ def part_of(name: str, found: Results) -> Part:
     ratios = {}
     for model, contests in contests_of(found):
         for title, each in contests.items():
-            if taken := {peer: ratio for peer, ratio in times(each).items() if ratio != APART}:
+            taken = {peer: ratio for peer, ratio in times(each).items() if ratio != APART}
+            if taken:
                 ratios[f"{model} {contest_name(title, each)}".strip()] = taken
     chart = embedded(ratio_bars(ratios, "")) if ratios else ""
     if found["benchmark"] == "scaling":
@@ -249,9 +251,8 @@ def rewritten(text: str, results: Mapping[str, Results]) -> str:
     return MARKED.sub(tables, text)
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Report, args=arguments, prog="report.py", config=(tyro.conf.FlagCreatePairsOff,))
+def write(settings: Report, console: Console) -> None:
+    """Writes the page, or the tables of the documentation."""
     results = read_all(settings.results)
     if settings.docs:
         written = {path: rewritten(path.read_text(encoding="utf-8"), results) for path in PAGES}
@@ -263,10 +264,8 @@ def main(arguments: list[str]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content.encode())
-        print(f"written: {path}")
-    return 0
+        console.print(f"written: {path}", markup=False)
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Report, write)

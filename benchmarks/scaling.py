@@ -46,10 +46,7 @@ import torch.distributed as dist
 import tyro
 from rich.console import Console
 
-from benchmarks.measure import ROOT, SHARD, alternate, leave_own_folder, mistakes_told
-
-leave_own_folder()
-
+from benchmarks.measure import ROOT, SHARD, alternate, mistakes_told
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError

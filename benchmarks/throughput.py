@@ -31,29 +31,23 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contests import Contest, Ours, Theirs
 from benchmarks.measure import (
     DATA,
+    Keeper,
     Turns,
     alternate,
-    kept_before,
-    mistakes_told,
-    read_results,
-    record,
-    results_file,
+    run_command,
     spread,
     when,
-    write_results,
 )
 from benchmarks.peer import find_shards
 from benchmarks.sides import Kind, Side, SideShortError, open_sides
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from data_prep.common.terminal import open_console
 from data_prep.shards import Manifest
 from pretraining.config.settings import Dtype
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -63,7 +57,6 @@ from pretraining.objectives.declaration import num_parameters, step_flops
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
-NAME = "throughput"
 WARM_UP = 2
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
@@ -74,7 +67,6 @@ LIKELY_SHARE = 0.4
 BYTES_OF_A_PIECE = 80
 """That a side keeps for its backward pass, for each unit of each layer: in fp32 and padded, of which most is needed."""
 BAR = 24
-LIBRARIES = ("torch", "deepspeed", "transformers")
 
 SIDES = {
     "cloze": Kind(Ours),
@@ -297,10 +289,10 @@ def measure(settings: Throughput, console: Console) -> None:
     )
     shards = find_shards(settings.shards, settings.data, console.print)
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
-    path = settings.out or results_file(NAME, device.type == "cuda")
-    kept = read_results(path).get("contests", {}) if given and path.exists() else kept_before(path, "contests")
+    keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
+    kept = keeper.earlier.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
-    results = None
+    written = None
     for contest in given or usual(device, shards, console):
         smaller = contest if given else shrunk(contest, bench, matrix)
         if smaller != contest:
@@ -308,10 +300,8 @@ def measure(settings: Throughput, console: Console) -> None:
         smaller, found = run_smaller(smaller, bench)
         kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary_of(shards), **when()}
         print_contest(smaller, found, console)
-        results = record(NAME, LIBRARIES, {"ceilings": ceilings, "contests": kept}, device.type == "cuda")
-        results["environment"]["threads"] = torch.get_num_threads()
-        written = write_results(path, results)
-    if results is None:
+        written = keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
+    if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {written}")
 
@@ -321,13 +311,5 @@ def vocabulary_of(shards: Path) -> int:
     return Manifest.read(shards).vocabulary_size
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Throughput, args=arguments, prog="throughput.py", config=(tyro.conf.FlagCreatePairsOff,))
-    measure(settings, open_console(soft_wrap=True))
-    return 0
-
-
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Throughput, measure)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import NEEDED
-from benchmarks.measure import environment, mistakes_told, write_results
+from benchmarks.measure import environment, run_command, write_results
 from data_prep.common.errors import UserError
 
 MODULES = {"pytest-timeout": "pytest_timeout"}
@@ -52,15 +51,12 @@ def describe(dry: bool) -> dict[str, Any]:
     return found
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Machine, args=arguments, prog="machine.py", config=(tyro.conf.FlagCreatePairsOff,))
+def run(settings: Machine, console: Console) -> None:
+    """Says what is found, and keeps it."""
     found = describe(settings.dry)
     write_results(settings.out, found)
-    Console(highlight=False, soft_wrap=True).print("\n".join(f"{name}: {value}" for name, value in found.items()))
-    return 0
+    console.print("\n".join(f"{name}: {value}" for name, value in found.items()))
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Machine, run)

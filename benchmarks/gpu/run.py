@@ -26,13 +26,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.limits import run_limited
 from benchmarks.gpu.parts import FIRST, SETUP, Part, build_parts, choose
-from benchmarks.measure import FORMAT, RESULTS, mistakes_told, write_results
+from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -157,10 +156,8 @@ def keep(folder: Path) -> Path:
     return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Run, args=arguments, prog="run.py", config=(tyro.conf.FlagCreatePairsOff,))
-    console = Console(highlight=False, soft_wrap=True)
+def measure(settings: Run, console: Console) -> int:
+    """Runs the parts; returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that a part does not outlive this
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda heard, _: sys.exit(128 + heard))
@@ -188,5 +185,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Run, measure)

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import PREPARING
-from benchmarks.measure import DATA, mistakes_told, write_results
+from benchmarks.measure import DATA, run_command, write_results
 from benchmarks.peer import LENGTHS, make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST, Manifest
@@ -62,17 +61,13 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Shards, args=arguments, prog="shards.py")
-    console = Console(highlight=False, soft_wrap=True)
+def run(settings: Shards, console: Console) -> None:
+    """Makes the shards, and says what they are."""
     found = ensure_shards(settings.shards, settings.data)
     if settings.out is not None:
         write_results(settings.out, found)
     console.print(f"{settings.shards}: {found['mib']} MiB of shards with {found['vocabulary']:,} pieces of vocabulary")
-    return 0
 
 
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(Shards, run)

@@ -10,8 +10,8 @@ from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks.fine_tuners import InTurns, Some, Work
-from benchmarks.finetuning import Finetuning as Settings
-from benchmarks.finetuning import compete, run_contest, summarise
+from benchmarks.fine_tuning import FineTuningSpeed as Settings
+from benchmarks.fine_tuning import compete, run_contest, summarise
 from benchmarks.measure import Turns
 from benchmarks.trainer_peer import rows_of
 from finetuning.ragged import Ragged

@@ -58,7 +58,9 @@ def test_the_command_measures_and_keeps_what_it_found(tmp_path: Path) -> None:
 def test_mistakes_are_told_in_one_line(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = mistake_of(inference.main, [*SMALL, "--out", str(tmp_path / "out.json"), *words], capsys)
+    errors = mistake_of(
+        inference.Inference, inference.measure, [*SMALL, "--out", str(tmp_path / "out.json"), *words], capsys
+    )
     assert errors.startswith("error: ")
     assert told in errors
     assert len(errors.splitlines()) == 1

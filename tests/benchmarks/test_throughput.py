@@ -118,7 +118,7 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
 def test_a_users_mistake_is_told_in_one_line(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = mistake_of(throughput.main, words, capsys)
+    errors = mistake_of(throughput.Throughput, throughput.measure, words, capsys)
     assert errors.startswith("error: ")
     assert told in errors
     assert len(errors.splitlines()) == 1

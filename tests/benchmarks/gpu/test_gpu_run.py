@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 from conftest import ROOT
 
 from benchmarks.gpu import limits, run
 from benchmarks.gpu.parts import Part
 from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
+from data_prep.common.terminal import open_console
 
 GOOD = """
 import json, sys
@@ -47,7 +49,8 @@ def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, lea
             (tmp_path / f"{name}.py").write_text(script)
         parts = [Part(name, f"what {name} is", (f"{name}.py",)) for name in scripts]
         monkeypatch.setattr(run, "build_parts", lambda *_: parts)
-        return run.main(["--out", str(folder), *more])
+        settings = tyro.cli(run.Run, args=["--out", str(folder), *more], config=(tyro.conf.FlagCreatePairsOff,))
+        return run.measure(settings, open_console(soft_wrap=True))
 
     return start
 

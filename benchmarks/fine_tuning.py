@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures fine-tuning against transformers' Trainer: items a second in training and in prediction.
 
-    python benchmarks/finetuning.py
-    python benchmarks/finetuning.py --size base --steps 4 --contests sst2-padded squad-padded --numbers autocast
+    python benchmarks/fine_tuning.py
+    python benchmarks/fine_tuning.py --size base --steps 4 --contests sst2-padded squad-padded --numbers autocast
 
 Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
 of the demo corpus), as many in a batch, with dropout, the same AdamW and clipping. We pad nothing; the Trainer pads to
@@ -28,32 +28,23 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.measure import (
-    DATA,
-    Turns,
-    alternate,
-    leave_own_folder,
-    mistakes_told,
-    read_results,
-    record,
-    results_file,
-    when,
-    write_results,
-)
-
-leave_own_folder()
-
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fine_tuners import SQUAD, Work, ours, theirs
+from benchmarks.measure import (
+    DATA,
+    Keeper,
+    Turns,
+    alternate,
+    run_command,
+    when,
+)
 from benchmarks.peer import find_words, write_demo_task
 from benchmarks.sides import Kind, open_sides, prepared_environment
 from benchmarks.trainer_peer import Numbers
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from data_prep.common.terminal import open_console
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.model.shape import SIZES, Shape
@@ -74,7 +65,7 @@ GOALS = {"sst2-padded": 6.0, "cola-padded": 6.0, "squad-padded": 2.0, "sst2-dyna
 
 
 @dataclass(frozen=True)
-class Finetuning:
+class FineTuningSpeed:
     """Measures fine-tuning against transformers' Trainer."""
 
     model: Path | None = None
@@ -125,7 +116,7 @@ def missing() -> list[str]:
     return [name for name in ("transformers", "accelerate") if find_spec(name) is None]
 
 
-def run_contest(name: str, settings: Finetuning, work: Work) -> dict[str, Any]:
+def run_contest(name: str, settings: FineTuningSpeed, work: Work) -> dict[str, Any]:
     """Ours against the Trainer with all numbers, one after another."""
     width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
     several = settings.numbers[:1] if missing() else settings.numbers
@@ -145,11 +136,10 @@ def summarise(taken: Mapping[str, Turns], work: Work) -> dict[str, Any]:
     }
 
 
-def measure(settings: Finetuning, console: Console) -> None:
+def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    out, absent = settings.out or results_file("finetuning"), missing()
-    models = read_results(out).get("models", {}) if out.exists() else {}
-    libraries = ["torch", "deepspeed", "transformers", "accelerate"]
+    absent, keeper = missing(), Keeper("finetuning", ["torch", "deepspeed", "transformers", "accelerate"], settings.out)
+    models = keeper.earlier.get("models", {})
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")
     contests = find_contests(settings, console)
@@ -169,12 +159,12 @@ def measure(settings: Finetuning, console: Console) -> None:
                 work = replace(work, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
             found["contests"][name] = {**run_contest(contest, settings, work), **when()}
-            written = write_results(out, record("finetuning", libraries, {"models": models}))
+            written = keeper.keep({"models": models})
             console.print(table(model.name, {name: found["contests"][name]}))
     console.print(f"kept in {written}")
 
 
-def find_contests(settings: Finetuning, console: Console) -> Sequence[str]:
+def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
     """Those that were asked for, or all whose data is there: without any, those on the demo corpus."""
     known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
     there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
@@ -208,13 +198,5 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
     return [*("" if speed is None else f"{speed:,.0f}" for speed in speeds), f"{times['median']:.2f}" if times else ""]
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Finetuning, args=arguments, prog="finetuning.py", config=(tyro.conf.FlagCreatePairsOff,))
-    measure(settings, open_console())
-    return 0
-
-
 if __name__ == "__main__":
-    with mistakes_told():
-        sys.exit(main(sys.argv[1:]))
+    run_command(FineTuningSpeed, measure)
