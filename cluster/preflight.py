@@ -40,11 +40,11 @@ from cluster.health import LINK, Report
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing, write_json
 from data_prep.common.launchers import World, find_world
+from data_prep.common.reading import peek_device
 from data_prep.common.storage import patience
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
-from pretraining.config.reading import peek_device
 from pretraining.engine.precision import choose_dtype
 from pretraining.processes.ending import Code, Ending, Outcome, exit_now
 from pretraining.processes.group import choose_device, connect, default_threads, disconnect, gather

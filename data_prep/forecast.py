@@ -152,7 +152,7 @@ def measure(
         work = Path(place)
         (work / WORK).mkdir()
         rehearse(settings, len(given) if given else settings.vocab_size, work, console)
-        sample = Sample(work, replace(settings, docs=()), Costs())
+        sample = Sample(work, settings.model_copy(update={"docs": ()}), Costs())
         sample.read(bundles)
         sample.encode(given)
         for length in settings.lengths:

@@ -20,7 +20,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
@@ -128,7 +128,7 @@ class Pipeline:
         if not self.settings.vocab:
             return None
         given = find_vocabulary(self.settings.vocab, self.settings.cased)
-        self.settings = replace(self.settings, cased=given.cased)
+        self.settings = self.settings.model_copy(update={"cased": given.cased})
         return given
 
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
@@ -217,7 +217,9 @@ class Pipeline:
         chosen = selection.sift(tokens, lambda: sources_of_parts(documents))
         key, num_held_out = selection.split(chosen)
         tables = [*vocabulary_files, self._write_documents(documents, chosen)]
-        settings = replace(self.settings, docs=())  # whose names may be many, and every task has the settings
+        settings = self.settings.model_copy(
+            update={"docs": ()}
+        )  # whose names may be many, and every task has the settings
         lengths = [Length(length, self.folder, key, settings, len(vocabulary)) for length in settings.lengths]
         sets = [figures for length in lengths for figures in length.make(self.runner)]
         manifest = {

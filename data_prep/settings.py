@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
 import re
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pydantic import BeforeValidator, Field
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.languages import language_fault
+from data_prep.common.reading import Form, read_settings
+from data_prep.common.sections import Section, whole
+from data_prep.common.toml_text import Key
 
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -45,24 +40,37 @@ MaskedUnit = Literal["token", "whole-word"]
 Pairing = Literal["nsp", "none"]
 
 
-@dataclass(frozen=True)
-class Settings:
+def grouped(value: Any) -> Any:
+    """The values of a flag that may be given several times, grouped as on a command line; a file has one or a list."""
+    if isinstance(value, str | list):
+        return ((value,),) if isinstance(value, str) else (tuple(value),)
+    return value
+
+
+Several = tyro.conf.UseAppendAction[
+    Annotated[tuple[tuple[str, ...], ...], Field(strict=False), BeforeValidator(grouped)]
+]
+Whole = Annotated[int, BeforeValidator(whole)]
+File = Annotated[Path, Field(strict=False)]
+
+
+class Settings(Section):
     """Turns text into training shards: split into sentences, cut into pieces, paired, masked, shuffled.
 
     Restart it with the same command after any interruption; it goes on where it was.
     """
 
-    docs: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    docs: Several = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
-    out: Path | None = None
+    out: File | None = None
     """Output folder (default: data/<names of the sources>)."""
-    config: Path | None = None
+    config: File | None = None
     """TOML file with any of these settings; flags come before it."""
-    format: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    format: Several = ()
     """Format of the files, or of those of one source as NAME=FORMAT (default: found out for each file)."""
-    text_field: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    text_field: Several = ()
     """Field or column with the text, in JSON lines, Parquet and CSV, or NAME=FIELD for one source (default: text)."""
-    language: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    language: Several = ()
     """Language of the text, for the ends of sentences: a code such as de or zh, or NAME=CODE for one source (default:
     they end as in English)."""
     errors: Errors = "fail"
@@ -71,29 +79,29 @@ class Settings:
     """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
     drop_copies: bool = False
     """Leave out documents whose text an earlier document has, and count them."""
-    max_share: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    max_share: Several = ()
     """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
     random, and counted."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
-    extend: int = 0
+    extend: Whole = 0
     """With --vocab: add so many words of the text to it, those that it cuts most."""
-    vocab_size: int = 30522
+    vocab_size: Whole = 30522
     """Number of pieces of a vocabulary that is trained."""
     cased: bool = False
     """Keep case and accents."""
-    lengths: tuple[int, ...] = (128, 512)
+    lengths: Annotated[tuple[Whole, ...], Field(strict=False)] = (128, 512)
     """Lengths of the examples, one set of shards for each."""
-    duplicates: int = 5
+    duplicates: Whole = 5
     """How many times the text is masked anew, one set of shards for each."""
-    max_predictions: tuple[int, ...] = ()
+    max_predictions: Annotated[tuple[Whole, ...], Field(strict=False)] = ()
     """Most masked pieces of an example, one number for each length (default: 20 at 128, 80 at 512)."""
     masking: MaskedUnit = "token"
     """What is masked: single pieces, or all pieces of a word."""
     mask_rate: float = 0.15
     """Share of the pieces that is masked."""
-    mask_split: tuple[float, float, float] = (80, 10, 10)
+    mask_split: Annotated[tuple[float, float, float], Field(strict=False)] = (80, 10, 10)
     """Of the masked pieces, how many become [MASK], become a random piece, stay; in percent."""
     short_probability: float = 0.1
     """Share of the documents that are made into examples of a random, shorter length."""
@@ -103,11 +111,11 @@ class Settings:
     """Share of the documents held out for validation; at least one of them, unless 0."""
     shard_size: str = "64MB"
     """Size of a shard, about."""
-    workers: int | None = None
+    workers: Whole | None = None
     """Processes (default: one for each core, as far as memory goes); under mpirun or srun the ranks count instead."""
     check: bool = False
     """Say what a run will take, by a sample of the text: time, disk, tasks and files; make nothing."""
-    seed: int = 12345
+    seed: Whole = 12345
     """Seed of everything random."""
 
     @property
@@ -156,7 +164,7 @@ class Settings:
 
     def recorded(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
-        values = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_IN_THE_BYTES}
+        values = {name: value for name, value in self if name not in NOT_IN_THE_BYTES}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
@@ -216,69 +224,27 @@ def _defaults(arguments: list[str]) -> Settings:
             path = value if equals else next(iter(arguments[at + 1 :]), None)
     if path is None:
         return Settings()
-    settings = read_config(Path(path))
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     anew: dict[str, Any] = {name: () for name in REPEATED if f"--{name.replace('_', '-')}" in given}
-    return dataclasses.replace(settings, **anew)
+    return read_config(Path(path)).model_copy(update=anew)
 
 
 def read_config(path: Path) -> Settings:
     """Reads the settings of a TOML file, whose keys are the names of the flags, with - or _."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--config {path}: cannot be read: {error}") from error
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    values, faults = {}, []
-    for key, value in content.items():
-        name = key.replace("-", "_")
-        if name == "config":
-            faults.append(f"--config {path}: a file of settings cannot name another one")
-            continue
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            faults.append(f"--config {path}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-            continue
-        try:
-            values[name] = _typed(name, value)
-        except (TypeError, ValueError):
-            faults.append(f"--config {path}: {key} = {value!r}: not a value for this setting (see shard.py --help)")
-    if faults:
-        raise UserError("\n".join(faults))
-    return Settings(**values)
+    return read_settings(Form(Settings, flag="--config"), path, find_faults=lambda _: [], add=_name_as_flags)
 
 
-def _typed(name: str, value: Any) -> Any:
-    """Turns a value from TOML into the type of its setting; raises TypeError or ValueError where it is of another."""
-    if name in REPEATED:
-        return ((value,) if isinstance(value, str) else tuple(str(said) for said in value),)
-    if name == "out":
-        return Path(value)
-    default = {"workers": 1}.get(name, Settings.__dataclass_fields__[name].default)
-    if isinstance(default, bool) or isinstance(value, bool):
-        if type(default) is not type(value):
-            raise TypeError(name)
-        return value
-    if isinstance(default, tuple):
-        kind = float if name == "mask_split" else int
-        return tuple(_number(kind, number) for number in value)
-    if isinstance(default, int | float):
-        return _number(type(default), value)
-    if not isinstance(value, str if default is None else type(default)):
-        raise TypeError(name)
-    return value
-
-
-def _number(kind: type, value: Any) -> Any:
-    """Turns a number into this kind where it loses nothing by that; raises TypeError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
-        raise TypeError(value)
-    return kind(value)
+def _name_as_flags(raw: dict[str, Any]) -> dict[Key, str]:
+    """Writes the keys of a file as we do; returns what is wrong with them."""
+    given = {key.replace("-", "_"): value for key, value in raw.items()}
+    raw.clear()
+    raw |= {key: value for key, value in given.items() if key != "config"}
+    return {("config",): ": a file of settings cannot name another one"} if "config" in given else {}
 
 
 def find_faults(settings: Settings) -> list[str]:
     """Lists all settings that cannot be, with what they can be instead, so that a user corrects them in one go."""
-    checks = (_check_text, _check_lengths, _check_masking, _check_numbers, _check_choices)
+    checks = (_check_text, _check_lengths, _check_masking, _check_numbers, _check_size)
     return [message for check in checks for holds, message in check(settings) if not holds]
 
 
@@ -343,11 +309,8 @@ def _check_numbers(s: Settings) -> Checks:
     yield s.vocab_size >= 100, f"--vocab-size {s.vocab_size}: at least 100; 30522 is usual"
 
 
-def _check_choices(s: Settings) -> Checks:
-    """Checks what a TOML file may get wrong and a flag may not, and the size of a shard."""
-    for name, kind in (("errors", Errors), ("formulas", Formulas), ("masking", MaskedUnit), ("pairs", Pairing)):
-        value, choices = getattr(s, name), get_args(kind)
-        yield value in choices, f"--{name} {value}: one of {', '.join(choices)}"
+def _check_size(s: Settings) -> Checks:
+    """Checks the size of a shard."""
     try:
         yield 64_000 <= s.shard_bytes <= 10**9, f"--shard-size {s.shard_size}: from 64KB to 1GB"
     except ValueError:

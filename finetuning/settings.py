@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from data_prep.common.reading import Form, parse_overrides, read_settings
 from data_prep.common.sections import Count, Fraction, Positive, Section
 from pretraining.config.conflicts import find_computing_faults
-from pretraining.config.reading import Form, parse_overrides, read_settings
 from pretraining.config.schedule import Schedule
 from pretraining.config.settings import Checkpoints, Compute, Logging, Optimizer, Parallel, PositiveOrAuto, Precision
 

@@ -41,10 +41,10 @@ from rich.console import Console
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import locked
+from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
 from pretraining.config.overrides import FORM, load_recipe_and_data
-from pretraining.config.reading import peek, peek_device
 from pretraining.config.settings import Recipe
 from pretraining.planning.cures import check_fit
 from pretraining.planning.site import check_numbers, name_site, split_ranks

@@ -5,7 +5,6 @@ Without it every worker would compile the same functions at the same time, in th
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +68,7 @@ def _steps(folder: Path, settings: Settings, size: int) -> Iterator[None]:
     digests = np.array(map_batches(folder / tokens).get_batch(0)["digest"])  # a copy, as a run takes
     np.save(folder / HELD_OUT, choose_held_out(lambda: [digests], len(digests), 0.01, settings.seed))
     write_parts(folder, [(tokens, len(digests), 0)])
-    once = dataclasses.replace(settings, duplicates=1, docs=())
+    once = settings.model_copy(update={"duplicates": 1, "docs": ()})
     for length in settings.lengths:
         make_examples(ExamplesTask(folder, 0, length, "rehearsal", once, 0))
     yield

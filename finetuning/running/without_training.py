@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.model.heads import TaskModel
 from finetuning.model.models import Model
 from finetuning.running.outputs import Outputs, all_logits
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.config.reading import parse_overrides
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task

@@ -25,6 +25,7 @@ from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
 from data_prep.common.locks import locked
 from data_prep.common.progress import duration
+from data_prep.common.reading import peek_device
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.model.features import LAST_FOUR
@@ -51,7 +52,6 @@ from finetuning.session.sharing import memory_of_run, share_machine
 from finetuning.session.workers import BUSY, LOCK, Workers, taken, worker_number
 from finetuning.settings import FORM, FineTuning, load_settings
 from finetuning.tasks.task import Task
-from pretraining.config.reading import peek_device
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending

@@ -18,6 +18,7 @@ from pydantic import Field
 from data_prep.common.arrays import Array
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import absence
+from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
 from finetuning.files.splits import name_files
 from finetuning.files.tables import Table, read_table
@@ -35,7 +36,6 @@ from finetuning.tasks.sentences import (
     read_scores,
 )
 from finetuning.tasks.task import Task
-from pretraining.config.reading import Form, read_settings
 from pretraining.huggingface.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]

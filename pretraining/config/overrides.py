@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.common.errors import UserError
+from data_prep.common.reading import Form, no_additions, read_settings
 from data_prep.common.storage import patiently
 from data_prep.settings import SHORTEST
 from data_prep.shards import MANIFEST, Manifest
 from pretraining.config.base import KEY as BASE_MODEL
 from pretraining.config.base import FindShape, take_over
 from pretraining.config.conflicts import find_faults
-from pretraining.config.reading import Form, no_additions, read_settings
 from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import objectives
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from data_prep.common.sections import Section
 from data_prep.common.toml_text import toml_value
+from data_prep.common.wording import is_list, tables
 from pretraining.config.conflicts import OPEN
 from pretraining.config.settings import Recipe
-from pretraining.config.wording import is_list, tables
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
 MACHINE = 1 << 31

@@ -10,7 +10,7 @@ from support.sharding import run
 
 from data_prep import shard
 from data_prep.common.errors import UserError
-from data_prep.settings import Settings, find_faults, read_config
+from data_prep.settings import find_faults, read_config
 from data_prep.shards import Manifest, meant
 
 
@@ -45,7 +45,7 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
         (["--docs", "wiki", "--max-predictions", "20"], "one number for each of the 2 lengths"),
         (["--docs", "wiki", "--shard-size", "3 bananas"], "a number and a unit"),
         (["--docs", "wiki", "--validation", "1"], "--validation 1.0: a share from 0, below 1"),
-        (["--docs", "wiki", "--config", "nowhere.toml"], "--config nowhere.toml: cannot be read"),
+        (["--docs", "wiki", "--config", "nowhere.toml"], "--config nowhere.toml: no such file"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
@@ -68,8 +68,8 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(
     (tmp_path / "c.toml").write_text("lenghts = [128]\nmasking = 3\n")
     assert shard.main(["--config", str(tmp_path / "c.toml")]) == 2
     message = capfd.readouterr().err
-    assert "unknown key 'lenghts'; did you mean 'lengths'?" in message
-    assert "masking = 3: not a value for this setting" in message
+    assert "lenghts: unknown; did you mean lengths?" in message
+    assert 'masking = 3: one of "token", "whole-word"' in message
 
 
 def test_settings_that_mean_the_same_are_the_same(wiki: Path, tmp_path: Path) -> None:
@@ -121,4 +121,3 @@ def test_settings_that_earlier_versions_lacked_mean_what_they_did_then() -> None
     earlier = {"seed": 1, "language": None, "lengths": [128]}
     assert meant(earlier) == meant({**earlier, "extend": 0, "formulas": "drop"})
     assert meant(earlier) != meant({**earlier, "formulas": "word"})
-    assert find_faults(Settings(docs=(("x",),), formulas="keep"))[0].startswith("--formulas keep: one of")  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ import pytest
 from data_prep.common.errors import UserError
 from finetuning.settings import FORM, FineTuning, load_settings
 
-OURS = sorted(FORM.folder.glob("*.toml"))
+assert FORM.folder is not None
+RECIPES = FORM.folder
+OURS = sorted(RECIPES.glob("*.toml"))
 
 
 def faults(recipe: str | Path, *overrides: str) -> list[str]:
@@ -22,7 +24,7 @@ def faults(recipe: str | Path, *overrides: str) -> list[str]:
 def test_a_recipe_has_a_name_and_flags_change_it() -> None:
     words = "--search.learning_rates [1e-4,5e-5] --search.seeds=5 --optimizer.bias-correction false"
     settings = load_settings("glue", [*words.split(), "--features.layers", "sum-all"])
-    assert settings == load_settings(FORM.folder / "glue.toml", [*words.split(), "--features.layers=sum-all"])
+    assert settings == load_settings(RECIPES / "glue.toml", [*words.split(), "--features.layers=sum-all"])
     assert (settings.batch, settings.epochs, settings.length) == (32, 3.0, 128)
     assert settings.search.learning_rates == (1e-4, 5e-5)
     assert (settings.search.seeds, settings.optimizer.bias_correction) == (5, False)

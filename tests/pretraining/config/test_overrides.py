@@ -14,10 +14,10 @@ from support.recipes import PLAIN, faults, write_plain
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml, toml_text, toml_value
+from data_prep.common.wording import known_keys
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import LICENCE_HINT, Recipe
-from pretraining.config.wording import known_keys
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from data_prep.common.wording import known_keys
 from pretraining.config.reference import PAGE, reference, row, takes
 from pretraining.config.settings import Model, Optimizer, Parallel, Phase, Recipe
-from pretraining.config.wording import known_keys
 
 
 def test_the_page_is_up_to_date() -> None:

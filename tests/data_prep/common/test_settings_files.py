@@ -9,9 +9,9 @@ import pytest
 from pydantic import Field
 
 from data_prep.common.errors import UserError
+from data_prep.common.reading import Form, parse_value, read_settings
 from data_prep.common.sections import Positive, Section
-from pretraining.config.reading import Form, parse_value, read_settings
-from pretraining.config.wording import known_keys
+from data_prep.common.wording import known_keys
 
 
 class Dish(Section):
@@ -54,16 +54,16 @@ def read(form: Form[Menu], recipe: str, *words: str) -> Menu:
     return read_settings(form, Path(recipe), words, find_faults=too_hot)
 
 
-def test_a_recipe_of_any_kind_is_read_and_changed(form: Form[Menu]) -> None:
+def test_a_recipe_of_any_kind_is_read_and_changed(form: Form[Menu], tmp_path: Path) -> None:
     menu = read(form, "sunday", "--dishes.1.minutes", "60", "--guests=4")
     assert menu == Menu(guests=4, dishes=(Dish(name="soup"), Dish(name="roast", minutes=60)))
-    kept = form.folder / "kept.toml"
+    kept = tmp_path / "kept.toml"
     kept.write_text(menu.as_toml())
     assert read(form, str(kept)) == menu
 
 
-def test_its_faults_name_its_own_keys_and_flags(form: Form[Menu]) -> None:
-    (form.folder / "bad.toml").write_text("[[dishes]]\nminutes = 3\n[oven]\ndegrees = 300\n")
+def test_its_faults_name_its_own_keys_and_flags(form: Form[Menu], tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[[dishes]]\nminutes = 3\n[oven]\ndegrees = 300\n")
     with pytest.raises(UserError) as caught:
         read(form, "bad", "--guests", "0", "--minuts", "3", "--oven.degree", "3")
     assert str(caught.value).splitlines() == [

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
 from data_prep.common.toml_text import Key, dotted, read_toml, shown
-from pretraining.config.wording import explain
+from data_prep.common.wording import explain
 
 Settings = TypeVar("Settings", bound=Section)
 FOREIGN = "deepspeed"
@@ -34,8 +34,10 @@ class Form(Generic[Settings]):
 
     settings: type[Settings]
     """All that it can say."""
-    folder: Path
+    folder: Path | None = None
     """Where the recipes lie that come with the package, which are known by their bare names."""
+    flag: str = "--recipe"
+    """What the command line calls the file."""
     rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Settings that a value of the command line takes the place of, by the name of the value."""
     stand_ins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -72,7 +74,7 @@ def read_settings(
     `find_faults` lists what does not go together; `add` puts what the recipe leaves to others into what was read, and
     returns what is wrong with it.
     """
-    raw = read_file(find_recipe(path, form.folder))
+    raw = read_file(form, path)
     given, faults = parse_overrides(overrides)
     for override in given:
         if fault := put(raw, override, form.rivals):
@@ -96,8 +98,10 @@ def read_settings(
     return settings
 
 
-def find_recipe(path: Path, folder: Path) -> Path:
+def find_recipe(path: Path, folder: Path | None) -> Path:
     """The file of a recipe: one of this path, or one of the folder that is given by its bare name, such as `demo`."""
+    if folder is None:
+        return path
     ours = {own.stem: own for own in sorted(folder.glob("*.toml"))}
     if path.is_file() or len(path.parts) != 1 or path.suffix not in ("", ".toml"):
         return path
@@ -108,16 +112,17 @@ def find_recipe(path: Path, folder: Path) -> Path:
     raise UserError(f"--recipe {path}: no such file, and no recipe of this name{hint}\nthere is {', '.join(ours)}")
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(form: Form[Any], path: Path) -> dict[str, Any]:
     """What a file says, not checked yet."""
+    path = find_recipe(path, form.folder)
     try:
         return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.stem, [other.stem for other in path.parent.glob("*.toml")], 1)
         hint = f"; did you mean {path.parent / near[0]}.toml?" if near else ""
-        raise UserError(f"--recipe {path}: no such file{hint}") from None
+        raise UserError(f"{form.flag} {path}: no such file{hint}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"--recipe {path}: cannot be read: {error}") from error
+        raise UserError(f"{form.flag} {path}: cannot be read: {error}") from error
 
 
 def peek(form: Form[Any], path: Path | None, overrides: Sequence[str], *key: str) -> str | None:
@@ -127,7 +132,7 @@ def peek(form: Form[Any], path: Path | None, overrides: Sequence[str], *key: str
     Whatever is wrong with the recipe `read_settings` tells.
     """
     with suppress(UserError, KeyError, TypeError):
-        raw: Any = {} if path is None else read_file(find_recipe(path, form.folder))
+        raw: Any = {} if path is None else read_file(form, path)
         for override in parse_overrides(overrides)[0]:
             put(raw, override, form.rivals)
         for part in key:
