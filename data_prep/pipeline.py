@@ -37,7 +37,6 @@ from data_prep.common.locks import locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.lengths import Length
-from data_prep.examples.rehearsal import rehearse
 from data_prep.examples.selection import MARKED, SPLIT, Selection, hash_of
 from data_prep.examples.sifting import SHARES_TOO_SMALL
 from data_prep.forecast import disk_note, expanded, forecast, steps_of, usual_costs
@@ -46,6 +45,7 @@ from data_prep.readers.extraction import FIELDED, ExtractTask, extract, try_firs
 from data_prep.readers.reader import Problems, without_place
 from data_prep.readers.sources import LARGEST_BUNDLE, Bundle, SourceFile, check_names, find_files, make_bundles
 from data_prep.readers.summary import left_out_lines, source_lines
+from data_prep.rehearsal import rehearse
 from data_prep.running import Runner
 from data_prep.settings import Settings
 from data_prep.shards import (

@@ -12,7 +12,8 @@ from conftest import write_wiki
 from support.sharding import run
 
 from data_prep import forecast, shard
-from data_prep.forecast import Costs, steps_of
+from data_prep.forecast import steps_of
+from data_prep.sample import Costs
 from data_prep.settings import Settings
 
 Usage = namedtuple("Usage", "total used free")

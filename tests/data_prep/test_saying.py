@@ -323,7 +323,7 @@ def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tm
         )
         return done.stdout
 
-    from_main = "import sys; from data_prep.examples.rehearsal import rehearse; from data_prep.settings import *; "
+    from_main = "import sys; from data_prep.rehearsal import rehearse; from data_prep.settings import *; "
     from_main += "from rich.console import Console; s = Settings(lengths=(32, 64)); "
     from_main += "from pathlib import Path; said = False\nfor size in (600, 229):\n"
     from_main += f" said = rehearse(s, size, Path({str(tmp_path)!r}), Console(), said)"
