@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
-from pretraining.planning.fitting import Room
-from pretraining.planning.plan import Plan, build_plan
-from pretraining.planning.site import Site
+from pretraining.planning.machines import Site
+from pretraining.planning.memory import Room
+from pretraining.planning.plan import Target, build_plan
 from pretraining.planning.table import render_plan
 from pretraining.reporting.hardware import matrix_rate, total_memory
 
@@ -36,7 +36,10 @@ def preview(
     those of this command; a CPU here says nothing of others elsewhere.
     """
     if site is not None:
-        return render_plan(plan_for(site, recipe, manifest, ranks, pieces_per_second))
+        assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
+        return render_plan(
+            build_plan(site.target(recipe, manifest), pieces_per_second=pieces_per_second, assumed=assumed)
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
@@ -46,33 +49,10 @@ def preview(
     will_run_here = will_run_here and not elsewhere
     if will_run_here and measured is None and pieces_per_second is None:
         measured = matrix_rate(device, DTYPES[dtype])
-    plan = build_plan(
-        recipe,
-        ranks=ranks,
-        dtype=dtype,
-        room=find_room(device, ranks, gpu_memory),
-        manifest=manifest,
-        pieces_per_second=pieces_per_second,
-        flops_per_second=measured,
-        assumed=[] if pieces_per_second or measured else [UNKNOWN_HOURS],
-    )
+    target = Target(recipe, manifest, dtype, find_room(device, ranks, gpu_memory), ranks)
+    assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
+    plan = build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)
     return render_plan(plan)
-
-
-def plan_for(
-    site: Site, recipe: Recipe, manifest: Manifest | None, ranks: int, pieces_per_second: float | None
-) -> Plan:
-    """Plans a run on GPUs that are named; a throughput that is given counts for more than the model of them."""
-    return build_plan(
-        recipe,
-        ranks=ranks,
-        dtype=site.dtype,
-        room=site.room,
-        manifest=manifest,
-        pieces_per_second=pieces_per_second,
-        cluster=site.cluster,
-        assumed=[] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"],
-    )
 
 
 def find_room(device: torch.device, ranks: int, gpu_memory: float | None) -> Room:
