@@ -84,7 +84,7 @@ def require_one_request(request: Request) -> None:
     """Raises an error on every rank unless all were started with the same command on the same data."""
     agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
     agree(request.stop_after, "--stop-after")
-    agree(request.origin.content if request.origin else None, f"the model {request.recipe.base_model}")
+    agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
