@@ -20,15 +20,8 @@ from data_prep.common.hub import fetch_model, find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.reading import parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import (
-    EXPORT,
-    RECORD,
-    TOKENIZER,
-    find_checkpoint,
-    finished_checkpoints,
-    read_record,
-)
-from pretraining.checkpoint.state import RunRecord
+from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, finished_checkpoints
+from pretraining.checkpoint.state import Saved
 from pretraining.huggingface.folders import (
     CARD,
     CONFIG,
@@ -94,8 +87,8 @@ class Model:
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
                 )
             folder = find_checkpoint(folder)
-            record = read_record(folder)
-            shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
+            saved = Saved.read(folder)
+            shape, vocabulary, run = saved.record.shape, read_vocabulary(folder), saved.run
             if vocabulary.sha256 != run.data.vocabulary:
                 raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
             from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
@@ -142,10 +135,9 @@ class Model:
         if not self.is_checkpoint:
             return read_folder(self.with_weights())[1]
         require_whole_weights(self.folder)
-        record = read_record(self.folder)
-        weights = read_weights_together(self.folder, parameter_sizes(record.shape))
-        alone = RunRecord.of(record).state.trained_segments == 1
-        return with_first_segment_alone(weights) if alone else weights
+        saved = Saved.read(self.folder)
+        weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
+        return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
 
     @cached_property
     def encoder(self) -> dict[str, Tensor]:

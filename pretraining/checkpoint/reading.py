@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_prep.common.errors import DamageError
 from pretraining.checkpoint.record import (
@@ -96,7 +96,7 @@ def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str =
 
 
 class StoredTensors:
-    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their stretches.
+    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their slices.
 
     A file is opened when something is read that no open one has, those first whose place among all files is this rank's
     among all ranks: with as many ranks as wrote them, a rank opens no file but its own.
@@ -104,35 +104,35 @@ class StoredTensors:
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
         self._checkpoint = checkpoint
-        self._stretches: dict[str, list[Stretch]] = defaultdict(list)
+        self._slices: dict[str, list[Slice]] = defaultdict(list)
         self._closed = _farthest_first(
             [checkpoint / file.path for file in record.files if file.path.startswith(kind + "-")]
         )
 
     def read(self, name: str, into: Tensor, start: int = 0) -> None:
         """Copies elements of a parameter, from `start` on, into a flat tensor."""
-        missing = into.numel() - _copy(self._stretches[name], into, start)
+        missing = into.numel() - _copy(self._slices[name], into, start)
         while missing and self._closed:
             missing -= _copy(self._open(self._closed.pop())[name], into, start)
         if missing:
             raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
-    def _open(self, path: Path) -> dict[str, list[Stretch]]:
+    def _open(self, path: Path) -> dict[str, list[Slice]]:
         """Opens a file; what it has of each parameter."""
-        found: dict[str, list[Stretch]] = defaultdict(list)
+        found: dict[str, list[Slice]] = defaultdict(list)
         try:
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118
                 name, _, start = key.rpartition(":")
-                found[name].append(Stretch(int(start), file.get_slice(key).get_shape()[0], file, key))
+                found[name].append(Slice(int(start), file.get_slice(key).get_shape()[0], file, key))
         except (OSError, SafetensorError, ValueError) as error:
             raise DamageError(f"{path}: cannot be read: {error}") from error
-        for name, stretches in found.items():
-            self._stretches[name].extend(stretches)
+        for name, slices in found.items():
+            self._slices[name].extend(slices)
         return found
 
 
-class Stretch(NamedTuple):
+class Slice(NamedTuple):
     """Elements of a parameter that lie in one file."""
 
     start: int
@@ -141,10 +141,10 @@ class Stretch(NamedTuple):
     key: str
 
 
-def _copy(stretches: Iterable[Stretch], into: Tensor, start: int) -> int:
-    """Copies what stretches have of a parameter's elements from `start` on; returns how many that were."""
+def _copy(slices: Iterable[Slice], into: Tensor, start: int) -> int:
+    """Copies what slices have of a parameter's elements from `start` on; returns how many that were."""
     copied, end = 0, start + into.numel()
-    for first, length, file, key in stretches:
+    for first, length, file, key in slices:
         begin, stop = max(start, first), min(end, first + length)
         if begin < stop:
             into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
@@ -160,8 +160,14 @@ def _farthest_first(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=distance.__getitem__, reverse=True)
 
 
+def restore_model(checkpoint: Path, model: nn.Module) -> None:
+    """Gives a model the weights of a checkpoint, which may not have all. All ranks call it together."""
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
+
+
 @torch.no_grad()
-def restore_engine(checkpoint: Path, engine: Engine) -> None:
+def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
     """Gives an engine the optimizer's state of a checkpoint; the model has had its weights since before the engine."""
     record = read_record(checkpoint)
     for kind in engine.optimizer.kind.state:
@@ -172,6 +178,7 @@ def restore_engine(checkpoint: Path, engine: Engine) -> None:
             for part in flat.parts:
                 stored.read(part.name, flat.of(part, state[kind]), part.start)
     engine.loss_scaler = record.loss_scaler
+    return record
 
 
 def load_checkpoint(run: Path) -> tuple[CheckpointRecord, dict[str, Tensor]]:
