@@ -47,9 +47,8 @@ from data_prep.shards import Manifest
 from pretraining.checkpoint.models import Model
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.cures import check_fit
-from pretraining.planning.site import check_numbers, name_site, split_ranks
-from pretraining.planning.sweep import Target
+from pretraining.planning.machines import check_numbers, name_site, split_ranks
+from pretraining.planning.sweep import check_fit
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
@@ -149,7 +148,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         here = ranks == world.size
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
         if site is not None:
-            check_fit(Target(recipe, manifest, site.dtype, site.cluster, site.room))
+            check_fit(site.target(recipe, manifest))
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

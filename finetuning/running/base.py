@@ -21,7 +21,7 @@ from finetuning.settings import Dropout
 from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.models import Model
 from pretraining.huggingface.folders import write_fine_tuned
-from pretraining.huggingface.task_card import TaskProvenance, task_card
+from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import list_weights
 from pretraining.model.shape import Shape

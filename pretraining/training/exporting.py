@@ -197,14 +197,13 @@ def _read_run(source: Path, checkpoint: str | None) -> Source:
     record, weights = load_checkpoint(folder)
     run = RunRecord.of(record)
     state, shape = run.state, record.shape
-    scores = {} if run.scores is None else run.scores.figures()
     if state.trained_segments == 1:
         weights = with_first_segment_alone(weights)
     weights, unknown = with_heads_of(shape, weights)
     provenance = Provenance(
         run.data,
         trained_with(run),
-        scores,
+        run.scores,
         step=state.step,
         examples_seen=state.examples_seen,
         dtype=record.made_by.dtype,

@@ -26,8 +26,15 @@ from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.fitting import CPU_PIECES, MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
-from pretraining.planning.memory import plan_memory
+from pretraining.planning.memory import (
+    CPU_PIECES,
+    MARGIN,
+    Heaviest,
+    Room,
+    fits_by_estimate,
+    largest_that_fits,
+    plan_memory,
+)
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import synchronize, total_memory

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from rich.console import RenderableType
 
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
-from pretraining.planning.fitting import Room
-from pretraining.planning.plan import build_plan
-from pretraining.planning.site import Site
+from pretraining.planning.machines import Site
+from pretraining.planning.memory import Room
+from pretraining.planning.plan import Target, build_plan
 from pretraining.planning.table import render_plan
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.micro_batch import room_of
@@ -38,10 +36,10 @@ def preview(
     `gpu_memory`, in GB, is that of GPUs elsewhere, for which the run is planned then. `here` says whether the ranks are
     those of this command; a CPU here says nothing of others elsewhere.
     """
-    plan = partial(build_plan, recipe, ranks=ranks, manifest=manifest, pieces_per_second=pieces_per_second)
     if site is not None:
         assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
-        return render_plan(plan(dtype=site.dtype, room=site.room, cluster=site.cluster, assumed=assumed))
+        target = site.target(recipe, manifest)
+        return render_plan(build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
@@ -52,4 +50,6 @@ def preview(
         measured = matrix_rate(device, DTYPES[dtype])
     room = room_of(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
     assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
-    return render_plan(plan(dtype=dtype, room=room, flops_per_second=measured, assumed=assumed))
+    target = Target(recipe, manifest, dtype, room, ranks)
+    plan = build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)
+    return render_plan(plan)

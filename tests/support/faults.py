@@ -26,7 +26,7 @@ from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
-from pretraining.planning.fitting import Heaviest
+from pretraining.planning.memory import Heaviest
 from pretraining.processes import group, stopping
 from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
