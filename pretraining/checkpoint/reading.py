@@ -23,6 +23,7 @@ from pretraining.checkpoint.record import (
     find_checkpoint,
     read_record,
 )
+from pretraining.checkpoint.state import Saved
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
@@ -181,13 +182,14 @@ def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
     return record
 
 
-def load_checkpoint(run: Path) -> tuple[CheckpointRecord, dict[str, Tensor]]:
-    """Reads a checkpoint, or the newest of a run: its record and the fp32 weights, checked before."""
-    checkpoint = find_checkpoint(run)
+def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str, Tensor]]:
+    """Reads a checkpoint, that of a run which is called so, or its newest: what it says and the fp32 weights, checked
+    before."""
+    checkpoint = find_checkpoint(run, name)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
-    record = read_record(checkpoint)
-    return record, read_weights(checkpoint, parameter_sizes(record.shape))
+    saved = Saved.read(checkpoint)
+    return saved, read_weights(checkpoint, parameter_sizes(saved.record.shape))
 
 
 def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -112,12 +111,9 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Lets the ranks complete what they are writing where an error of the user ends the run: the state is good."""
-        others_are_gone = isinstance(error, UnreachedError)
-        if not isinstance(error, UserError) or others_are_gone:
+        if not isinstance(error, UserError) or isinstance(error, UnreachedError):  # other ranks may be gone
             return
         deadline = time.monotonic() + COMPLETE_SECONDS
         if self._thread is not None:

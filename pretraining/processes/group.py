@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -31,16 +32,21 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes.capability import require_code
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
-from pretraining.processes.voting import LAZY, find_greatest
 
+OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
+"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
+LAZY = "TORCH_GLOO_LAZY_INIT"
+"""The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
+every other before the first step."""
+TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 
 
@@ -63,6 +69,36 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
         f"{world.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"
     )
+
+
+def require_code(device: torch.device) -> torch.device:
+    """Returns the GPU; an error where the installed PyTorch has no code for it, which its first kernel would find."""
+    capability = torch.cuda.get_device_capability(device)
+    built_for = torch.cuda.get_arch_list()
+    known = [found for found in map(_read, built_for) if found is not None]
+    if not known or any(_runs(*code, capability) for code in known):
+        return device
+    older = capability < min(code[1] for code in known)
+    cure = f"install {OLDER if older else 'a newer PyTorch'}"
+    raise UserError(
+        f"{torch.cuda.get_device_name(device)} has compute capability {_shown(capability)}, and this PyTorch "
+        f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
+    )
+
+
+def _read(name: str) -> tuple[str, tuple[int, int]] | None:
+    """Kind and compute capability of code that is called as in `sm_90a` or `compute_120`; None for other vendors'."""
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
+    return None if found is None else (found[1], (int(found[2]), int(found[3])))
+
+
+def _runs(kind: str, code: tuple[int, int], capability: tuple[int, int]) -> bool:
+    """Machine code runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
+    return code <= capability and (kind == "compute" or code[0] == capability[0])
+
+
+def _shown(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def default_threads(world: World, environment: Mapping[str, str] = os.environ) -> int:
@@ -292,3 +328,23 @@ def agree(value: Any, what: str) -> None:
             f"{what}: {name_ranks(others)} differ{'s' * (len(others) == 1)} from rank 0\n"
             "all ranks need the same command, files and version of the code: check what the machines see"
         )
+
+
+def find_greatest(own: Tensor, group: Any = None) -> Tensor:
+    """The greatest of what the ranks of a gloo group bring, number by number; all of them call it together.
+
+    gloo's own all-reduce hands numbers from rank to rank around all of them, twice: among 1,024 ranks, 2,046 messages
+    one after another in every step. Here it is 10, and each rank needs connections to few others: in each turn it tells
+    what it knows to the one so many places after it, and hears the one as many before it: 1, 2, 4 … places. After the
+    last, everyone has heard of everyone; of some twice, which changes no maximum.
+    """
+    group = dist.group.WORLD if group is None else group
+    rank, ranks, distance = group.rank(), group.size(), 1
+    while distance < ranks:
+        heard = torch.empty_like(own)
+        telling = group.send([own], (rank + distance) % ranks, TAG)
+        group.recv([heard], (rank - distance) % ranks, TAG).wait()
+        telling.wait()
+        own = torch.maximum(own, heard)
+        distance *= 2
+    return own

@@ -96,7 +96,10 @@ class Trainer(Loop):
                         self.train_phase()
                     self.saver.finish()
             finally:
-                self.say_what_saving_took(time.monotonic() - begin)
+                if waited := self.saver.stalled:
+                    took = time.monotonic() - begin
+                    share = f"{duration(waited)} of {duration(took)} for saving: {waited / took:.1%}"
+                    self.log.say(f"training waited {share}")
             if not self.is_done:
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
@@ -334,9 +337,3 @@ class Trainer(Loop):
         data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base)
-
-    def say_what_saving_took(self, seconds: float) -> None:
-        """Tells the share of these seconds in which training waited for saving."""
-        if waited := self.saver.stalled:
-            share = f"{waited / seconds:.1%}"
-            self.log.say(f"training waited {duration(waited)} of {duration(seconds)} for saving: {share}")

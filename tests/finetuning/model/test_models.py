@@ -76,8 +76,8 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
 def test_a_run_and_its_checkpoints(straight: Path) -> None:
     """The newest checkpoint of a run, or the one that is named; heads of pre-training are left out."""
     model = find_model(str(straight))
-    record, weights = load_checkpoint(straight)
-    assert model.shape == replace(record.shape, pairs=False)
+    saved, weights = load_checkpoint(straight)
+    assert model.shape == replace(saved.record.shape, pairs=False)
     assert same(model.encoder, {name: value for name, value in weights.items() if "_head." not in name})
     assert same(model.encoder, find_model(str(straight / "export")).encoder)
     assert "pooler.weight" in model.encoder
