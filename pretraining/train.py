@@ -26,8 +26,7 @@ from functools import partial
 from typing import Literal, cast
 
 from data_prep.common.terminal import open_console, say_at_once
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.outliving import outlive_mpirun
+from pretraining.processes.environment import outlive_mpirun, prepare_process
 
 prepare_process()
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -20,7 +19,7 @@ from pretraining.huggingface.folders import CONFIG, WEIGHTS, files_of_sentences,
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
@@ -74,7 +73,7 @@ def newest_export() -> Path:
     """The newest of the models in `PLACES` that are for no task, by the time of their weights; rank 0 looks, where
     ranks are connected."""
     newest = None
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if place()[0] == 0:
         whole = [
             folder
             for folder in {folder for pattern in PLACES for folder in Path().glob(pattern)}
@@ -82,8 +81,7 @@ def newest_export() -> Path:
         ]
         newest_first = sorted(whole, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
         newest = next((folder for folder in newest_first if read_head(folder) is None), None)
-    if dist.is_initialized():
-        newest = gather(newest)[0]
+    newest = gather(newest)[0]
     if newest is None:
         raise SharedError(
             f"--model: none is named, and there is no exported model here, in {', '.join(PLACES[:2])} or build/*\n"

@@ -172,7 +172,7 @@ class Model:
 
 def find_model_folder(name: str) -> Path:
     """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
-    if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
+    if any(there := gather(Path(name).exists())) and not all(there):
         raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
     return find_folder(name, [CONFIG, CARD, *FILES], fetch_together)
 

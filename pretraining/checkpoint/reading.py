@@ -28,7 +28,7 @@ from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import device_of, gather
+from pretraining.processes.group import device_of, gather, place
 
 REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""
@@ -40,15 +40,16 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     Damaged checkpoints are named, marked and left where they are. None where there is no checkpoint; where all are
     damaged, an error: a run that begins anew is not what the user expects.
     """
-    if dist.get_rank() == 0:
+    rank, ranks = place()
+    if rank == 0:
         put_back(run)
-    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if dist.get_rank() == 0 else []
+    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if rank == 0 else []
     there: list[tuple[Path, bool]] = gather(seen)[0]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
-        faults = {fault for fault in gather(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
+        faults = {fault for fault in gather(find_fault(checkpoint, rank, ranks)) if fault}
         if not faults:
             return checkpoint
-        if dist.get_rank() == 0:
+        if rank == 0:
             reason = "\n".join(sorted(faults))
             warn(f"{reason}\n{checkpoint} is left as it is, and the checkpoint before it is taken")
             with suppress(OSError):  # then it is found damaged again next time
@@ -74,13 +75,7 @@ def require_whole_weights(checkpoint: Path) -> None:
 
     Where ranks are connected, all of them call it together, and each checks its part.
     """
-    connected = dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if connected else (0, 1)
-    fault = find_fault(checkpoint, rank, ranks, f"{WEIGHT}-")
-    if connected:
-        gather(None, fault)
-    elif fault is not None:
-        raise DamageError(fault)
+    gather(None, find_fault(checkpoint, *place(), f"{WEIGHT}-"))
 
 
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
@@ -155,7 +150,7 @@ def _copy(slices: Iterable[Slice], into: Tensor, start: int) -> int:
 
 def _farthest_first(paths: list[Path]) -> list[Path]:
     """Orders the files of all ranks of a checkpoint so that the one comes last that is most likely this rank's."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = place()
     own = (rank + 0.5) / ranks
     distance = {path: abs((number + 0.5) / len(paths) - own) for number, path in enumerate(paths)}
     return sorted(paths, key=distance.__getitem__, reverse=True)
@@ -205,10 +200,11 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
 def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Reads fp32 weights of these names and sizes on rank 0, which hands them to the others: read by each, they would
     come from the disk as often as there are ranks. Where ranks are connected, all of them call it together."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    rank, ranks = place()
+    if ranks == 1:
         return read_weights(checkpoint, sizes)
     weights, fault = {name: torch.empty(size) for name, size in sizes.items()}, None
-    if dist.get_rank() == 0:
+    if rank == 0:
         try:
             weights = read_weights(checkpoint, sizes)
         except DamageError as error:

@@ -108,12 +108,11 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     another their cores, so all of them must call this, and a core counts by how many ranks may use it.
     """
     host, cores = socket.gethostname(), _affinity()
-    alone = world.size == 1 or not dist.is_initialized()
-    told = [(host, cores)] if alone else gather((host, cores))  # also where others may have no variable that decides
+    told = gather((host, cores))  # also where others may have no variable that decides
     chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return int(chosen)  # torchrun sets 1 wherever the variable is not set: nobody chose that
-    if alone:
+    if len(told) == 1:
         return max(1, num_cores() // world.local_size)
     users = Counter(core for name, bound in told if name == host for core in bound)
     share = sum(1 / users[core] for core in cores) + 1e-6
@@ -264,17 +263,23 @@ def _find_shared_gpu(gpus: Sequence[str]) -> str:
     )
 
 
+def place() -> tuple[int, int]:
+    """The number of this rank, and how many there are; one process alone where none are connected."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
 def gather(value: Any, error: str | None = None) -> list[Any]:
     """Collects a value from every rank, in the order of ranks, so that all of them know all values.
 
     A rank that has no value because something failed brings the message of its error instead, and that is raised on
     every rank. All ranks must call this together.
     """
-    brought: list[Any] = [None] * dist.get_world_size()
-    try:
-        dist.all_gather_object(brought, (value, error))
-    except RuntimeError as lost:
-        raise LostError(lost) from lost
+    brought: list[Any] = [(value, error)] * place()[1]
+    if len(brought) > 1:
+        try:
+            dist.all_gather_object(brought, (value, error))
+        except RuntimeError as lost:
+            raise LostError(lost) from lost
     errors = {rank: message for rank, (_, message) in enumerate(brought) if message is not None}
     if errors:
         raise SharedError(_join_messages(errors, len(brought)))
@@ -298,7 +303,7 @@ def shared_errors() -> Iterator[None]:
 
     `gather` and `agree` may be used inside: a rank that failed before them is heard there.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if place()[1] == 1:
         yield
         return
     try:
@@ -318,8 +323,6 @@ def shared_errors() -> Iterator[None]:
 def agree(value: Any, what: str) -> None:
     """Checks that all ranks have the same value (of dicts, lists, texts, numbers); otherwise every rank raises an
     error that says of `what` the ranks have different ones."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
     content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
     digests = gather(hashlib.sha256(content).hexdigest())
     if len(set(digests)) > 1:
