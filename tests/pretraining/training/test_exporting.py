@@ -30,7 +30,7 @@ from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Exported, Source, export, trained_with
+from pretraining.training.exporting import Exportable, Exported, export, trained_with
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monk
     """The folder of a run, whose checkpoint is these weights."""
     summary = DataSummary.of(Manifest.read(data))
 
-    def read_run(run: Path, checkpoint: str | None) -> Source:
+    def read_run(run: Path, checkpoint: str | None) -> Exportable:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
-        provenance = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
-        return Source(shape, state, data, 32, "mit", vocabulary_sha256=summary.vocabulary, provenance=provenance)
+        made = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
+        return Exportable(shape, state, data, 32, "mit", made=made)
 
     monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
