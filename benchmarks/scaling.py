@@ -117,7 +117,7 @@ class Work:
         self.settings, self.recipe, self.device, self.rank = settings, recipe, device, world.rank
         shards = settings.data or DEMO
         manifest = Manifest.read(shards)
-        self.shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+        self.shape = recipe.shape(manifest)
         dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
         order = Order(recipe.seed, dataset.shard_rows)
         self.batches: dict[str, list[PretrainingBatches]] = {}

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.outliving import outlive_mpirun
+from pretraining.processes.environment import outlive_mpirun, prepare_process
 
 prepare_process(small_steps=True)
 if __name__ == "__main__":

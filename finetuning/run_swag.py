@@ -18,8 +18,7 @@ if __name__ == "__main__":
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.outliving import outlive_mpirun
+from pretraining.processes.environment import outlive_mpirun, prepare_process
 
 prepare_process(small_steps=True)
 if __name__ == "__main__":

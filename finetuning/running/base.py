@@ -13,14 +13,15 @@ import numpy as np
 from torch import Tensor
 
 from finetuning.model.heads import logits_of
-from finetuning.model.models import Model
+from finetuning.model.models import summary_of
 from finetuning.places import MODEL
 from finetuning.running.loop import Run
 from finetuning.scale import Scale
 from finetuning.settings import Dropout
 from finetuning.tasks.task import Column, Task
+from pretraining.checkpoint.models import Model
 from pretraining.huggingface.folders import write_fine_tuned
-from pretraining.huggingface.task_card import TaskProvenance, task_card
+from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import list_weights
 from pretraining.model.shape import Shape
@@ -49,13 +50,13 @@ class Base:
         if self.from_scratch:
             return {}
         wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
-        return {name: weight for name, weight in self.model.weights.items() if name in wanted}
+        return {name: weight for name, weight in self.model.encoder.items() if name in wanted}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What tells it from others, in JSON: another training of the same name has another checksum."""
         seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else self.model.weights.items()):
+        for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
             seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
         return {"from_scratch": self.from_scratch, "checksum": seen.hexdigest()[:16]}
 
@@ -65,7 +66,7 @@ class Base:
         task, shape, settings = run.task, run.engine.model.shape, run.settings
         made = TaskProvenance(
             task.name,
-            self.model.summary(),
+            summary_of(self.model),
             pretrained=not self.from_scratch,
             items={"train": len(task.train), **{name: len(items) for name, items in task.dev.items()}},
             scores=run.state.scores,

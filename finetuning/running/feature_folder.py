@@ -16,7 +16,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
-from finetuning.model.models import find_model
+from finetuning.model.models import find_model, summary_of
 from finetuning.places import MODEL
 from finetuning.running.base import Base
 from finetuning.running.loop import Run
@@ -35,7 +35,7 @@ Its weights alone, which transformers cannot load; task.json says what they stan
 
 def write_features(run: Run, base: Base, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
     """Writes what a run has learned, whole or not at all; `use` is what must be known to use it."""
-    found, settings = base.model.found, run.settings
+    found, settings = base.model, run.settings
     name = found.name if found.on_hub else str(found.folder.resolve())
     task = {
         "task": run.task.name,
@@ -45,7 +45,7 @@ def write_features(run: Run, base: Base, weights: Mapping[str, Tensor], use: Map
         "seed": settings.seed,
         "base": {"name": name, **base.identity},
     }
-    write_bare(run.folder / MODEL, weights, CARD.format(task=run.task.name, base=base.model.summary().name), task)
+    write_bare(run.folder / MODEL, weights, CARD.format(task=run.task.name, base=summary_of(base.model).name), task)
 
 
 def has_features(folder: Path) -> bool:
@@ -68,7 +68,7 @@ def read_features(folder: Path) -> tuple[FeatureModel, TaskHead, Vocabulary]:
         raise UserError(f"{folder}: stands on a model that is not there; put it back\n{error}") from error
     if Base(model, scratch).identity["checksum"] != known["checksum"]:
         raise UserError(f"{folder}: {known['name']} is not the model that it learned on; put that one back")
-    made = build_model(head, model.shape, {} if scratch else model.weights, settings)
+    made = build_model(head, model.shape, {} if scratch else model.encoder, settings)
     assert isinstance(made, FeatureModel)
     if made.state_dict().keys() != trained.keys():
         raise UserError(f"{folder / WEIGHTS}: not the weights that task.json tells of; fine-tune it anew")

@@ -10,10 +10,11 @@ from typing import Any
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.model.heads import TaskModel
-from finetuning.model.models import Model
+from finetuning.model.models import read_fine_tuned
 from finetuning.running.outputs import Outputs, all_logits
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
+from pretraining.checkpoint.models import Model
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
@@ -36,7 +37,7 @@ def outputs_without_model(task: Task) -> Outputs | None:
 def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
     """What a model that was fine-tuned before says of all splits. All ranks call it together."""
     with shared_errors():
-        weights, notes = model.read_fine_tuned(task.head)
+        weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
         context.console.print(note, markup=False, highlight=False)
     network = TaskModel(model.shape, task.head)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
+
+
+class Conditions(TypedDict):
+    """All that decides which micro-batch of a phase fits."""
+
+    ranks: int
+    devices: list[str]
+    dtype: str
+    model: dict[str, object]
+    batch: int
+    length: int
+    predictions: int
+    parallel: dict[str, object]
+    compute: dict[str, object]
+    deepspeed: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -19,7 +35,7 @@ class FoundMicroBatch:
     """The micro-batch of a phase that has "auto", and what it was found for."""
 
     sequences: int
-    conditions: dict[str, Any]
+    conditions: Conditions
     """where any of these is otherwise, another may fit"""
 
 
@@ -116,3 +132,19 @@ class RunRecord:
             )
         except (KeyError, TypeError, ValidationError) as error:
             raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of pre-training, with what it says."""
+
+    folder: Path
+    record: CheckpointRecord
+    run: RunRecord
+    """the section of the record that says where the run stands"""
+
+    @classmethod
+    def read(cls, folder: Path) -> Saved:
+        """Reads all but the tensors."""
+        record = read_record(folder)
+        return cls(folder, record, RunRecord.of(record))

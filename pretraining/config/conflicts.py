@@ -23,7 +23,7 @@ from pretraining.config.settings import (
     largest_divisor,
 )
 from pretraining.model.shape import SIZES
-from pretraining.optimizers.declaration import Place, faults_of
+from pretraining.optimizers.declaration import Placement, faults_of
 
 OWNED = {
     "train_batch_size": "phases.0.batch",
@@ -67,7 +67,7 @@ OPEN = (
 
 
 class Computing(Protocol):
-    """What settings of training have alike, whatever is trained."""
+    """The sections that settings of pre-training and of fine-tuning share."""
 
     @property
     def optimizer(self) -> Optimizer: ...
@@ -113,7 +113,7 @@ def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | 
 
 
 def _optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    return faults_of(recipe.optimizer, Place(recipe.parallel.device, recipe.parallel.offload, found))
+    return faults_of(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
 
 
 def _model_faults(model: Model) -> Iterator[str]:

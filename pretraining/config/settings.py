@@ -80,24 +80,13 @@ class Model(Section):
 
     def shape(self, vocabulary: int, pairs: bool = True, objective: str = OBJECTIVE) -> Shape:
         """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
-        learns = objectives()[objective]
+        learns, given = objectives()[objective], self.model_dump(exclude={"size"}, exclude_none=True)
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
-        layers, hidden = self.layers or layers, self.hidden or hidden
-        return Shape(
-            layers=layers,
-            hidden=hidden,
-            heads=self.heads or max(1, hidden // 64),
-            intermediate=self.intermediate or 4 * hidden,
-            vocabulary=vocabulary,
-            positions=self.positions,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            objective=objective,
-            pairs=pairs and learns.pairs != "unused",
-            causal=learns.causal,
-            segments=self.segments,
-            epsilon=self.epsilon,
-        )
+        hidden = self.hidden or hidden
+        sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
+        has_pairs = pairs and learns.pairs != "unused"
+        values = {**sizes, **given, "objective": objective, "pairs": has_pairs, "causal": learns.causal}
+        return Shape(vocabulary=vocabulary, **values)
 
 
 class Data(Section):

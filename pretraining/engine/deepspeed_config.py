@@ -13,7 +13,7 @@ from pretraining.optimizers.declaration import find_optimizer
 
 NEVER = 1 << 40
 BUCKET = 500_000_000
-"""In how large stretches gradients meet, in elements: DeepSpeed's own, for which it takes memory whatever the model."""
+"""How many elements of the gradients meet at a time: DeepSpeed's own, for which it takes memory whatever the model."""
 
 
 @dataclass(frozen=True)

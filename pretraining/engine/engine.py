@@ -7,7 +7,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,15 @@ from pretraining.engine.precision import choose_dtype
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
-SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""The attributes of DeepSpeed's loss scaler that decide the scale of the loss."""
+
+class LossScaler(TypedDict, total=False):
+    """The attributes of DeepSpeed's loss scaler that decide the scale of the loss; one that never moves has the first
+    alone."""
+
+    cur_scale: float
+    cur_iter: int
+    last_overflow_iter: int
+    cur_hysteresis: int
 
 
 class CollapseError(Exception):
@@ -123,18 +130,17 @@ class Engine:
         return max(float(self.optimizer.state_of(flat.tensor)["step"]) for flat in self.flat_tensors)
 
     @property
-    def loss_scaler(self) -> dict[str, Any] | None:
+    def loss_scaler(self) -> LossScaler | None:
         """What decides the scale of the loss in fp16; None in other precisions."""
         if self.dtype != torch.float16:
             return None
-        scaler = self.deepspeed.optimizer.loss_scaler
-        return {name: getattr(scaler, name) for name in SCALER if hasattr(scaler, name)}
+        has = vars(self.deepspeed.optimizer.loss_scaler)
+        return cast(LossScaler, {name: has[name] for name in LossScaler.__annotations__ if name in has})
 
     @loss_scaler.setter
-    def loss_scaler(self, values: dict[str, Any] | None) -> None:
+    def loss_scaler(self, values: LossScaler | None) -> None:
         if self.dtype == torch.float16 and values is not None:
-            for name, value in values.items():
-                setattr(self.deepspeed.optimizer.loss_scaler, name, value)
+            vars(self.deepspeed.optimizer.loss_scaler).update(values)
 
     @property
     def loss_scale(self) -> float | None:

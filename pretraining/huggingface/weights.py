@@ -75,17 +75,17 @@ class Weight:
 
     ours: str
     theirs: tuple[str, ...]
-    """Several names where ours has their rows one after another."""
+    """Names in transformers: several where our weight has their rows one after another."""
     size: tuple[int, ...]
-    """The size of ours without padding."""
+    """The size of our weight without padding."""
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The size that every one of theirs has."""
+        """The size that each weight of transformers has."""
         return (self.size[0] // len(self.theirs), *self.size[1:])
 
     def padded(self, shape: Shape) -> tuple[int, ...]:
-        """The size of ours as the model holds it."""
+        """The size of our weight as the model holds it."""
         return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
 
@@ -211,9 +211,9 @@ def from_transformers(
 
 
 def _called(shape: Shape, heads: Heads) -> str:
-    """The heads' name in messages."""
+    """Display name of the heads."""
     if heads == "pre-training":
-        return find_objective(shape).called(shape)
+        return find_objective(shape).described(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
 from threading import Lock
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import open_host_group
-from pretraining.processes.voting import find_greatest
+from pretraining.processes.group import find_greatest, open_host_group
 
 STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # those that ask a run to save and stop
@@ -94,9 +93,7 @@ class Control:
         self._before = {number: signal.signal(number, self._hear) for number in heard_signals()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

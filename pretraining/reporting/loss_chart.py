@@ -21,7 +21,7 @@ LOSS_CHART = "loss.png"
 PLACES = 1000
 """Where a long metrics.jsonl is read: some 5,000 lines, which is more than the chart has dots across."""
 TRIAL = 20
-"""Logged steps of a run that is drawn at its end without being asked; with fewer it was a trial."""
+"""Logged steps with which a run is drawn at its end without being asked; with fewer it was a trial."""
 
 
 def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
@@ -73,7 +73,7 @@ def _points(records: Iterable[Mapping[str, Any]], name: str) -> tuple[Array, Arr
 
 
 def _limits(losses: Array) -> tuple[float, float]:
-    """Between what a loss is drawn: single leaps of training do not press all else together."""
+    """The range in which a loss is drawn: single leaps of training do not press all else together."""
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
     room = 0.08 * (high - low) or 0.1
     return low - room, high + room

@@ -22,7 +22,7 @@ from pretraining.model.batch import StepBatches
 from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
-CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
+CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20
 """How many logged losses a leap is measured against."""
 NAMED = 4

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -14,10 +16,11 @@ from data_prep.common.progress import duration
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import count_micro_batches
-from pretraining.data.batches import Loader
+from pretraining.data.batches import training_batches
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
+from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import find_objective
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
@@ -53,19 +56,13 @@ class TrainingPhase:
         length, objective = self.settings.length, find_objective(request.shape)
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
-    def batches(self, state: RunState) -> Loader:
-        """This rank's batches from where the run stands to the end of the phase, to be closed; the clock starts."""
-        loader = Loader(
-            self._dataset,
-            self._order,
-            rank=self._world.rank,
-            ranks=self._world.size,
-            accumulation=self.accumulation,
-            start=state.phase_step,
-            stop=self._schedule.steps,
-        )
+    def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
+        """This rank's batches from where the run stands to the end of the phase, each with the seconds for which it was
+        waited; the clock starts."""
+        end, world = self._schedule.steps, self._world
+        steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        return loader
+        return closing(training_batches(self._dataset, self._order, steps, world.rank, world.size, self.accumulation))
 
     def batch_number(self, step: int) -> int:
         """Which batch of the phase's order its step of this number takes."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.shards import Manifest
+from pretraining.checkpoint.models import Model
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
-from pretraining.training.origin import Origin
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Request:
     manifest: Manifest
     out: Path
     """folder of the run"""
-    origin: Origin | None = None
+    origin: Model | None = None
     """the model whose weights a new run begins with; None where they are drawn, or the run goes on"""
     resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None

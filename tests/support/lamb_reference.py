@@ -24,7 +24,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
-from pretraining.optimizers.steps.flat import FlatTensor, Part, is_decayed
+from pretraining.optimizers.steps.flat import FlatTensor, Slice, is_decayed
 from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=2, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -183,7 +183,7 @@ def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 def without_partition(engine: Engine) -> Engine:
     """LAMB takes every flat tensor for a parameter."""
     whole = [
-        FlatTensor(each.tensor, {"flat": each.tensor.numel()}, (Part("flat", 0, each.tensor.numel(), 0),))
+        FlatTensor(each.tensor, {"flat": each.tensor.numel()}, (Slice("flat", 0, each.tensor.numel(), 0),))
         for each in engine.flat_tensors
     ]
     assert isinstance(engine.optimizer, Lamb)

@@ -11,7 +11,7 @@ from torch.optim.adamw import adamw
 
 from pretraining.optimizers.steps.flat import FlatOptimizer
 
-SETTLED = 1e9
+SETTLED = 1 << 30
 """A number of steps after which bias correction corrects nothing."""
 
 
@@ -76,7 +76,7 @@ def adam(
 
 
 def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
-    """What PyTorch's fused Adam divides gradients by, for what they are to be multiplied with."""
+    """Turns a factor of the gradients into the divisor that PyTorch's fused Adam takes."""
     if isinstance(scale, Tensor):
         return scale.reciprocal()
     return None if scale == 1.0 else torch.full((), 1 / scale, device=device)

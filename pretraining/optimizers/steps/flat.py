@@ -13,8 +13,8 @@ from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, fin
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stretch of a parameter inside a flat tensor."""
+class Slice:
+    """What a flat tensor holds of a parameter: a part of it, or all."""
 
     name: str
     """name of the parameter"""
@@ -32,11 +32,11 @@ class FlatTensor:
     tensor: Tensor
     sizes: dict[str, int]
     """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
-    parts: tuple[Part, ...]
+    parts: tuple[Slice, ...]
     group: Any = None
     """process group of the ranks that hold the rest; None where this rank holds all"""
 
-    def of(self, part: Part, flat: Tensor) -> Tensor:
+    def of(self, part: Slice, flat: Tensor) -> Tensor:
         """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
 
@@ -62,7 +62,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
     ) -> None:
-        """Hears before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
+        """Is told before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
 
         `fused_parts` says how many parameters of the paper lie one after another in one of ours.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import Optimizer
 from pretraining.optimizers.lamb import LambSettings, apex_fault
-from pretraining.optimizers.steps.adamw import adam
+from pretraining.optimizers.steps.adamw import SETTLED, adam
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
 from pretraining.processes.group import device_of
 
@@ -44,21 +44,10 @@ class SlotTable:
     """the process group of the ranks that hold the rest; None where there is none"""
 
     def by_slot(self, squares: Tensor) -> Tensor:
-        """(slots, 2) from (stretches, 2)."""
+        """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
         found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
         found[list(self.places)] = squares
         return found
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """This rank's stretch of a slot, with its gradient and averages: views of flat tensors."""
-
-    slot: int
-    weight: Tensor
-    gradient: Tensor
-    first: Tensor
-    second: Tensor
 
 
 class Lamb(FlatOptimizer):
@@ -137,20 +126,19 @@ class Lamb(FlatOptimizer):
         self, group: dict[str, Any], tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float
     ) -> Tensor | None:
         """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
-        stretches = list(self._stretches(tensors, tables))
+        places, lists = self._views(tensors, tables)
         slots = sum(len(table.slots) for table in tables)
         squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
         updates: list[Tensor] = []
-        if stretches:
-            updates, own_squares = self._updates(group, stretches, steps)
-            places = torch.tensor([stretch.slot for stretch in stretches])
-            squares.index_add_(0, places.to(squares.device, non_blocking=True), own_squares)
+        if places:
+            updates, own_squares = self._updates(group, lists, steps)
+            squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
         ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(group) else None
         if updates and ratios is not None:
             factors = ratios.float()
-            torch._foreach_mul_(updates, [factors[stretch.slot] for stretch in stretches])
+            torch._foreach_mul_(updates, [factors[place] for place in places])
         if updates:
-            torch._foreach_add_([stretch.weight for stretch in stretches], updates, alpha=-group["lr"])
+            torch._foreach_add_(lists[0], updates, alpha=-group["lr"])
         return ratios
 
     @property
@@ -168,41 +156,35 @@ class Lamb(FlatOptimizer):
         assert norm is not None
         return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
-    def _stretches(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> Iterator[Stretch]:
-        """This rank's slices of each parameter, with gradient and averages."""
-        begin = 0
+    def _views(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> tuple[list[int], list[list[Tensor]]]:
+        """The slots that this rank has stretches of, and of these the weights, gradients, and both averages."""
+        begin, places = 0, []
+        lists: list[list[Tensor]] = [[], [], [], []]
         for tensor, table in zip(tensors, tables, strict=True):
             state = self.state_of(tensor)
             assert tensor.grad is not None
-            flats = [flat.view(-1) for flat in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
-            for slot, (offset, length, _) in zip(table.places, table.stretches.tolist(), strict=True):
-                yield Stretch(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
+            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])
+            for views, flat in zip(lists, flats, strict=True):
+                views += [flat.view(-1).narrow(0, offset, length) for offset, length, _ in table.stretches.tolist()]
+            places += [begin + place for place in table.places]
             begin += len(table.slots)
+        return places, lists
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = super().state_of(parameter)
         state["step"] = state["step"].cpu()  # where it is read without waiting for a GPU
         return state
 
-    def _updates(
-        self, group: dict[str, Any], stretches: Sequence[Stretch], steps: float
-    ) -> tuple[list[Tensor], Tensor]:
-        """Moves the moments; returns the updates with decay, and the squares of weight and update of every stretch."""
+    def _updates(self, group: dict[str, Any], lists: list[list[Tensor]], steps: float) -> tuple[list[Tensor], Tensor]:
+        """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
+        weights, gradients, *_ = lists
         scale = self._scale()
         if isinstance(scale, Tensor) or scale != 1.0:
-            torch._foreach_mul_([stretch.gradient for stretch in stretches], scale)
-        if self._amp_c is not None and stretches[0].weight.is_cuda:
-            return lamb_updates(
-                self._amp_c,
-                list(zip(*((part.weight, part.gradient, part.first, part.second) for part in stretches), strict=True)),
-                decay=group["weight_decay"],
-                steps=steps,
-                betas=group["betas"],
-                epsilon=group["eps"],
-                corrected=group["bias_correction"],
-            )
-        updates = _torch_updates(group, stretches, steps)
-        return updates, _squares([stretch.weight for stretch in stretches], updates)
+            torch._foreach_mul_(gradients, scale)
+        if self._amp_c is not None and weights[0].is_cuda:
+            return apex_updates(self._amp_c, lists, group, steps)
+        updates = _torch_updates(group, lists, steps)
+        return updates, _squares(weights, updates)
 
     def _trust_of(self, weight: float, update: float) -> float:
         """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
@@ -265,12 +247,11 @@ def _joined(squares: Tensor, group: Any) -> Tensor:
     return joined.to(squares.device)
 
 
-def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:
+def _torch_updates(group: dict[str, Any], lists: list[list[Tensor]], steps: float) -> list[Tensor]:
     """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
-    weights, gradients = [stretch.weight for stretch in stretches], [stretch.gradient for stretch in stretches]
+    weights, gradients, first, second = lists
     updates = [torch.zeros_like(weight) for weight in weights]
     counts = [torch.full((), steps, device=weight.device) for weight in weights]
-    first, second = [stretch.first for stretch in stretches], [stretch.second for stretch in stretches]
     adam(updates, gradients, first, second, counts, group, learning_rate=1.0, decay=0.0)
     torch._foreach_neg_(updates)
     if group["weight_decay"]:
@@ -286,8 +267,6 @@ def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
 
 CHUNK = 2048 * 32
 """How many elements a block of the GPU works on, as apex itself has it."""
-UNCORRECTED = 1 << 30
-"""A step after which bias correction corrects nothing."""
 
 
 def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
@@ -300,30 +279,23 @@ def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
     return None if fault else importlib.import_module("amp_C")
 
 
-def lamb_updates(
-    amp_c: Any,
-    lists: Sequence[Sequence[Tensor]],
-    *,
-    decay: float,
-    steps: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    corrected: bool,
+def apex_updates(
+    amp_c: Any, lists: list[list[Tensor]], group: dict[str, Any], steps: float
 ) -> tuple[list[Tensor], Tensor]:
     """Moves the averages; returns the updates, and the squares of weights and updates.
 
     `lists` are weights, gradients, first and second averages. The updates have five right digits: apex takes the
     betas' powers and 1 - beta in fp32.
     """
-    weights, gradients, first, second = (list(tensors) for tensors in lists)
+    weights, gradients, first, second = lists
     device = weights[0].device
     updates = [torch.empty_like(weight) for weight in weights]
     overflowed = torch.zeros(1, dtype=torch.int32, device=device)
-    decays = torch.full((len(weights),), decay, device=device)
-    step = int(steps) - 1 if corrected else UNCORRECTED  # the kernel counts from 0
+    decays = torch.full((len(weights),), group["weight_decay"], device=device)
+    step = int(steps) - 1 if group["bias_correction"] else SETTLED  # the kernel counts from 0
     tensors = [gradients, weights, first, second, updates]
     # A norm of 0 against a limit of 1 clips nothing, since gradients come clipped. The kernel's caller reads it itself.
-    norm = torch.zeros(1)
-    amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, step, *betas, epsilon, norm, 1.0)
+    options = (step, *group["betas"], group["eps"], torch.zeros(1), 1.0)
+    amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, *options)
     norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
     return updates, torch.stack(norms, dim=1).double().square()

@@ -20,7 +20,7 @@ from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.flat import (
     FlatOptimizer,
     FlatTensor,
-    Part,
+    Slice,
     build_optimizer,
     is_decayed,
     parameter_groups,
@@ -122,7 +122,7 @@ def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], T
     for scaled in (False, True):
         weight = torch.nn.Parameter(tensors(0)[0].clone())
         optimizer = build_optimizer(nn.ParameterDict({"weight": weight}), chosen)
-        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Part("weight", 0, 35, 0),))], lambda _: 1, {})
+        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Slice("weight", 0, 35, 0),))], lambda _: 1, {})
         optimizer.scale = kind(0.125) if scaled else 1.0
         for step, rate in enumerate(RATES):
             optimizer.param_groups[0]["lr"] = rate
