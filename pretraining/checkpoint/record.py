@@ -111,11 +111,6 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes(content)).hexdigest()
 
 
-def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
-    return f"step-{step:08}"
-
-
 def step_of(checkpoint: Path) -> int:
     """The step that a checkpoint's name says; -1 if it is no such name."""
     found = NAME.fullmatch(checkpoint.name)

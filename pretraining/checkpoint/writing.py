@@ -36,7 +36,6 @@ from pretraining.checkpoint.record import (
     WEIGHT,
     CheckpointRecord,
     MadeBy,
-    checkpoint_name,
     finished_checkpoints,
     is_finished,
     step_of,
@@ -127,7 +126,7 @@ class Saver:
         """Copies the state of the engine and where training stands, and writes it from then on."""
         begin = time.monotonic()
         self.finish_thread()
-        folder = self._run / FOLDER / checkpoint_name(step)
+        folder = self._run / FOLDER / f"step-{step:08}"
         # a name that no other run knows: ranks of one that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
@@ -285,7 +284,10 @@ def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
-    if number == errno.ENOSPC or _free(unfinished.parent) < FULL:
+    free = FULL
+    with suppress(OSError):
+        free = shutil.disk_usage(unfinished.parent).free
+    if number == errno.ENOSPC or free < FULL:
         reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
@@ -294,14 +296,6 @@ def _free_name(folder: Path) -> Path:
     """Finds a name for a damaged checkpoint whose place is needed."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
-
-
-def _free(folder: Path) -> int:
-    """The bytes that can still be written into a folder's file system."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return FULL
 
 
 def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileRecord:

@@ -24,10 +24,9 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
-from pretraining.training.phases import TrainingPhase
+from pretraining.training.phases import TrainingPhase, evaluate
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
@@ -279,7 +278,7 @@ class Trainer(Loop):
         """Writes what happened since the last line of the log."""
         state, steps = self.state, self.meter.steps
         totals, speed = self.meter.flush(*self.work_left(phase))
-        state.count_pieces(totals["pieces"])
+        state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord(
             **figures_of(self.objective, totals, width=5),
