@@ -91,7 +91,7 @@ class RunRecord:
     logged_losses: list[float]
     """the latest losses of this phase, against which a leap is measured"""
     micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
-    """those that were found, by the names of their phases"""
+    """micro-batches that were found, by the names of their phases"""
     base: BaseSummary | None = None
     """the model whose weights the run began with; None where they were drawn"""
 

@@ -280,7 +280,7 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
-    """What to tell of an error; a disk counts as full if it is when this is asked."""
+    """Words an error of writing for the user; a disk counts as full if it is when this is called."""
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"

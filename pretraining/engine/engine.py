@@ -131,7 +131,7 @@ class Engine:
 
     @property
     def loss_scaler(self) -> LossScaler | None:
-        """What decides the scale of the loss in fp16; None in other precisions."""
+        """The state of the loss scaler in fp16; None in other precisions."""
         if self.dtype != torch.float16:
             return None
         has = vars(self.deepspeed.optimizer.loss_scaler)
@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied with in fp16; None in other precisions."""
+        """The factor that the loss is multiplied by in fp16; None in other precisions."""
         return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

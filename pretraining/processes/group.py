@@ -126,7 +126,7 @@ def _affinity() -> list[int]:
 
 
 _connection: tuple[Any, Any, dict[str, str | None]] | None = None
-"""what `connect` has opened and changed: the store of the run twice, and environment variables as they were before"""
+"""what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
 
 
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:

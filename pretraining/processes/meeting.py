@@ -30,9 +30,9 @@ before it, of whose addresses torch's store asks the names, one after another.""
 LOOK_SECONDS, LOOKS_A_SECOND = 0.05, 1000
 """The pause between two looks into the store, and how often all ranks together look at most."""
 CONNECTIONS = 2
-"""of each rank to the store: a connection serves one thread at a time"""
+"""Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
-"""more than a rank has open besides: libraries, shards, logs, its connections to other ranks"""
+"""More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
 
 
 def meet(world: World, patience: float) -> Any:
@@ -165,7 +165,7 @@ def _has(store: Any, key: str, seconds: float, pause: float = LOOK_SECONDS) -> b
 def ask_rank_0(
     store: Any, world: World, topic: str, own: str, conclude: Callable[[Sequence[str]], str], patience: float
 ) -> str:
-    """What rank 0 concludes from what every rank says of a topic; where it concludes with a UserError, all raise it.
+    """Rank 0's conclusion from what every rank says of a topic; where it concludes with a UserError, all raise it.
     All ranks call it, each with its own word."""
     store.set(f"cloze/{topic}/{world.rank}", own)
     answer, limit = f"cloze/{topic}/answer", timedelta(seconds=patience)

@@ -1,4 +1,4 @@
-"""Over which network the ranks of several machines speak: that by which they reach rank 0.
+"""Chooses the network over which the ranks of several machines speak: that by which they reach rank 0.
 
 Gloo would ask for the address of the machine's own name, which often means 127.0.1.1, or lies in another network.
 """
@@ -24,7 +24,7 @@ CHOICE = "GLOO_SOCKET_IFNAME"
 
 
 class Route(NamedTuple):
-    """What a rank says of its way to rank 0."""
+    """The way of a rank to rank 0."""
 
     chosen: bool
     """whether this rank needs none, because its user has named an interface"""
@@ -53,8 +53,8 @@ def find_interface(store: Any, world: World, patience: float) -> str | None:
 
 
 def _answer(world: World, words: Sequence[str]) -> str:
-    """What rank 0 concludes from the routes of all ranks: its address as others see it, which may be empty; an error
-    where one that needs a way has none."""
+    """Rank 0's conclusion from the routes of all ranks: its address as others see it, which may be empty; UserError
+    where a rank that needs a way has none."""
     routes = [Route(*json.loads(word)) for word in words]
     for rank, route in enumerate(routes):
         if not (route.here or route.chosen):

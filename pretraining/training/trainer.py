@@ -237,7 +237,7 @@ class Trainer(Loop):
         self.end(decision, self.state.step)
 
     def what_is_lost(self) -> str:
-        """What is not in the last checkpoint, for whoever ends the run at once."""
+        """Says how many steps are lost when the run ends at once, since they are in no checkpoint."""
         saved = max((step_of(path) for path in finished_checkpoints(self.request.out)), default=0)
         lost = max(0, self.state.step - saved)
         steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
@@ -332,7 +332,7 @@ class Trainer(Loop):
         self.write_checkpoint(self.state.step, self.section())
 
     def section(self) -> RunRecord:
-        """What a checkpoint says of where the run stands."""
+        """The section of a checkpoint's record that says where the run stands."""
         data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base)
