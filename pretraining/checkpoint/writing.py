@@ -133,7 +133,10 @@ class Saver:
             patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
-        save = Save(folder, unfinished, tensors, describe_engine(engine, step, section), rank_state, begin)
+        scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
+        shape, moved = engine.model.shape, engine.optimizer_steps
+        record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
@@ -229,18 +232,6 @@ class Saver:
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
         retire(self._run, self._settings)
-
-
-def describe_engine(engine: Engine, step: int, section: Section) -> CheckpointRecord:
-    """The record of a checkpoint that is made now."""
-    return CheckpointRecord(
-        shape=engine.model.shape,
-        step=step,
-        optimizer_steps=engine.optimizer_steps,
-        loss_scaler=engine.loss_scaler,
-        made_by=MadeBy(dist.get_world_size(), engine.zero, name_dtype(engine.dtype)),
-        caller=section.as_json(),
-    )
 
 
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
