@@ -1,4 +1,4 @@
-"""What `--model` names: a run, a checkpoint, any BERT folder of transformers, or a name on the Hugging Face hub."""
+"""Finds the model that `--model` names, says what is doubtful about it, and reads what it was fine-tuned with."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def notes_on(model: Model) -> list[str]:
 
 
 def summary_of(model: Model) -> BaseSummary:
-    """What is told of a model by one that began with it, and what the folder for its results is called: a model that
-    was fine-tuned here as its own beginning and the task, so that runs/mini/glue/sst2/model is mini-sst2."""
+    """Summarises a model for the card of one that began with it; the folder for results has its name. One that was
+    fine-tuned here is called after its own beginning and the task: runs/mini/glue/sst2/model is mini-sst2."""
     found, folder = model.summary(), model.folder.resolve()
     if model.head is None or model.on_hub or folder.name != MODEL:
         return found

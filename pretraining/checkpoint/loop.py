@@ -1,4 +1,4 @@
-"""What the loops of pre-training and of fine-tuning have in common: their log, their checkpoints, how they stop."""
+"""The part that the loops of pre-training and fine-tuning share: the log, checkpoints, and stopping in good order."""
 
 from __future__ import annotations
 

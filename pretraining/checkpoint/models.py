@@ -105,17 +105,17 @@ class Model:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What must be the same on all ranks, which may find it on different disks."""
+        """Facts that must be the same on all ranks, which may find the model on different disks."""
         commit = self.folder.name if self.on_hub else None
         return commit, self.shape, self.rows, self.vocabulary.sha256, self.trained, self.known
 
     @cached_property
     def head(self) -> TaskHead | None:
-        """What it was fine-tuned for; None where for nothing."""
+        """The head it was fine-tuned with; None where it was not fine-tuned."""
         return None if self.is_checkpoint else read_head(self.folder)
 
     def summary(self, vocabulary: Vocabulary | None = None) -> BaseSummary:
-        """What is told of it by a model that began with it; a checkpoint and an export are called as their run.
+        """Summarises it for the card of a model that began with it; a checkpoint and an export are called as their run.
 
         `vocabulary` is that of the model which began with it, where it may have more pieces.
         """

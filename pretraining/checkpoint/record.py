@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and where checkpoints lie.
+"""The record of a checkpoint, and where checkpoints lie.
 
     RUN/checkpoints/step-00001000/
       checkpoint.json                        the record: sizes, step, checksums of the files beside it and of itself,
@@ -41,7 +41,7 @@ EXPORT = "export"
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""
 FORMAT = 1
-"""Of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
+"""The version of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
@@ -60,7 +60,7 @@ class MadeBy:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What a checkpoint says besides its tensors: the core that every reader needs, and a section of its caller's."""
+    """The record of a checkpoint: the core that every reader needs, and a section that belongs to whoever trains."""
 
     shape: Shape
     step: int
@@ -73,7 +73,7 @@ class CheckpointRecord:
     """the section of whoever trains, who alone reads it"""
     files: tuple[FileRecord, ...] = ()
     rank_states: tuple[MeterState, ...] = ()
-    """what each rank has measured since the last logged step"""
+    """the measurements of every rank since the last logged step"""
     format: int = FORMAT
 
 
@@ -109,11 +109,6 @@ def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
 
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes(content)).hexdigest()
-
-
-def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
-    return f"step-{step:08}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -74,10 +74,6 @@ class RunState:
         """Positions from the first on whose embeddings are worth keeping; those beyond were never trained."""
         return max(self.trained_length, self.begun_positions)
 
-    def count_pieces(self, pieces: float) -> None:
-        """Counts what the steps since the last log have read."""
-        self.pieces_seen += int(pieces)
-
     def begin_phase(self, number: int) -> None:
         """Stands at the beginning of a phase."""
         self.phase, self.phase_step, self.phase_seconds = number, 0, 0.0
@@ -95,7 +91,7 @@ class RunRecord:
     logged_losses: list[float]
     """the latest losses of this phase, against which a leap is measured"""
     micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
-    """those that were found, by the names of their phases"""
+    """micro-batches that were found, by the names of their phases"""
     base: BaseSummary | None = None
     """the model whose weights the run began with; None where they were drawn"""
 

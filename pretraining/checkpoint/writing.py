@@ -36,7 +36,6 @@ from pretraining.checkpoint.record import (
     WEIGHT,
     CheckpointRecord,
     MadeBy,
-    checkpoint_name,
     finished_checkpoints,
     is_finished,
     step_of,
@@ -127,14 +126,17 @@ class Saver:
         """Copies the state of the engine and where training stands, and writes it from then on."""
         begin = time.monotonic()
         self.finish_thread()
-        folder = self._run / FOLDER / checkpoint_name(step)
+        folder = self._run / FOLDER / f"step-{step:08}"
         # a name that no other run knows: ranks of one that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
             patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
-        save = Save(folder, unfinished, tensors, describe_engine(engine, step, section), rank_state, begin)
+        scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
+        shape, moved = engine.model.shape, engine.optimizer_steps
+        record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
@@ -232,18 +234,6 @@ class Saver:
         retire(self._run, self._settings)
 
 
-def describe_engine(engine: Engine, step: int, section: Section) -> CheckpointRecord:
-    """The record of a checkpoint that is made now."""
-    return CheckpointRecord(
-        shape=engine.model.shape,
-        step=step,
-        optimizer_steps=engine.optimizer_steps,
-        loss_scaler=engine.loss_scaler,
-        made_by=MadeBy(dist.get_world_size(), engine.zero, name_dtype(engine.dtype)),
-        caller=section.as_json(),
-    )
-
-
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     """Copies what this rank writes of one kind of tensors into the host's memory."""
     copies = {}
@@ -281,11 +271,14 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
-    """What to tell of an error; a disk counts as full if it is when this is asked."""
+    """Words an error of writing for the user; a disk counts as full if it is when this is called."""
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
-    if number == errno.ENOSPC or _free(unfinished.parent) < FULL:
+    free = FULL
+    with suppress(OSError):
+        free = shutil.disk_usage(unfinished.parent).free
+    if number == errno.ENOSPC or free < FULL:
         reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
@@ -294,14 +287,6 @@ def _free_name(folder: Path) -> Path:
     """Finds a name for a damaged checkpoint whose place is needed."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
-
-
-def _free(folder: Path) -> int:
-    """The bytes that can still be written into a folder's file system."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return FULL
 
 
 def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileRecord:

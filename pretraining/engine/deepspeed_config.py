@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: its configuration, made of the sections of a recipe."""
+"""DeepSpeed's configuration, made of the sections of a recipe."""
 
 from __future__ import annotations
 

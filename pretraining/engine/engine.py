@@ -131,7 +131,7 @@ class Engine:
 
     @property
     def loss_scaler(self) -> LossScaler | None:
-        """What decides the scale of the loss in fp16; None in other precisions."""
+        """The state of the loss scaler in fp16; None in other precisions."""
         if self.dtype != torch.float16:
             return None
         has = vars(self.deepspeed.optimizer.loss_scaler)
@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied with in fp16; None in other precisions."""
+        """The factor that the loss is multiplied by in fp16; None in other precisions."""
         return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -187,7 +187,9 @@ def initialize_deepspeed(
         deepspeed.ops.__compatible_ops__ = {}
         # It would collect garbage four times, a second in all, to print how much memory there is.
         deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-        with _making(EngineWithZero1), _without_compiling():
+        # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
+        as_it_is = _replaced(torch, "compile", lambda function, **_: function)
+        with as_it_is, _replaced(deepspeed, "DeepSpeedEngine", EngineWithZero1):
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -199,27 +201,14 @@ def initialize_deepspeed(
 
 
 @contextlib.contextmanager
-def _making(kind: type) -> Iterator[None]:
-    """Lets deepspeed.initialize make engines of this kind, and afterwards those that it made before."""
-    import deepspeed
-
-    before, deepspeed.DeepSpeedEngine = deepspeed.DeepSpeedEngine, kind
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute another value within the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        deepspeed.DeepSpeedEngine = before
-
-
-@contextlib.contextmanager
-def _without_compiling() -> Iterator[None]:
-    """Leaves functions as they are that torch.compile decorates: DeepSpeed imports its Muon, which nobody here uses,
-    and that would load all of the compiler at every start, for seconds."""
-    before = torch.compile
-    torch.compile = lambda function, **_: function  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.compile = before
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What is prepared in a thread while a step is computed."""
+"""Prepares values in a thread, such as the batches of coming steps while one is computed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGTSTP, signal.SIGCONT),
 )
-"""what mpirun sends to ranks, besides SIGKILL"""
+"""signals that mpirun sends to ranks, besides SIGKILL"""
 
 
 def prepare_process(small_steps: bool = False) -> None:

@@ -20,7 +20,6 @@ import re
 import socket
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -127,7 +126,7 @@ def _affinity() -> list[int]:
 
 
 _connection: tuple[Any, Any, dict[str, str | None]] | None = None
-"""what `connect` has opened and changed: the store of the run twice, and environment variables as they were before"""
+"""what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
 
 
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
@@ -244,23 +243,18 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
 def _check_own_gpus(store: Any, world: World, device: torch.device, patience: float) -> None:
     """Refuses two ranks on one GPU, which would hang NCCL or share its memory; all ranks raise the same error."""
     own = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
-    fault = ask_rank_0(store, world, "gpu", own, _find_shared_gpu, patience)
-    if fault:
-        if world.rank == 0:
-            time.sleep(1)  # the store ends with this rank, and the others are still to read it
-        raise SharedError(fault)
+    ask_rank_0(store, world, "gpu", own, _refuse_shared_gpu, patience)
 
 
-def _find_shared_gpu(gpus: Sequence[str]) -> str:
-    """Says which ranks have the same GPU, if any have; nothing otherwise."""
+def _refuse_shared_gpu(gpus: Sequence[str]) -> str:
     gpu, count = Counter(gpus).most_common(1)[0]
-    if count == 1:
-        return ""
-    sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
-    return (
-        f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
-        "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
-    )
+    if count > 1:
+        sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
+        raise UserError(
+            f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
+            "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
+        )
+    return ""
 
 
 def place() -> tuple[int, int]:

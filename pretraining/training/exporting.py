@@ -40,7 +40,7 @@ from pretraining.optimizers.declaration import card_line
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export."""
+    """The result of an export, for its last line."""
 
     folder: Path
     parameters: int
@@ -51,7 +51,7 @@ class Exported:
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     warning: str = ""
-    """what the user may not have meant"""
+    """a doubt about the licence; empty where there is none"""
 
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
@@ -165,14 +165,14 @@ def _read_transformers(source: Path) -> Exportable:
 
 
 def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Those of the weights that an export of this shape has, and the names of the heads that it has not."""
+    """Keeps the weights that an export of this shape has, and names the heads that it lacks."""
     wanted = {weight.ours for weight in list_weights(shape)}
     heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
 def trained_with(run: RunRecord) -> str:
-    """What the phases that a run has begun were trained with, for the model card: how it was done is left out."""
+    """The settings of the phases that a run has begun, as TOML for the model card: how they were done is left out."""
     state, recipe = run.state, run.recipe.as_dict()
     begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
     for number, phase in enumerate(begun):

@@ -41,7 +41,7 @@ from pretraining.reporting.hardware import synchronize, total_memory
 from pretraining.training.request import Request
 
 AWKWARD = 4
-"""A batch is, whose next larger micro-batch would be so many times as large."""
+"""A batch is told to have too few divisors where the next larger micro-batch would be so many times as large."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
 
 
@@ -84,7 +84,7 @@ class MicroBatches:
         return largest_that_fits(sizes, self._trial_of(phase))
 
     def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
-        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        """A function that says whether so many sequences fit on this rank: by a trial, or by an estimate."""
         recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
         ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
         optimizer, offload = find_optimizer(recipe.optimizer), recipe.parallel.offload
@@ -144,7 +144,7 @@ class MicroBatches:
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
     def _conditions(self, phase: Phase, devices: list[str]) -> Conditions:
-        """What a run goes on for with the micro-batch that it had."""
+        """All that decides which micro-batch fits: while it stays the same, a run keeps the one that it had."""
         recipe = self._request.recipe.as_dict()
         return Conditions(
             ranks=self._context.world.size,
@@ -173,7 +173,7 @@ class MicroBatches:
         return room_of(self._engine.device, self._context.world.local_size)
 
     def _device(self) -> str:
-        """What this rank computes on, as far as it decides what fits."""
+        """Name and memory of the device of this rank."""
         device = self._engine.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"

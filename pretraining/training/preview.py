@@ -1,4 +1,4 @@
-"""What a run will be, worked out without training: what `train.py --check` prints."""
+"""The plan of a run, worked out without training, which `train.py --check` prints."""
 
 from __future__ import annotations
 

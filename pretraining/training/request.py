@@ -1,4 +1,4 @@
-"""What a training command asks for."""
+"""A training command, read and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pretraining.model.shape import Shape
 
 @dataclass(frozen=True)
 class Request:
-    """What the command asks for: what to train, on what, from where on, and where it goes."""
+    """A command to train a recipe on a folder of shards, with the results in a folder of its own."""
 
     recipe: Recipe
     data: Path

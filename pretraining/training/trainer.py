@@ -24,7 +24,6 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.phases import TrainingPhase
@@ -131,17 +130,10 @@ class Trainer(Loop):
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
         seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
+        mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
         result = None
         try:
-            result = train_step(
-                self.engine,
-                batches,
-                learning_rate,
-                seeds,
-                self.objective.loss,
-                mark=self.context.watch.mark,
-                gives_up=self.context.control.asked_anywhere,
-            )
+            result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
         except CollapseError:
@@ -238,7 +230,7 @@ class Trainer(Loop):
         self.end(decision, self.state.step)
 
     def what_is_lost(self) -> str:
-        """What is not in the last checkpoint, for whoever ends the run at once."""
+        """Says how many steps are lost when the run ends at once, since they are in no checkpoint."""
         saved = max((step_of(path) for path in finished_checkpoints(self.request.out)), default=0)
         lost = max(0, self.state.step - saved)
         steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
@@ -279,7 +271,7 @@ class Trainer(Loop):
         """Writes what happened since the last line of the log."""
         state, steps = self.state, self.meter.steps
         totals, speed = self.meter.flush(*self.work_left(phase))
-        state.count_pieces(totals["pieces"])
+        state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord(
             **figures_of(self.objective, totals, width=5),
@@ -311,16 +303,8 @@ class Trainer(Loop):
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
-                self.scores = evaluate(
-                    self.engine,
-                    phase.validation,
-                    micro_batch=phase.micro_batch,
-                    limit=self.request.recipe.evaluation.examples or None,
-                    step=self.state.step,
-                    phase=phase.number + 1,
-                    mark=self.context.watch.mark,
-                    gives_up=self.context.control.asked_anywhere,
-                )
+                mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
+                self.scores = phase.evaluate(self.engine, self.state.step, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         self.log.write(self.scores)
@@ -333,7 +317,7 @@ class Trainer(Loop):
         self.write_checkpoint(self.state.step, self.section())
 
     def section(self) -> RunRecord:
-        """What a checkpoint says of where the run stands."""
+        """The section of a checkpoint's record that says where the run stands."""
         data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
         found = self.micro_batches.found
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base)
