@@ -45,7 +45,7 @@ class Origin(FoundModel):
     def check_data(self, data: Path, manifest: Manifest) -> Vocabulary:
         """Raises UserError unless the data has the pieces of this model in the same ids; returns the data's."""
         ours, theirs = read_vocabulary(data), self.vocabulary
-        if ours.sha256 != manifest.content["vocabulary"]["sha256"]:
+        if ours.sha256 != manifest.vocabulary.sha256:
             raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
         if fault := self._difference(ours, theirs):
             raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {self.name}")
