@@ -8,7 +8,7 @@ from typing import BinaryIO, NamedTuple
 
 from data_prep.readers.compression import expanded
 from data_prep.readers.cutting import BYTE_ORDER_MARK
-from data_prep.readers.reader import COMPRESSED, UnreadableError
+from data_prep.readers.reader import COMPRESSED, UnreadableError, readable
 
 EDGE = 1 << 16  # bytes at each end of a file that its key is made of
 HEAD = 1 << 14  # bytes of the content by which a format is known
@@ -30,27 +30,20 @@ def content_key(path: str | Path, size: int) -> str:
 
     Raises UnreadableError where the file cannot be read.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return _key(file, file.read(EDGE), size)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
+    with readable(path), open(path, "rb", buffering=0) as file:
+        return _key(file, file.read(EDGE), size)
 
 
 def look(path: str | Path, size: int) -> Look:
     """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read."""
     is_compressed = str(path).endswith(COMPRESSED)
-    try:
-        with open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
-            start = file.read(EDGE)
-            key = _key(file, start, size)
-            if not is_compressed:
-                return Look(start[: HEAD + len(BYTE_ORDER_MARK)].removeprefix(BYTE_ORDER_MARK)[:HEAD], key)
+    with readable(path), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
+        head, is_damaged = file.read(EDGE), False
+        key = _key(file, head, size)
+        if is_compressed:
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path))
-            return Look(head.removeprefix(BYTE_ORDER_MARK)[:HEAD], key, is_damaged)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
+        return Look(head.removeprefix(BYTE_ORDER_MARK)[:HEAD], key, is_damaged)
 
 
 def _key(file: BinaryIO, start: bytes, size: int) -> str:

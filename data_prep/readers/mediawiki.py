@@ -77,10 +77,4 @@ def detect(name: str, head: bytes) -> bool:
     return head.lstrip().startswith((b"<?xml", b"<!", b"<mediawiki", b"<page")) and bool(DUMP.search(head))
 
 
-READER = Reader(
-    name="mediawiki",
-    about="MediaWiki XML dumps, .xml or .xml.bz2",
-    detect=detect,
-    read=read,
-    spans=bz2_ranges,
-)
+READER = Reader("mediawiki", detect, read, bz2_ranges)

@@ -146,7 +146,7 @@ def test_spans_within_a_long_record_do_not_read_to_its_end(tmp_path: Path, monke
 def test_blocks_of_a_bz2_bomb_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.bz2", bz2.compress(bytes(20_000_000)))
     monkeypatch.setattr(cutting, "BLOCK", 1000)
-    blocks = cutting._bz2_blocks(path, Span(str(path), 0, path.stat().st_size))
+    blocks = cutting._blocks(Span(str(path), 0, path.stat().st_size))
     assert all(len(next(blocks)[0]) <= 1000 for _ in range(50))
 
 
@@ -164,7 +164,7 @@ def test_a_dump_in_one_stream_is_not_searched_from_every_span(tmp_path: Path) ->
             return path.read_bytes()[self.at : self.at + size]
 
     file = Counting()
-    assert cutting._next_bz2_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
+    assert cutting._next_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
     assert file.count <= BLOCK
 
 
