@@ -81,7 +81,7 @@ gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 
 gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
-	$(BIN)/python benchmarks/gpu/shards.py --shards build/gpu-shards
+	$(BIN)/python benchmarks/gpu/parts.py data --shards build/gpu-shards
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels

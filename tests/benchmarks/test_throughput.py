@@ -19,10 +19,10 @@ from support.mistakes import mistake_of
 from support.shards import make_shards
 
 from benchmarks import throughput
-from benchmarks.contests import Contest
 from benchmarks.measure import read_results
 from benchmarks.sides import Kind, SideFailedError, SideShortError, open_sides
 from benchmarks.throughput import Bench
+from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
