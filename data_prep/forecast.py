@@ -36,9 +36,9 @@ from data_prep.work import DocumentsRecord
 OPEN_SECONDS = 0.0005  # to open a file of token documents, and to place the partners that are in it
 SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it that is of a shard
 PIECES, PIECE_BYTES = 0.22, 2.65  # pieces of English for a byte of it, and what one takes in shards
-SAMPLE_BYTES = 8 << 20  # of text that goes through the steps
+SAMPLE_BYTES = 8 << 20  # text that goes through the steps
 SAMPLES = 8  # places that it comes from
-EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # of text, where no sample says it
+EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # bytes of text for one on the disk, where no sample says it
 
 
 @dataclass

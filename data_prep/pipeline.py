@@ -74,7 +74,7 @@ class Pipeline:
 
     @cached_property
     def work(self) -> WorkFolder:
-        """What this run, and any earlier one into the same folder, needs until the shards are finished."""
+        """What is kept until the shards are finished, by this run and by an earlier one that it goes on from."""
         return WorkFolder(self.folder)
 
     def run(self) -> Manifest:

@@ -66,22 +66,20 @@ class Runner:
         if self.work.is_finished(step.name):
             places = {task: place for task, place, _ in journal.read()}
             if all(task.name in places for task in tasks()):
-                return Records(journal.path, step.kind, tuple(places[task.name] for task in tasks()))
+                return Records(journal, tuple(places[task.name] for task in tasks()))
             self.work.reopen(step.name)  # a record that was not on the disk yet when the machine lost its power
+        journal.repair()
         places = dict(self.work.whole(step.name))
         total, done = 0, 0
         for task in tasks():
             total += task.weight
             done += task.weight if task.name in places else 0
         progress = StepProgress(self.console, step.name.replace("-", " "), step.unit, total, done)
-        try:
-            with progress.shown():
-                waiting = (task for task in tasks() if task.name not in places)
-                for task, record in self.workers.run(step.function, waiting):
-                    places[task.name] = journal.add(task.name, record)
-                    step.after(task)
-                    progress.advance(task.weight, step.items(record))
-        finally:
-            journal.close()
+        with progress.shown():
+            waiting = (task for task in tasks() if task.name not in places)
+            for task, record in self.workers.run(step.function, waiting):
+                places[task.name] = journal.add(task.name, record)
+                step.after(task)
+                progress.advance(task.weight, step.items(record))
         self.work.finish(step.name)
-        return Records(journal.path, step.kind, tuple(places[task.name] for task in tasks()))
+        return Records(journal, tuple(places[task.name] for task in tasks()))

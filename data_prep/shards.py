@@ -140,13 +140,13 @@ class Counts(Said):
     histogram: list[int]
     """Examples of every number of pieces, from 0 to the length."""
     split: list[int] = []
-    """Of the masked pieces, how many became [MASK], became a random piece, stayed."""
+    """How many of the masked pieces became [MASK], became a random piece, stayed."""
     text: int = 0
     """Pieces of the documents that the examples are made of."""
     own: int = 0
-    """Of these, how many are in segment A or in a B that follows it."""
+    """Pieces of the text that are in segment A, or in a B that follows it."""
     lost_parted: int = 0
-    """Of these, how many truncation took of sentences that were parted before words."""
+    """Pieces of the text that truncation took from sentences that were parted before words."""
     parted: int = 0
     """Sentences that were longer than an example."""
 

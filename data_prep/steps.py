@@ -33,17 +33,9 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
 from data_prep.common.languages import DEFAULT
 from data_prep.common.progress import StepProgress
-from data_prep.examples import sifting
+from data_prep.examples import merging, sifting
 from data_prep.examples.making import ExamplesTask, make_examples, shard_sets
-from data_prep.examples.merging import (
-    ShardTask,
-    SortedFiles,
-    delete_merged,
-    merge,
-    merge_tasks,
-    merging_rounds,
-    write_shard,
-)
+from data_prep.examples.merging import ShardTask, SortedFiles
 from data_prep.examples.parts import HELD_OUT, PARTS, read_parts, write_parts
 from data_prep.examples.sifting import SiftTask
 from data_prep.examples.validation import choose_held_out
@@ -64,13 +56,13 @@ LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "piece
 LEAVE_OUT_SHARE = Step("limited", sifting.leave_out_share, TokensRecord, "pieces", after=sifting.delete_replaced)
 CUT_PASSAGES = Step("passages", sifting.cut_passages, TokensRecord, "pieces")
 MAKE_EXAMPLES = Step("examples", make_examples, ExamplesRecord, "pieces")
-MERGE = Step("merged", merge, Record, "B", after=delete_merged)
-WRITE_SHARDS = Step("shards", write_shard, Record, "pieces")
+MERGE = Step("merged", merging.merge, Record, "B", after=merging.delete_merged)
+WRITE_SHARDS = Step("shards", merging.write_shard, Record, "pieces")
 
 TRAINED, MARKED, SPLIT = "vocabulary", "marked", "split"
 """What is done at once: the vocabulary is there, the copies are found, the documents are numbered and divided."""
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
-KEY_BYTES = 8  # that an example takes besides, until it is in a shard
+KEY_BYTES = 8  # of the key by which an example is shuffled, until it is in a shard
 Rounds: TypeAlias = Iterable[tuple[SortedFiles, int, SortedFiles]]
 
 
@@ -92,7 +84,7 @@ class Steps:
 
     runner: Runner
     settings: Settings
-    rounds: Callable[[SortedFiles, int, int], Rounds] = merging_rounds
+    rounds: Callable[[SortedFiles, int, int], Rounds] = merging.merging_rounds
     """Says how files of examples are merged."""
 
     @property
@@ -272,7 +264,7 @@ class Steps:
     def _merge(self, files: SortedFiles, total_bytes: int, num_sets: int) -> SortedFiles:
         """Merges files of examples in as many rounds as it takes, and deletes each as soon as it is merged."""
         for source, fan_in, target in self.rounds(files, total_bytes, num_sets):
-            tasks = partial(merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
+            tasks = partial(merging.merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
             self.runner.run(MERGE.called(target.step), tasks)
             self.runner.work.forget(source.step)
             files = target

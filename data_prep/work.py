@@ -14,13 +14,11 @@ OUT/.cloze-work/
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +27,7 @@ from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.common.forms import find_fault, whole
 from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said, with_language
 
-LAYOUT = 4  # of this folder; another version may have another one
+LAYOUT = 4  # version of how this folder is laid out; no other one is read
 PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
 """What is relied on of a plan."""
 LINE_FORM = {"task": str, "record": {"files": [FILE_FORM]}}
@@ -104,32 +102,11 @@ class ExamplesRecord(Record):
 
 
 @dataclass(frozen=True)
-class Records(Generic[Kind]):
-    """The records of tasks, in an order of their own, which are read from the disk whenever they are gone through."""
+class Journal(Generic[Kind]):
+    """The file in which the records of a step are kept, each added as its task is done."""
 
     path: Path
     kind: type[Kind]
-    places: tuple[int, ...]
-    """Where the records begin in the file."""
-
-    def __iter__(self) -> Iterator[Kind]:
-        if not self.places:
-            return
-        with self.path.open("rb") as file:
-            for place in self.places:
-                file.seek(place)
-                yield self.kind(**json.loads(file.readline())["record"])
-
-
-class Journal(Generic[Kind]):
-    """The file in which the records of a step are kept, each added as its task is done.
-
-    A line that was being written when a run was killed is taken off when the next run goes on.
-    """
-
-    def __init__(self, path: Path, kind: type[Kind]) -> None:
-        self.path, self.kind = path, kind
-        self._file: RawIOBase | None = None
 
     def read(self) -> Iterator[tuple[str, int, Kind]]:
         """Yields the names of the tasks that are done, where their records begin, and the records."""
@@ -149,33 +126,42 @@ class Journal(Generic[Kind]):
                     raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
                 place += len(line)
 
+    def repair(self) -> None:
+        """Takes off a line that was being written when a run was killed."""
+        if self.path.exists():
+            with self.path.open("rb+") as file:
+                file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+
     def add(self, task: str, record: Kind) -> int:
         """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
         line = json.dumps({"task": task, "record": record.as_json()}, separators=(",", ":")).encode() + b"\n"
         try:
-            file = self._open()
-            place = file.seek(0, os.SEEK_END)
-            if file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())  # before anything is deleted that the task has consumed
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                place = file.tell()
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())  # before anything is deleted that the task has consumed
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         return place
 
-    def _open(self) -> RawIOBase:
-        """Opens the file for what is to be added, behind its last whole line."""
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
-            with self.path.open("rb") as written:
-                self._file.truncate(sum(len(line) for line in written if line.endswith(b"\n")))
-        return self._file
 
-    def close(self) -> None:
-        """Closes the file, when all tasks of the step are done or the run ends."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+@dataclass(frozen=True)
+class Records(Generic[Kind]):
+    """The records of tasks, in an order of their own, which are read from the disk whenever they are gone through."""
+
+    journal: Journal[Kind]
+    places: tuple[int, ...]
+    """Where the records begin in the file."""
+
+    def __iter__(self) -> Iterator[Kind]:
+        if not self.places:
+            return
+        with self.journal.path.open("rb") as file:
+            for place in self.places:
+                file.seek(place)
+                yield self.journal.kind(**json.loads(file.readline())["record"])
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from data_prep.shards import ShardSet
 from data_prep.work import Record, numbered_path
 
 KEYS = 1 << 64  # how many keys there can be
-MOST_FILES = 256  # that shards are made of
-FAN_IN = 256  # files merged into one at most
-FILES_LEFT = 64  # that there are after merging, where one round is enough: enough work for as many workers
-RANGE_BYTES = 32 << 20  # of examples that are sorted in memory at once, about
+MOST_FILES = 256  # a shard is made of so many sorted files at most
+FAN_IN = 256  # so many files are merged into one at most
+FILES_LEFT = 64  # a round leaves so many files, where one round is enough: work for as many workers
+RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once, about
 
 
 @dataclass(frozen=True)

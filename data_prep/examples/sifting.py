@@ -29,7 +29,7 @@ from data_prep.work import TokensRecord, numbered_path
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
 DIGEST = np.dtype([("digest", np.uint64), ("number", np.int64)])
-BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # of digests in one file, about; and files
+BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # size of a file of digests, about, and how many files there are at most
 ROWS = 4 << 20  # digests that are in memory at once
 SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
 NUM_RANKS = 2.0**64
@@ -83,7 +83,7 @@ def leave_out_copies(task: SiftTask) -> TokensRecord:
 
 
 def leave_out_share(task: SiftTask) -> TokensRecord:
-    """Leaves out so many documents that their share stays, whichever those are."""
+    """Keeps the share of the documents that is to stay, drawn at random."""
     kept = np.ones(task.record.documents, bool)
     if task.kept_share < 1 and len(kept):
         kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * NUM_RANKS)

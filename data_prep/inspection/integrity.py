@@ -33,7 +33,7 @@ from data_prep.work import WorkFolder
 
 Faults = Iterator[str]
 MERGED = ("examples-", "merged-")
-"""What the steps are called whose files are deleted one by one as they are merged."""
+"""How the names of steps begin whose files are deleted one by one as they are merged."""
 
 
 def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
@@ -45,11 +45,7 @@ def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Fault
     yield from _faults(_check_documents, folder, manifest)
     special = _special(folder, manifest)
     for figures in manifest.figures:
-        check, name, number = SetCheck(folder, manifest, figures, special), figures.set.folder, len(figures.shards)
-        faults = [fault for record in figures.shards for fault in _faults(check.check, record)]
-        yield from faults or check.wrong_totals()
-        counts = f"{check.totals['examples']:,} examples, {check.totals['pieces']:,} pieces"
-        console.print(f"{name}: {number - len(faults)} of {number} shards right, {counts}")
+        yield from _set_faults(folder, manifest, figures, special, console)
     known = {MANIFEST, *(record.path for record in manifest.files())}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and str(path.relative_to(folder)) not in known:
@@ -103,45 +99,45 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
         raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
 
 
-class SetCheck:
-    """Checks the shards of one set, and counts what they hold."""
+def _set_faults(
+    folder: Path, manifest: Manifest, figures: SetFigures, special: Special | None, console: Console
+) -> Faults:
+    """Finds what is wrong with the shards of one set, or with what the manifest says that they hold together."""
+    totals: Counter[str] = Counter()
 
-    def __init__(self, folder: Path, manifest: Manifest, figures: SetFigures, special: Special | None) -> None:
-        self._folder, self._manifest, self._figures, self._special = folder, manifest, figures, special
-        self.totals: Counter[str] = Counter()
+    def check(record: FileRecord) -> None:
+        record.check(folder)
+        path = folder / record.path
+        with naming_damage(path, "cannot be read"):
+            totals.update(_checked_counts(path, record.rows, figures.length, manifest, special))
 
-    def check(self, record: FileRecord) -> None:
-        """Raises DamageError unless a shard has the bytes, columns and examples that it must have."""
-        record.check(self._folder)
-        with naming_damage(self._folder / record.path, "cannot be read"):
-            self._check_content(record)
+    faults = [fault for record in figures.shards for fault in _faults(check, record)]
+    for name, count in totals.items() if not faults else ():
+        if count != (promised := getattr(figures, name)):
+            yield f"{folder / figures.set.folder}: {count:,} {name}, its manifest says {promised:,}"
+    yield from faults
+    number, counts = len(figures.shards), f"{totals['examples']:,} examples, {totals['pieces']:,} pieces"
+    console.print(f"{figures.set.folder}: {number - len(faults)} of {number} shards right, {counts}")
 
-    def _check_content(self, record: FileRecord) -> None:
-        """Raises DamageError unless a shard has the columns and examples that it must have; counts what it has."""
-        path, length, manifest = self._folder / record.path, self._figures.length, self._manifest
-        batch = read_shard(path, full=True)
-        schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
-        if batch.schema != schema:
-            raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
-        if batch.num_rows != record.rows:
-            raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {record.rows:,}")
-        whole_word = manifest.settings.masking == "whole-word"
-        fault = example_fault(batch, length, manifest.vocabulary_size, self._special, may_be_unmasked=whole_word)
-        if fault:
-            raise DamageError(f"{path}: {fault}")
-        self.totals.update(
-            examples=batch.num_rows,
-            pieces=len(batch["pieces"].values),
-            masked=len(batch["masked"].values),
-            random_next=batch["random_next"].true_count,
-        )
 
-    def wrong_totals(self) -> Faults:
-        """Compares what the shards hold together with what the manifest says of the set."""
-        for name, count in self.totals.items():
-            if count != (promised := getattr(self._figures, name)):
-                folder = self._folder / self._figures.set.folder
-                yield f"{folder}: {count:,} {name}, its manifest says {promised:,}"
+def _checked_counts(path: Path, rows: int, length: int, manifest: Manifest, special: Special | None) -> dict[str, int]:
+    """Counts what a shard has; raises DamageError unless it has the columns and examples that it must have."""
+    batch = read_shard(path, full=True)
+    schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
+    if batch.schema != schema:
+        raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
+    if batch.num_rows != rows:
+        raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
+    whole_word = manifest.settings.masking == "whole-word"
+    fault = example_fault(batch, length, manifest.vocabulary_size, special, may_be_unmasked=whole_word)
+    if fault:
+        raise DamageError(f"{path}: {fault}")
+    return {
+        "examples": batch.num_rows,
+        "pieces": len(batch["pieces"].values),
+        "masked": len(batch["masked"].values),
+        "random_next": batch["random_next"].true_count,
+    }
 
 
 @dataclass(frozen=True)

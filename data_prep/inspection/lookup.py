@@ -23,7 +23,7 @@ from data_prep.shards import (
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
 from data_prep.work import WorkFolder
 
-SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # of vocabularies and corpora, one for each type of their numbers
+SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
 
 
 @dataclass(frozen=True)
