@@ -163,9 +163,7 @@ def _end_server() -> None:
 def _start_worker() -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
-    end_with_parent(
-        signal.SIGKILL, os.getppid()
-    )  # which is the server that forks workers, and ends with the main process
+    end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers, which ends with the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
 

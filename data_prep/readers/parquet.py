@@ -6,7 +6,6 @@ BookCorpus has a sentence on every row and nothing else: there, a document is RO
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -127,11 +126,8 @@ def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
     """Reads these columns of the first rows of a file, where they are not damaged."""
     for group in range(_open(path).num_row_groups):
         with suppress(UnreadableError):
-            return [
-                row
-                for _, rows in itertools.islice(_batches(Span(path, group, group + 1), columns), 1)
-                for _, row in rows
-            ]
+            _, rows = next(_batches(Span(path, group, group + 1), columns), ("", []))
+            return [row for _, row in rows]
     return []
 
 

@@ -32,7 +32,7 @@ SKIPPED_PREFIXES = frozenset(
     "file image category media bild imagen imagem afbeelding grafika изображение 画像 图像 圖像".split()
 )
 OTHER_WIKI = re.compile(r"(?!(?:doi|hdl|mw|pmc|rfc|voy|wmf)\Z)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)\Z")
-"""Links to these are beside the text, not in it: [[fr:…]]."""
+"""Prefixes of other Wikipedias, whose links show nothing in the text: [[fr:…]]."""
 SISTER = re.compile(
     r"\A:?(?:wikt|wiktionary|s|wikisource|b|wikibooks|n|wikinews|q|wikiquote|v|wikiversity|voy|wikivoyage|c|commons|species|"
     r"wikispecies|d|wikidata|m|meta|mw|w|wikipedia)\s*:\s*(?:[a-z]{2,3}:)?(?=\S)",
@@ -114,10 +114,8 @@ class Wikitext:
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
-        passages = (
-            tidy(without_tags(part), self._word) for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines)
-        )
-        return [passage for passage in passages if WORD.search(passage)]
+        parts = (part for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines))
+        return [passage for part in parts if WORD.search(passage := tidy(without_tags(part), self._word))]
 
 
 def _paragraphs(plain: str) -> Iterator[str]:
@@ -149,7 +147,7 @@ def _is_prose(indented: str) -> bool:
 
 
 class _Page:
-    """The pass over the marks of one page."""
+    """One pass over the brackets and tags of a page."""
 
     def __init__(self, skipped_prefixes: frozenset[str]) -> None:
         self._skipped = skipped_prefixes
