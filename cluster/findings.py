@@ -99,7 +99,7 @@ def find_faults(found: Findings) -> None:
     for what, texts in failed.items():
         if what in USERS and len(texts) == len(found.nodes):
             found.mend.append(f"{what}: {next(iter(texts.values()))}")
-        elif what != LINK:  # which fails at both ends
+        elif what != LINK:  # a link fails at both ends
             for name, text in texts.items():
                 found.blame(name, f"{what}: {text}")
 

@@ -36,7 +36,7 @@ BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes written at once an
 CHECKPOINTS, BYTES = 2, 12  # there must be room for so many, of so many bytes a parameter
 TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, or bytes, that may be taken before: CUDA itself needs some
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvidia-smi's bits for a clock that hardware, heat or power slows down
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer drivers, and of older ones
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer and of older drivers
 ROUNDS, REPEATS = 3, 5
 
 

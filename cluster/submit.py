@@ -128,13 +128,11 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
     tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
     runs, tuning = len(names) * seeds, parted("--for-finetune", wanted.for_finetune)
-    preparing_words, trained = parted("--for-prepare", wanted.for_prepare), {"pretrain": "afterok"}
-    every = [f"--array=0-{runs - 1}"]
+    prepared, trained = {"prepare": "afterok"}, {"pretrain": "afterok"}
+    preparing_words, every = parted("--for-prepare", wanted.for_prepare), [f"--array=0-{runs - 1}"]
     jobs = [
         ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
-        ChainJob(
-            "pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, {"prepare": "afterok"}
-        ),
+        ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, prepared),
         ChainJob("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
         ChainJob("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
     ]

@@ -62,7 +62,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int
 def limit_memory() -> None:
     """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
     with suppress(ImportError, OSError, ValueError):
-        import resource  # which not all systems have
+        import resource  # not all systems have it
 
         available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
         if available is not None:

@@ -35,7 +35,7 @@ FEWER = "run the same command again to continue where it stopped (fewer --worker
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a launcher or a shutdown, and a terminal that was closed or lost."""
-PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 _interrupted = False
 """Whether this process has heard one of the signals that end it."""
@@ -106,7 +106,7 @@ def leave(main: Callable[[], int]) -> None:
             print(error.code, file=sys.stderr)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
-        if _interrupted or isinstance(error, KeyboardInterrupt):  # of which compiled code makes errors of its own
+        if _interrupted or isinstance(error, KeyboardInterrupt):  # compiled code turns it into errors of its own
             print(INTERRUPTED, file=sys.stderr)
             code = Code.INTERRUPTED
         else:

@@ -82,7 +82,7 @@ class Download:
                 self._check(self._part)
                 self._part.replace(path)
             self._record.unlink(missing_ok=True)
-        except OSError as error:  # of the disk: those of the network are CutOffError
+        except OSError as error:  # a fault of the disk: those of the network are CutOffError
             raise UserError(
                 f"{error.filename or self._part}: {error.strerror or error}\n"
                 "make room or choose another folder with --out; the same command continues"

@@ -23,7 +23,7 @@ from data_prep.readers.reader import Document, Options, Reader, Span, Unreadable
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
-ROWS = 1000  # that are read at once
+ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -150,7 +150,7 @@ def _open(path: str) -> pq.ParquetFile:
 @functools.lru_cache(maxsize=1)
 def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
     """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
-    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # of files that have checksums
+    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 

@@ -80,7 +80,7 @@ EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailt
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
 WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
-FEWEST_WORDS = 6  # of an indented line that is prose
+FEWEST_WORDS = 6  # an indented line with fewer is no prose
 VARIANT = re.compile(r"-\{(?!\{)(?:([A-Za-z;+-]{0,40})\|)?([^{}\n]*)\}-")
 HIDDEN_VARIANT = re.compile(r"(?:\A|;)[HTN-](?:;|\Z)")
 NEXT_VARIANT = re.compile(r";\s*(?=[a-z]{2,3}(?:-[a-z]+)*\s*:|\Z)")
@@ -121,7 +121,7 @@ class Wikitext:
 def _paragraphs(plain: str) -> Iterator[str]:
     """Finds the lines that belong together, and are no lists, headings or cells of tables."""
     lines: list[str] = []
-    in_list = False  # of terms, whose explanations are indented
+    in_list = False  # whether this is a list of terms, whose explanations are indented
     for line in (*plain.split("\n"), ""):
         line = line.strip(" \t")
         in_list = line.startswith(";") or (in_list and line.startswith(":"))

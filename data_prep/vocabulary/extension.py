@@ -63,7 +63,7 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
         longer = Vocabulary((*base.pieces, *added), base.cased)
         now, new = _sizes(longer, counts), set(added)
         lost = {_longest_start(word, new) for word, size in now.items() if size == UNKNOWN != sizes[word]}
-        lost |= {word for word in added if now[word] != 1}  # which the tokenizer normalises into something else
+        lost |= {word for word in added if now[word] != 1}  # the tokenizer normalises it into something else
         if not lost:
             break
         refused |= lost
