@@ -120,7 +120,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):  # it may never have been there
             unfinished.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except UserError:  # of what makes the content
+    except UserError:  # whoever makes the content has failed
         unfinished.unlink()
         raise
 

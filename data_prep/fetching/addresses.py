@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import tyro
@@ -23,10 +24,7 @@ class Url(FetchOptions):
     sha256: tuple[str, ...] = ()
     """Their checksums, in the same order."""
 
-    @property
-    def elsewhere(self) -> str:
-        """Tells the user what to do if this server cannot be reached and another can."""
-        return "give the address of a mirror"
+    elsewhere: ClassVar[str] = "give the address of a mirror"
 
     @property
     def names(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
@@ -42,10 +42,8 @@ class FetchOptions:
     timeout: float = 60.0
     """Seconds without a byte after which a connection counts as lost."""
 
-    @property
-    def elsewhere(self) -> str:
-        """Tells the user what to do if this server cannot be reached and another can."""
-        return "name a mirror with --mirror"
+    elsewhere: ClassVar[str] = "name a mirror with --mirror"
+    """What a user can do if this server cannot be reached and another can."""
 
     def checks(self) -> Checks:
         """Checks what all commands have; a command adds what it has of its own."""

@@ -50,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the file is that NAME.part is the beginning of; kept beside it, in NAME.part.json."""
+    """Which file NAME.part is the beginning of, as NAME.part.json beside it says."""
 
     url: str
     validator: str
@@ -82,7 +82,7 @@ class Download:
                 self._check(self._part)
                 self._part.replace(path)
             self._record.unlink(missing_ok=True)
-        except OSError as error:  # of the disk: those of the network are CutOffError
+        except OSError as error:  # a fault of the disk: those of the network are CutOffError
             raise UserError(
                 f"{error.filename or self._part}: {error.strerror or error}\n"
                 "make room or choose another folder with --out; the same command continues"
@@ -116,7 +116,7 @@ class Download:
             raise
 
     def _beginning(self) -> Beginning | None:
-        """Reads what NAME.part is the beginning of, if the server can tell that it still is, or the checksum will."""
+        """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
         try:
             known = Beginning(**read_json(self._record))
         except (OSError, UserError, TypeError):
@@ -126,7 +126,7 @@ class Download:
         return known if same_place or same_content else None
 
     def _check_rest(self, response: HTTPResponse, known: Beginning, offset: int) -> int | None:
-        """Returns the size of the whole file; raises Changed if the answer is not the rest of what is here."""
+        """Returns the size of the whole file; raises ChangedError unless the answer is the rest of this file."""
         match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         size = int(match[2]) if match and match[2] != "*" else known.size
         other = known.url == self._item.url and validator(response) not in ("", known.validator)
@@ -135,7 +135,7 @@ class Download:
         return size
 
     def _start_anew(self, response: HTTPResponse) -> int | None:
-        """Drops what is here, for an answer that begins at the first byte; returns the size of the whole file."""
+        """Drops the partial download, as the answer begins at the first byte; returns the size of the whole file."""
         size = content_length(response)
         if lost := self._position():
             self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")

@@ -7,6 +7,7 @@ shows. TSV has no quoting but of whole fields. `id` (or `_id`, `docid`) and `tit
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,11 +65,8 @@ def _rows(span: Span) -> Rows:
     tabs = unpacked_name(Path(span.path)).lower().endswith(".tsv")
     parts = "\t" if tabs else delimiter_of(header)
 
-    def all_lines() -> Iterator[str]:
-        yield header
-        yield from lines
-
-    table = csv.reader(all_lines(), delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
+    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+    table = csv.reader(itertools.chain([header], lines), delimiter=parts, quoting=quoting, strict=True)
     while True:
         number = table.line_num + 1
         try:

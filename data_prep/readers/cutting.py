@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -66,17 +65,6 @@ def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterato
         _check_end(file, path, size)
 
 
-def read_head(path: Path, size: int) -> bytes:
-    """Reads the first bytes of the content of a file, fewer where it is damaged."""
-    head = b""
-    with suppress(UnreadableError):
-        for block in decompressed(path, size):
-            head += block
-            if len(head) >= size:
-                break
-    return head.removeprefix(BYTE_ORDER_MARK)[:size]
-
-
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     """Raises UnreadableError where a file ends before a span of it does: its size was looked up when the run began."""
     if (size := os.fstat(file.fileno()).st_size) < end:
@@ -86,7 +74,7 @@ def _check_end(file: BinaryIO, path: Path, end: int) -> None:
 
 
 def records(
-    span: Span, opening: re.Pattern[bytes], problems: Problems | None = None, closing: re.Pattern[bytes] | None = None
+    span: Span, opening: re.Pattern[bytes], problems: Problems, closing: re.Pattern[bytes]
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
 
@@ -114,13 +102,13 @@ def records(
             if start is None and base + len(buffer) - CONTEXT >= limit:
                 return  # no record begins in the span
             if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
-                (problems or Problems("fail")).bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
+                problems.bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
                 start = None
             drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
             del buffer[:drop]
             base, searched, start = base + drop, len(buffer), None if start is None else 0
     except UnreadableError:
-        if start is not None and closing and closing.search(buffer, max(0, len(buffer) - CONTEXT)):
+        if start is not None and closing.search(buffer, max(0, len(buffer) - CONTEXT)):
             yield base, bytes(buffer)
         raise
     if start is not None:
@@ -145,7 +133,7 @@ class Line:
 
 
 def numbered(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
-    """Adds to the records of a span the lines that they begin in."""
+    """Yields the records of a span, each with the line that it begins in."""
     first, passed = None, 0
     for offset, record in found:
         first = offset if first is None else first

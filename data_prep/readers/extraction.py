@@ -117,9 +117,5 @@ def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.Record
 
 def _as_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
-    columns = [
-        pa.array([document.id for document in group]),
-        pa.array([document.title for document in group]),
-        pa.array([document.passages for document in group], SCHEMA.field("sentences").type),
-    ]
-    return pa.record_batch(columns, schema=SCHEMA)
+    rows = [(document.id, document.title, document.passages) for document in group]
+    return pa.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)

@@ -23,9 +23,9 @@ class Listing:
     files: dict[str, os.stat_result] = field(default_factory=dict)
     """The files with anything in them, by their paths."""
     foreign: dict[str, Foreign] = field(default_factory=dict)
-    """What is no file, and must not be opened: that may never return."""
+    """Pipes, sockets and devices: opening one may never return."""
     unreadable: dict[str, UnreadableError] = field(default_factory=dict)
-    """What there is no knowing of: links to nothing or in a circle, folders that may not be listed."""
+    """What cannot be looked up: links to nothing or in a circle, folders that may not be listed."""
 
 
 def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:

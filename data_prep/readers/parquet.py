@@ -6,7 +6,6 @@ BookCorpus has a sentence on every row and nothing else: there, a document is RO
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from data_prep.readers.reader import Document, Options, Reader, Span, Unreadable
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
-ROWS = 1000  # that are read at once
+ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -127,11 +126,8 @@ def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
     """Reads these columns of the first rows of a file, where they are not damaged."""
     for group in range(_open(path).num_row_groups):
         with suppress(UnreadableError):
-            return [
-                row
-                for _, rows in itertools.islice(_batches(Span(path, group, group + 1), columns), 1)
-                for _, row in rows
-            ]
+            _, rows = next(_batches(Span(path, group, group + 1), columns), ("", []))
+            return [row for _, row in rows]
     return []
 
 
@@ -154,7 +150,7 @@ def _open(path: str) -> pq.ParquetFile:
 @functools.lru_cache(maxsize=1)
 def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
     """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
-    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # of files that have checksums
+    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 

@@ -70,12 +70,12 @@ def readable(path: str | Path) -> Iterator[None]:
 
 @dataclass
 class Problems:
-    """Collects what is wrong with the input, and does with it what the user wants done."""
+    """Treats faults of the input as --errors says: it stops the run, repairs a text, or leaves it out and lists it."""
 
     policy: Errors
     num_replaced: int = 0
     skipped: list[str] = field(default_factory=list)
-    """What is left out, each beginning with the path of a file."""
+    """What was left out and why; each line begins with the path of a file."""
     names: dict[str, str] = field(default_factory=dict)
     """What the files are called in the manifest, by their paths: source and name, with nothing of this machine."""
 
@@ -118,7 +118,7 @@ class Problems:
 
 
 def without_place(fault: str, names: Mapping[str, str]) -> str:
-    """Spells what is left out for the manifest: with the name of the file in place of its path."""
+    """Spells what was left out for the manifest, with the name of the file in place of its path."""
     at = fault.find(": ")
     while at > 0 and fault[:at] not in names:
         at = fault.find(": ", at + 1)
@@ -127,12 +127,12 @@ def without_place(fault: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What readers need to know of the settings."""
+    """The settings that readers depend on."""
 
     problems: Problems
     text_field: str = "text"
     source: str = "NAME"
-    """The name of the source, for what is said of the field."""
+    """The name of the source, which messages about the field use."""
     formulas: Formulas = "drop"
 
     def field_cure(self, texts: Mapping[str, int]) -> str:

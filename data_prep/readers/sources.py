@@ -18,14 +18,14 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
 from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text
-from data_prep.readers.identity import Look, content_key, look
+from data_prep.readers.identity import Look, look
 from data_prep.readers.jsonlines import goes_over_lines
 from data_prep.readers.listing import list_files
 from data_prep.readers.parquet import is_whole
 from data_prep.readers.reader import Problems, Span, UnreadableError, unpacked_name
 
 TEXTS = ("sentences", "text")
-"""Formats that are told by how a text looks, so that one may be taken for the other."""
+"""Formats that differ only in how a text looks, so that one may be taken for the other."""
 BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
 AS_OTHERS = "as most here, though with what looks like a sentence a line"
 NO_NAME = b"\x00"  # the beginning of a file that only its name can make a text
@@ -102,7 +102,7 @@ class Bundle:
     """What one task reads: spans of files of one source and format, some megabytes together."""
 
     name: str
-    """Stands for what is read, with the contents of the files: the same text has it in another run too."""
+    """A hash of what is read, contents included: another run gives the same text the same name."""
     source: str
     format: str
     spans: tuple[Span, ...]
@@ -234,7 +234,7 @@ def _files_of(
 def _demo_file(source: str, path: str) -> SourceFile:
     """Describes a file of the corpus that every machine has."""
     status, name = os.stat(path), "/".join(Path(path).parts[-3:])
-    return _source_file(source, path, name, status, Found(demo.NAME, BY_CONTENT), content_key(path, status.st_size))
+    return _source_file(source, path, name, status, Found(demo.NAME, BY_CONTENT), look(path, status.st_size).content)
 
 
 def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
@@ -245,11 +245,9 @@ def _source_file(source: str, path: str, name: str, status: os.stat_result, kind
 
 def _names(path: str, files: list[str]) -> dict[str, str]:
     """Names files as the manifest does: from the folder that was given, or that they have in common."""
-    root = (
-        path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
-    )
-    base = os.path.join(os.path.abspath(root), "")
     places = {file: os.path.abspath(file) for file in files}
+    root = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(place) for place in places.values()])
+    base = os.path.join(os.path.abspath(root), "")
     return {
         file: place[len(base) :] if place.startswith(base) else Path(os.path.relpath(file, root)).as_posix()
         for file, place in places.items()
@@ -304,10 +302,8 @@ def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
     if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
         return []
     deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
-    folder = glob.escape(str(Path(path)))
-    return [
-        "or name what to read: --docs " + " ".join(shlex.quote(f"{folder}/{deep}*{suffix}") for suffix in sorted(ours))
-    ]
+    globs = [shlex.quote(f"{glob.escape(str(Path(path)))}/{deep}*{suffix}") for suffix in sorted(ours)]
+    return [f"or name what to read: --docs {' '.join(globs)}"]
 
 
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:

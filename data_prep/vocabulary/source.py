@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_table
 from data_prep.common.hub import find_folder
-from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from data_prep.vocabulary.vocabulary import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -27,14 +27,14 @@ FILES = (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
 KINDS = ("BertTokenizer", "BertTokenizerFast")
 """Classes of transformers that cut text as it is cut here."""
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Those that do what tokenizer.json says, whatever that is."""
+"""Classes of transformers that cut text as tokenizer.json says."""
 STEPS = {
     ("normalizer", "type"): "BertNormalizer",
     ("pre_tokenizer", "type"): "BertPreTokenizer",
     ("model", "type"): "WordPiece",
     ("model", "continuing_subword_prefix"): "##",
 }
-"""What a tokenizer.json says of one that cuts text as it is cut here."""
+"""What tokenizer.json must say so that text is cut as it is here."""
 NORMALIZER = {
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -101,9 +101,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     lower = says.get("do_lower_case", not has_capitals(pieces))
     needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
     for name in (name for name, value in needed.items() if says.get(name, value) != value):
-        how = f"{name} = {json.dumps(says[name])}" + " in text that keeps case" * (
-            name == "strip_accents" and not lower
-        )
+        where = " in text that keeps case" if name == "strip_accents" and not lower else ""
+        how = f"{name} = {json.dumps(says[name])}{where}"
         raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
     return Vocabulary(pieces, cased=not lower)
 
@@ -118,9 +117,8 @@ def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
     for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
         part = tokenizer.get(step) or {"type": None}
         if (says := part.get(key, needed)) != needed:
-            raise UserError(
-                f"{folder / TOKENIZER}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here"
-            )
+            how = f"{step}.{key} = {json.dumps(says)}"
+            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
 
 
 def folder_of_vocabulary(folder: Path) -> Path:

@@ -124,7 +124,7 @@ def hider(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def first(texts: Iterable[str], count: int) -> list[str]:
-    """So many of the texts, by an order that depends on themselves alone and looks like chance."""
+    """The first so many texts, in an order that looks like chance and depends on the texts alone."""
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
 
 

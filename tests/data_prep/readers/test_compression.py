@@ -16,8 +16,9 @@ import zstandard
 from support.reading import COMPRESS, read, write
 
 from data_prep.common.errors import UserError
-from data_prep.readers import compression, cutting
+from data_prep.readers import compression
 from data_prep.readers.cutting import decompressed
+from data_prep.readers.identity import HEAD, look
 
 LINE = b'{"text": "%s"}\n' % (b"a " * 500)
 
@@ -127,7 +128,7 @@ def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
 def test_the_head_of_a_bomb_is_read_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "x.bz2", bz2.compress(bytes(50_000_000)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    assert len(cutting.read_head(path, 1 << 14)) == 1 << 14
+    assert len(look(path, path.stat().st_size).head) == HEAD
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 0.5
 
 
