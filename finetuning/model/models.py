@@ -72,7 +72,7 @@ def fine_tuned_head(model: Model) -> TaskHead:
 def newest_export() -> Path:
     """The newest of the models in `PLACES` that are for no task, by the time of their weights; rank 0 looks, where
     ranks are connected."""
-    newest = None
+    newest: Path | None = None
     if place()[0] == 0:
         whole = [
             folder

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretraining.config.settings import divisors
+from pretraining.config.settings import Recipe, divisors
 from pretraining.model.shape import Shape
 from pretraining.planning.memory import (
     CPU_PIECES,
     GPU_ELEMENTS,
     Heaviest,
     Room,
-    fits_by_estimate,
     largest_that_fits,
     plan_memory,
 )
+from pretraining.planning.plan import Target
 
 BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
 
@@ -59,10 +59,15 @@ def test_long_sequences_can_always_be_computed_one_by_one() -> None:
 
 
 def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
-    memory = plan_memory(BASE.shape, "bf16", ranks=1, zero=1)
-    needed = memory.device + BASE.activations(64, on_cpu=False)
-    assert not fits_by_estimate(BASE, memory, Room(needed), 64)
-    assert fits_by_estimate(BASE, memory, Room(1.1 * needed), 64)
-    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed), 128)
-    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed, on_cpu=True), 64)
+    phase = {"name": "short", "length": BASE.length, "batch": 256, "micro_batch": "auto"}
+    recipe = Recipe.model_validate({"model": {"size": "base"}, "phases": [phase]})
+
+    def fits(room: Room, sequences: int) -> bool:
+        return Target(recipe, None, "bf16", room, ranks=1).fits(recipe.phases[0], 1, sequences)
+
+    needed = plan_memory(BASE.shape, "bf16", ranks=1, zero=1).device + BASE.activations(64, on_cpu=False)
+    assert not fits(Room(needed), 64)
+    assert fits(Room(1.1 * needed), 64)
+    assert not fits(Room(1.1 * needed), 128)
+    assert not fits(Room(1.1 * needed, on_cpu=True), 64)
     assert BASE.activations(64, on_cpu=True) > BASE.activations(64, on_cpu=False), "it keeps the probabilities"
