@@ -194,8 +194,3 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int 
     """The largest of these sizes, given in their order, that fits; None where none does. Few are tried."""
     count = bisect_left(sizes, True, key=lambda size: not fits(size))
     return sizes[count - 1] if count else None
-
-
-def fits_by_estimate(heaviest: Heaviest, memory: Memory, room: Room, sequences: int) -> bool:
-    """Whether a micro-batch probably fits beside the weights, gradients and the optimizer's state."""
-    return memory.device + heaviest.activations(sequences, room.on_cpu) <= room.usable
