@@ -38,12 +38,12 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     return faults
 
 
-def sizes_of(shape: Shape) -> dict[str, Any]:
+def sizes_of(shape: Shape) -> dict[str, float]:
     """The settings of a recipe's model that make this shape."""
     return {name: getattr(shape, name) for name in Model.model_fields if name != "size"}
 
 
-def _differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) -> Iterator[tuple[Key, str]]:
+def _differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
     """The sizes that a recipe gives and its base model has otherwise. More positions may be added, as new ones."""
     for setting, theirs in sizes.items():
         given = model.get(setting, theirs)

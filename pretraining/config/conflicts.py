@@ -5,19 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, shown
 from data_prep.settings import SHORTEST
 from pretraining.config.settings import (
     SCHEDULE_KEYS,
-    Compute,
+    Computing,
     Model,
-    Optimizer,
-    Parallel,
     Phase,
-    Precision,
     Recipe,
     count_micro_batches,
     largest_divisor,
@@ -64,22 +61,6 @@ OPEN = (
     "seq_parallel_communication_data_type", "wall_clock_breakdown", "wandb", "zero_optimization",
 )  # fmt: skip
 """Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
-
-
-class Computing(Protocol):
-    """The sections that settings of pre-training and of fine-tuning share."""
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def precision(self) -> Precision: ...
-
-    @property
-    def parallel(self) -> Parallel: ...
-
-    @property
-    def compute(self) -> Compute: ...
 
 
 def find_faults(

@@ -1,7 +1,7 @@
 """What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
 
-`reading.py` and `overrides.py` read recipes, and `conflicts.py` knows which settings do not go together. The docstring
-of a setting is shown to users where the setting is missing.
+`overrides.py` reads recipes, and `conflicts.py` knows which settings do not go together. The docstring of a setting is
+shown to users where the setting is missing.
 """
 
 from __future__ import annotations
@@ -240,7 +240,20 @@ class Guards(Section):
     """Seconds without any progress after which the run ends, naming the rank that the others wait for."""
 
 
-class Recipe(Section):
+class Computing(Section):
+    """The sections that settings of pre-training and of fine-tuning share."""
+
+    optimizer: Optimizer = Optimizer()
+    """What turns gradients into weights."""
+    precision: Precision = Precision()
+    """In which numbers the model computes."""
+    parallel: Parallel = Parallel()
+    """How the ranks share the work."""
+    compute: Compute = Compute()
+    """How the arithmetic is done."""
+
+
+class Recipe(Computing):
     """All that decides how a model is trained."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
@@ -258,14 +271,6 @@ class Recipe(Section):
     """The encoder."""
     data: Data = Data()
     """The shards."""
-    optimizer: Optimizer = Optimizer()
-    """What turns gradients into weights."""
-    precision: Precision = Precision()
-    """In which numbers the model computes."""
-    parallel: Parallel = Parallel()
-    """How the ranks share the work."""
-    compute: Compute = Compute()
-    """How the arithmetic is done."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
     """The stretches of training, in their order."""
     evaluation: Evaluation = Evaluation()

@@ -100,30 +100,29 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     ]
     for layer in range(shape.layers):
         weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
-    pooler = _pretraining_head("pooler", shape)
+    of_pretraining = _pretraining_heads(shape)
     if heads == "none":
-        return weights + pooler
+        return weights + of_pretraining["pooler"]
     if isinstance(heads, TaskHead):
         theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
-        return weights + pooler * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
+        return weights + of_pretraining["pooler"] * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
     for name in find_objective(shape).exported(shape):
-        weights += _pretraining_head(name, shape)
+        weights += of_pretraining[name]
     return weights
 
 
-def _pretraining_head(name: str, shape: Shape) -> list[Weight]:
-    """The weights of a head that classes of transformers have, by our name."""
+def _pretraining_heads(shape: Shape) -> dict[str, list[Weight]]:
+    """The weights of the heads that classes of transformers have, by our names."""
     h, prediction = shape.hidden, "cls.predictions"
-    if name == "pooler":
-        return _affine("pooler", ["bert.pooler.dense"], h, h)
-    if name == "next_head":
-        return _affine("next_head", ["cls.seq_relationship"], 2, h)
-    assert name == "masked_head", f"transformers has no place for {name}"
-    return [
-        *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
-        *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
-        Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
-    ]
+    return {
+        "pooler": _affine("pooler", ["bert.pooler.dense"], h, h),
+        "masked_head": [
+            *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
+            *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
+            Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
+        ],
+        "next_head": _affine("next_head", ["cls.seq_relationship"], 2, h),
+    }
 
 
 def has_pairs(names: Iterable[str]) -> bool:

@@ -20,7 +20,7 @@ its state, and `--check` counts it. Settings of its own are a class that derives
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -106,11 +106,11 @@ class Optimizer(ABC):
             "bias correction" if settings.bias_correction else "no bias correction",
         ]
 
-    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> FlatOptimizer:
-        """Makes PyTorch's optimizer of these groups of parameters."""
+    def steps(self) -> type[FlatOptimizer]:
+        """The class that makes its steps: by default one that calls `update` for one parameter after another."""
         from pretraining.optimizers.steps.by_parameter import ByParameter
 
-        return ByParameter(self, groups, settings)
+        return ByParameter
 
     def update(
         self,

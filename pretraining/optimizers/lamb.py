@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -59,10 +59,10 @@ class LambDeclaration(Optimizer):
         facts += ["gradients divided by their norm"] if own(settings).normalize else []
         return [*adam, *facts]
 
-    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> Lamb:
+    def steps(self) -> type[Lamb]:
         from pretraining.optimizers.steps.lamb import Lamb
 
-        return Lamb(self, groups, own(settings))
+        return Lamb
 
 
 def own(settings: OptimizerSettings) -> LambSettings:

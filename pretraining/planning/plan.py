@@ -117,10 +117,6 @@ class PhasePlan:
         return None if self.sequences is None else self.sequences * self.statistics.pieces
 
     @property
-    def flops(self) -> float | None:
-        return None if self.sequences is None else self.sequences * self.statistics.flops
-
-    @property
     def epochs(self) -> float | None:
         """How often the text is read; another duplicate of it every time, until all were read."""
         examples = self.statistics.examples

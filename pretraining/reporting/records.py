@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 
@@ -155,11 +155,12 @@ class EvaluationRecord(LearningRecord):
     """The figures of the objective in words of the console."""
 
     @classmethod
-    def of(cls, figures: Mapping[str, Any]) -> EvaluationRecord:
+    def of(cls, figures: Mapping[str, float]) -> EvaluationRecord:
         """The record of these figures, as `figures` gives them."""
-        own = {each.name for each in fields(cls)}
+        own = ("step", "phase", "scored_examples", "evaluation_seconds")
+        step, phase, examples, seconds = (figures[name] for name in own)
         learns = {name: value for name, value in figures.items() if name not in own}
-        return cls(learns=learns, **{name: figures[name] for name in own & figures.keys()})
+        return cls(int(step), int(phase), learns, int(examples), seconds)
 
     def line(self) -> str:
         return "  ".join([f"validation {self.step}: {self.said[0]}", *self.said[1:]])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
 from pretraining.processes.group import device_of
 
@@ -19,28 +17,14 @@ WEIGHT, GRADIENT = "weight", "gradient"
 class ByParameter(FlatOptimizer):
     """Moves parameters by the `update` that the declaration of an optimizer has."""
 
-    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
-        super().__init__(kind, groups, settings)
-        self.settings = settings
-        self._flats: dict[int, FlatTensor] = {}
-        """what a flat tensor holds, found by its id"""
+    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        for tensor in tensors:
+            self._move_one(self.flats[id(tensor)], learning_rate, decay)
 
-    def prepare(
-        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
-    ) -> None:
-        self._flats = {id(flat.tensor): flat for flat in flat_tensors}
-        self._fused_parts, self._shapes = fused_parts, shapes
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is not None:
-                    self._move(group, self._flats[id(tensor)], tensor.grad)
-
-    def _move(self, group: dict[str, Any], flat: FlatTensor, gradients: Tensor) -> None:
+    def _move_one(self, flat: FlatTensor, learning_rate: float, decay: float) -> None:
         """Moves the parameters of a flat tensor; all ranks of its group go through them in the same order."""
+        gradients = flat.tensor.grad
+        assert gradients is not None
         gradients.mul_(self.scale)
         state = self.state_of(flat.tensor)
         state["step"] += 1
@@ -50,7 +34,7 @@ class ByParameter(FlatOptimizer):
             for values in self._values(flat, name, parts, sources):
                 weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
                 change = self.kind.update(name, weight, gradient, values, int(state["step"]), self.settings)
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=group["lr"])
+                weight.mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
 
     def _values(
         self, flat: FlatTensor, name: str, parts: list[Slice], sources: Mapping[str, Tensor]
@@ -61,9 +45,9 @@ class ByParameter(FlatOptimizer):
             for part in parts:
                 yield {kind: flat.of(part, source) for kind, source in sources.items()}
             return
-        whole = {kind: gathered(flat, parts, source, self._shapes[name]) for kind, source in sources.items()}
-        blocks = {kind: values.chunk(self._fused_parts(name)) for kind, values in whole.items()}
-        for number in range(self._fused_parts(name)):
+        whole = {kind: gathered(flat, parts, source, self.shapes[name]) for kind, source in sources.items()}
+        blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
+        for number in range(self.fused_parts(name)):
             yield {kind: values[number] for kind, values in blocks.items()}
         for kind, source in sources.items():
             for part in parts:

@@ -45,15 +45,10 @@ class FlatOptimizer(torch.optim.Optimizer):
     """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
-        defaults = {
-            "lr": 0.0,
-            "betas": settings.betas,
-            "eps": settings.epsilon,
-            "weight_decay": settings.weight_decay,
-            "bias_correction": settings.bias_correction,
-        }
-        super().__init__(groups, defaults)
-        self.kind = kind
+        super().__init__(groups, {"lr": 0.0, "weight_decay": settings.weight_decay})
+        self.kind, self.settings = kind, settings
+        self.flats: dict[int, FlatTensor] = {}
+        """what a flat tensor holds, found by its id"""
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """the norm over all weights and ranks, which a step may ask for"""
         self.scale: Tensor | float = 1.0
@@ -66,6 +61,20 @@ class FlatOptimizer(torch.optim.Optimizer):
 
         `fused_parts` says how many parameters of the paper lie one after another in one of ours.
         """
+        self.flats = {id(flat.tensor): flat for flat in flat_tensors}
+        self.fused_parts, self.shapes = fused_parts, shapes
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+            if tensors:
+                self.move(tensors, group["lr"], group["weight_decay"])
+
+    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
+        raise NotImplementedError
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """What the last step has to show as distributions: by name, then by part of the model."""
@@ -86,7 +95,7 @@ def is_decayed(name: str) -> bool:
     return not (name.endswith("bias") or ".norm." in name)
 
 
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Groups parameters: those with weight decay, and those without."""
     decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
     others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
@@ -95,4 +104,5 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
     """Makes the optimizer that the settings name."""
-    return find_optimizer(settings).build(parameter_groups(model), settings)
+    kind = find_optimizer(settings)
+    return kind.steps()(kind, _parameter_groups(model), settings)
