@@ -7,7 +7,8 @@ BIN := .venv/bin
 LOCK ?= requirements.lock
 CHECK := data_prep/common/beginning.py
 INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# A process more than the two cores of CI: while one waits, for a signal, a silence or a clock, others compute.
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 

@@ -199,9 +199,9 @@ def be_program(entry: str, words: Sequence[str], folder: Path) -> None:
     runpy.run_path(entry, run_name="__main__")
 
 
-def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float = 90.0) -> Done:
+def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float = 90.0, **environment: str) -> Done:
     """Runs a script in a process that no launcher has started."""
-    alone = start(1, be_program, entry, list(words), folder, launched=False)
+    alone = start(1, be_program, entry, list(words), folder, environment=environment, launched=False)
     return alone.wait(seconds)[0]
 
 

@@ -75,7 +75,7 @@ def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, fold
 
 
 def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:
-    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "5") == 1
+    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "3") == 1
     found = results(folder)
     assert found["one"]["ended"] == "ran out of time"
     assert found["one"]["measured"] == {"figure": 7}
