@@ -24,7 +24,7 @@ from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
 from finetuning.running.base import Base
-from finetuning.running.loop import Run
+from finetuning.running.loop import Tuner
 from finetuning.running.outputs import outputs_of
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
@@ -130,7 +130,7 @@ class Uninterrupted(Control):
         yield
 
 
-class TurnedRun(Run):
+class TurnedRun(Tuner):
     """Our run, an epoch in a turn."""
 
     turns: InTurns

@@ -30,14 +30,14 @@ from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.model.serving import ServedModel, check_int8
-from finetuning.places import MODEL
 from finetuning.ragged import Ragged
-from finetuning.running.feature_folder import has_features, read_features
+from finetuning.results import MODEL
+from finetuning.running.base import has_features, read_features
 from finetuning.running.outputs import in_order, logits_in_batches
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.scores import answers, probabilities
 from finetuning.tasks.sentences import SentenceItems
-from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.config.settings import Dtype
@@ -270,11 +270,11 @@ class _Spans(_Use):
 
     usual = ("question", "context")
 
-    def items(self, rows: Sequence[Texts]) -> Windows:
-        return Windows([(question, context) for question, context in rows], self.cutter, self.settings)
+    def items(self, rows: Sequence[Texts]) -> TextWindows:
+        return TextWindows([(question, context) for question, context in rows], self.cutter, self.settings)
 
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
-        assert isinstance(items, Windows)
+        assert isinstance(items, TextWindows)
         threshold = self.task.get("threshold")
         found = []
         for each in find_answers(items, outputs, optional=threshold is not None):

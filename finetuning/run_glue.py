@@ -32,7 +32,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from finetuning.inputs import Cutter
-from finetuning.places import PREDICTIONS
+from finetuning.results import PREDICTIONS
 from finetuning.session.command import Command, find_data
 from finetuning.session.session import main
 from finetuning.settings import FineTuning

@@ -20,7 +20,7 @@ from pretraining.config.settings import Checkpoints, Compute, Logging, Optimizer
 Rate = Annotated[float, Field(gt=0)]
 
 
-class Dropout(Section):
+class DropoutShares(Section):
     """How much is dropped; what is not said is as the model's config says."""
 
     hidden: Fraction | None = None
@@ -110,7 +110,7 @@ class FineTuning(Section):
     """How often dev is scored in an epoch; at the end in any case."""
     patience: Count = 0
     """Stop after so many evaluations without a better score, and keep the best weights; 0: train to the end."""
-    dropout: Dropout = Dropout()
+    dropout: DropoutShares = DropoutShares()
     """How much is dropped."""
     search: Search = Search()
     """Which runs a task gets."""
@@ -161,8 +161,8 @@ def load_settings(
 
 SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
 """Settings that may be searched, and what a search calls their values."""
-VARIED = (*SEARCHED, "seed")
-"""Settings in which the runs of a task differ."""
+VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs", "seed": "seeds"}
+"""Settings in which the runs of a task differ, and what people call them."""
 
 
 def _instead_of_searches(overrides: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,8 +15,8 @@ from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
 from finetuning.running.records import Progress, ScoreRecord, StepRecord
-from finetuning.running.starting import RunState, Weights, find_start, open_log
-from finetuning.running.without_training import certainty_of
+from finetuning.running.starting import TuningState, Weights, find_start, open_log
+from finetuning.running.without_training import scores_of, with_certainty
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.writing import Saver
@@ -30,7 +29,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
-class Run:
+class Tuner:
     """One task, one setting of everything, one seed. All ranks make it and go through it together."""
 
     def __init__(
@@ -55,7 +54,7 @@ class Run:
         self.next_record = 0
         self.saver = Saver(folder, settings.checkpoints, self.log.say)
 
-    def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
+    def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
         batches = closing(self.batches.iterate(self.state.step))
@@ -161,17 +160,16 @@ class Run:
             return
         with self.meter.watch.pause():
             outputs = outputs_of(self.engine, task.head.kind, task.dev, self.context)
-            scores = {name: task.score(name, output) for name, output in outputs.items()}
-            first = next(iter(scores))
-            better = state.best is None or scores[first][task.metric] > state.best
+            scores = scores_of(task, outputs)
+            score = next(iter(scores.values()))[task.metric]
+            better = state.best is None or score > state.best
             kept = better if self.settings.patience else state.step == self.steps
             if kept:
                 outputs |= outputs_of(self.engine, task.head.kind, task.test, self.context)
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
-            state.best, state.worse = (scores[first][task.metric], 0) if better else (state.best, state.worse + 1)
+            state.best, state.worse = (score, 0) if better else (state.best, state.worse + 1)
             if kept:
-                state.scores, state.certainty = scores, certainty_of(task, outputs)
-                state.degenerate = task.is_degenerate(first, outputs[first])
+                state.kept = with_certainty(task, scores, outputs)
                 with self.context.watch.pause():
                     self._keep(self, outputs)
             state.scored = state.step
@@ -180,7 +178,7 @@ class Run:
         """Saves where the run stands."""
         with self.meter.watch.pause():
             self.log.sync()
-            self.saver.save(self.engine, self.state.step, asdict(self.state), self.meter.state())
+            self.saver.save(self.engine, self.state.step, self.state.model_dump(), self.meter.state())
 
     def stop(self, decision: Decision) -> NoReturn:
         """Ends the run before its end, and saves first."""

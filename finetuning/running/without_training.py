@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.model.heads import TaskModel
 from finetuning.model.models import Model
+from finetuning.results import Figures, ModelScores
 from finetuning.running.outputs import Outputs, all_logits
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -21,8 +20,6 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import StoppedError
 
-CERTAINTY = ("items", "spreads", "classes")
-"""What results.json says of how sure the figures of every split are."""
 LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
 """Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
 
@@ -51,22 +48,22 @@ def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Co
         ) from None
 
 
-def score(task: Task, outputs: Outputs, predictions: Path) -> dict[str, Any]:
-    """Scores the outputs for all splits, and writes what they say; returns what results.json says of it."""
-    scores = {split: task.score(split, outputs[split]) for split in task.dev}
-    for split, output in outputs.items():
-        task.write_predictions(split, output, predictions)
+def scores_of(task: Task, outputs: Outputs) -> dict[str, Figures]:
+    """The figures of all splits that have labels."""
+    return {split: task.score(split, outputs[split]) for split in task.dev}
+
+
+def with_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
+    """Adds to the figures of a model how sure they are."""
+    certain = {split: task.certainty(split, outputs[split]) for split in task.dev}
     first = next(iter(task.dev))
-    degenerate = task.is_degenerate(first, outputs[first])
-    told = {"score": scores[first][task.metric], "scores": scores, **certainty_of(task, outputs)}
-    return {**told, "degenerate": degenerate}
-
-
-def certainty_of(task: Task, outputs: Outputs) -> dict[str, dict[str, Any]]:
-    """How sure the figures of the splits of dev are, as results.json says it: the items of each, the spreads of its
-    figures, and its classes."""
-    found = {split: asdict(task.certainty(split, outputs[split])) for split in task.dev}
-    return {name: {split: each[name] for split, each in found.items()} for name in CERTAINTY}
+    return ModelScores(
+        scores=scores,
+        items={split: each.items for split, each in certain.items()},
+        spreads={split: each.spreads for split, each in certain.items()},
+        classes={split: each.classes for split, each in certain.items()},
+        degenerate=task.is_degenerate(first, outputs[first]),
+    )
 
 
 def as_it_was_trained(folder: Path, overrides: Sequence[str]) -> list[str]:

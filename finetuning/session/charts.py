@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.arrays import Array
+from finetuning.results import ClassFigures, RunResult
 from finetuning.session.look import Measured
 from finetuning.tasks.certainty import wilson
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, smooth
@@ -123,7 +124,7 @@ MOST_CLASSES = 40
 """Classes that are drawn; of more, those with the lowest recall."""
 
 
-def by_class(classes: Mapping[str, Mapping[str, float | None]], title: str) -> Figure:
+def by_class(classes: Mapping[str, ClassFigures], title: str) -> Figure:
     """Recall and precision of every class, as results.json has them, with the interval that so many items leave."""
     names = [*classes]
     recall, precision, items, said = (
@@ -200,25 +201,24 @@ VARIED = {"batch": "batch {}", "epochs": "{:g} epochs", "seed": "seed {}"}
 """The settings that make the rows of a grid, and how a row says them."""
 
 
-def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str, items: int) -> Figure:
+def grid(runs: Mapping[str, RunResult], best: str | None, title: str, items: int) -> Figure:
     """The scores of all runs by learning rate, and by batch, epochs and seed where they differ.
 
     The colours reach as far as scores on so many items differ by chance, or farther: what may be one is alike.
-    `runs` has the settings of each with its `score`, which is None where the run failed, and whether it is
-    `degenerate`: such runs are hatched. The best one has a frame.
+    Runs that failed, or whose model says the same of every item, are hatched. The best one has a frame.
     """
-    rates = sorted({run["learning_rate"] for run in runs.values()})
-    values = {name: sorted({run[name] for run in runs.values()}) for name in VARIED}
+    rates = sorted({run.settings["learning_rate"] for run in runs.values()})
+    values = {name: sorted({run.settings[name] for run in runs.values()}) for name in VARIED}
     rows = list(product(*values.values()))
     figure = new_figure(1.9 + 0.36 * len(rows))
     axes = figure.subplots()
-    scored = [run["score"] for run in runs.values() if run["score"] is not None and not run.get("degenerate")]
+    scored = [run.score for run in runs.values() if run.score is not None and not run.degenerate]
     high = max(scored, default=1.0)
     least, most = wilson(np.clip(high, 0.0, 1.0) * items, items)
     low = min([*scored, high - float(most - least)])
     for name, run in runs.items():
-        place = (rates.index(run["learning_rate"]), rows.index(tuple(run[key] for key in VARIED)))
-        height = None if run["score"] is None else (run["score"] - low) / (high - low)
+        place = (rates.index(run.settings["learning_rate"]), rows.index(tuple(run.settings[key] for key in VARIED)))
+        height = None if run.score is None else (run.score - low) / (high - low)
         _cell(axes, place, run, height, name == best)
     said = [[VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if len(values[key]) > 1] for row in rows]
     rounded = [re.sub(r"\.?0*e([+-])0?", r"e\1", f"{rate:e}") for rate in rates]
@@ -234,19 +234,19 @@ def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str, it
     return figure
 
 
-def _cell(axes: Axes, place: tuple[int, int], run: Mapping[str, Any], height: float | None, is_best: bool) -> None:
+def _cell(axes: Axes, place: tuple[int, int], run: RunResult, height: float | None, is_best: bool) -> None:
     """Draws one run of a grid; `height` says where its score lies between those of all, from 0 to 1."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     column, row = place
-    doubtful = height is None or run.get("degenerate")
+    doubtful = height is None or run.degenerate
     color = "white" if doubtful or height is None else colormaps["Blues"](0.1 + 0.75 * height)
     box = Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=color)
     box.set(edgecolor=ORANGE if is_best else GREY if doubtful else "white", linewidth=3 if is_best else 1)
     box.set(hatch="///" if doubtful else None, zorder=3 if is_best else 2)
     axes.add_patch(box)
-    text = "failed" if run["score"] is None else f"{100 * run['score']:.1f}"
+    text = "failed" if run.score is None else f"{100 * run.score:.1f}"
     said = axes.text(column, row, text, ha="center", va="center", zorder=4)
     said.set(weight="bold" if is_best else "normal")
     if doubtful:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from finetuning.places import PREDICTIONS
+from finetuning.results import PREDICTIONS, TaskResult
 from finetuning.session import charts
 from finetuning.session.look import measure
-from finetuning.settings import VARIED
 from finetuning.tasks.task import Task
 from pretraining.reporting.figures import save
 from pretraining.reporting.metrics_file import METRICS
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(task: Task, folder: Path, results: Mapping[str, Any]) -> list[str]:
+def draw(task: Task, folder: Path, result: TaskResult) -> list[str]:
     """Draws the charts of a task; returns lines on those that could not be drawn."""
     warnings = []
-    for name, make in _charts(task, folder, results):
+    for name, make in _charts(task, folder, result):
         try:
             if (figure := make()) is not None:
                 save(figure, folder / f"{name}.png")
@@ -31,26 +30,19 @@ def draw(task: Task, folder: Path, results: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _charts(task: Task, folder: Path, results: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
+def _charts(task: Task, folder: Path, result: TaskResult) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
     """The names of the charts that there can be, and how each is drawn."""
-    runs, best, metric = results["runs"], results["best"], results["metric"]
+    runs, best, metric = result.runs, result.best, result.metric
     if metrics := {name: folder / name / METRICS for name in runs if (folder / name / METRICS).exists()}:
         yield "curves", lambda: charts.curves(metrics, best, metric, task.name)
     if len(metrics) > 1:
-        yield (
-            "grid",
-            lambda: charts.grid(
-                {name: _cell(runs[name]) for name in metrics},
-                best,
-                f"{task.name}: {metric}",
-                len(next(iter(task.dev.values()))),
-            ),
-        )
+        shown, items = {name: runs[name] for name in metrics}, len(next(iter(task.dev.values())))
+        yield "grid", partial(charts.grid, shown, best, f"{task.name}: {metric}", items)
     if metrics:
         yield "lengths", partial(_lengths, task)
     for split in task.dev if best is not None else ():
         yield f"answers_{split}", partial(_answers, task, folder / PREDICTIONS, split)
-        if found := results["classes"].get(split):
+        if found := result.classes.get(split):
             classes = {name: found[name] for name in (*task.head.labels, *found) if name in found}  # in their order
             yield f"classes_{split}", partial(charts.by_class, classes, f"{task.name}, {split}")
 
@@ -71,8 +63,3 @@ def _answers(task: Task, predictions: Path, split: str) -> Figure | None:
     if compared.names:
         return charts.confusion(compared.right, compared.said, compared.names, title)
     return charts.scatter(compared.right, compared.said, title)
-
-
-def _cell(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as the picture of the grid shows it."""
-    return {name: run["settings"][name] for name in VARIED} | {name: run.get(name) for name in ("score", "degenerate")}

@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import tyro
@@ -30,28 +31,25 @@ from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.model.features import LAST_FOUR
 from finetuning.model.models import RUNS, Model, find_model
-from finetuning.places import PLAN, RESULTS
-from finetuning.running.base import Base, identity_of
-from finetuning.running.search import (
-    Member,
-    list_members,
-    remove_worse_models,
-    require_same,
-    results_in,
-    run_member,
-    score_member,
-    what_decides,
-)
+from finetuning.results import PLAN, RESULTS, RunResult
+from finetuning.running import search
+from finetuning.running.base import Base
+from finetuning.running.search import Run
 from finetuning.running.without_training import as_it_was_trained, outputs_of_model, outputs_without_model
 from finetuning.session.command import Command
 from finetuning.session.drawing import draw
 from finetuning.session.look import look
-from finetuning.session.plan import plan
-from finetuning.session.report import conclude, outcome, summary
-from finetuning.session.sharing import memory_of_run, share_machine
-from finetuning.session.workers import BUSY, LOCK, Workers, taken, worker_number
+from finetuning.session.report import conclude, outcome, plan, summary
+from finetuning.session.workers import (
+    BUSY,
+    LOCK,
+    RunProcesses,
+    memory_of_run,
+    share_machine,
+    taken,
+    worker_number,
+)
 from finetuning.settings import FORM, FineTuning, load_settings
-from finetuning.tasks.task import Task
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
@@ -104,7 +102,7 @@ class Session:
             self._read(cast(Literal["cpu", "cuda"], device.type))
         self._share(device)
         if self.command.check:
-            for part in plan(self.tasks, self.runs, self.settings, self.sharing, self.memory):
+            for part in plan(self.runs, self.settings, self.sharing, self.memory):
                 self._print(part)
         else:
             self._work(device)
@@ -162,12 +160,16 @@ class Session:
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks, which go on in their folders only as they were begun."""
-        self.runs = [(task, member) for task in self.tasks for member in self._members(task)]
         self.base = Base(self.model, self.command.from_scratch)
-        self.data = {task.name: identity_of(task) for task in self.tasks}
+        self.runs = {}
         for task in self.tasks:
-            wanted = {member.name: self._identity(task, member) for other, member in self.runs if other is task}
-            require_same(self.out / task.name, wanted)
+            trains = not self.command.evaluate and outputs_without_model(task) is None
+            runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
+            self.runs[task.name] = runs
+
+    @property
+    def all_runs(self) -> list[Run]:
+        return [*chain(*self.runs.values())]
 
     def _work(self, device: torch.device) -> None:
         """Goes through all runs, and concludes from them."""
@@ -179,13 +181,12 @@ class Session:
                 if self.leads and not self.command.share:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", BUSY))
                     self.ending.record_in(self.out)
-                    names = {task.name: [run.name for other, run in self.runs if other is task] for task in self.tasks}
-                    write_json(self.out / PLAN, names)
+                    write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
                 self._print(f"{jobs} runs at a time; every step of each is in its folder, in {METRICS}")
-            with Workers(jobs, device, self.environment) as workers, watch:
+            with RunProcesses(jobs, device, self.environment) as workers, watch:
                 context = Context(self.world, device, self.console, control, watch)
                 self._run_all(context)
                 with watch.pause():
@@ -198,21 +199,22 @@ class Session:
 
     def _share(self, device: torch.device) -> None:
         """Finds how many runs go at a time. All ranks call it together."""
-        left = sum(results_in(self._folder(task, member)) is None for task, member in self.runs)
-        largest = max((member.settings for _, member in self.runs), key=lambda settings: settings.batch)
+        runs = self.all_runs
+        left = sum(not run.is_done for run in runs)
+        largest = max((run.settings for run in runs), key=lambda settings: settings.batch)
         self.memory = max(memory_of_run(task, largest, self.model.shape, device) for task in self.tasks)
-        self.sharing = share_machine(self.settings, self.world, device, len(self.runs), left, self.memory)
+        self.sharing = share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
     def _run_all(self, context: Context, waits: Control | None = None) -> None:
         """Goes through the runs that are not done, but for those that another process has; or `waits` for these."""
-        for task, member in self.runs:
-            folder, name = self._folder(task, member), f"{task.name} {member.name}"
-            if is_done(folder):
+        for run in self.all_runs:
+            name = f"{run.task.name} {run.name}"
+            if done_on_rank_0(run):
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
-                    mine = self.world.rank > 0 or stack.enter_context(taken(folder, waits))
-                if not gather(mine)[0] or is_done(folder):
+                    mine = self.world.rank > 0 or stack.enter_context(taken(run.folder, waits))
+                if not gather(mine)[0] or done_on_rank_0(run):
                     continue
                 if self.sharing.jobs == 1:
                     self._print(name)
@@ -220,58 +222,42 @@ class Session:
                     context = replace(context, run=name)
                 torch.set_num_threads(self.sharing.threads)  # the run before may have had others
                 begun = time.monotonic()
-                results = self._make(task, member, folder, context)
+                result = self._make(run, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
-                left = self._left(task, member, max(time.monotonic() - begun, results.get("seconds", 0.0)))
-                say(self.console, f"{name}  {outcome(results)}{left}")
+                left = self._left(run, max(time.monotonic() - begun, result.seconds or 0.0))
+                say(self.console, f"{name}  {outcome(result)}{left}")
             if self.leads:
-                remove_worse_models(folder.parent)
+                search.remove_worse_models(run.folder.parent)
             gc.collect()
 
-    def _members(self, task: Task) -> list[Member]:
-        """The runs of a task: one where it is scored without training."""
-        if self.command.evaluate or outputs_without_model(task) is not None:
-            return [Member("scored", self.settings, trains=False)]
-        return list_members(self.settings)
+    def _make(self, run: Run, context: Context) -> RunResult:
+        """Goes through a run."""
+        if run.trains:
+            return search.train(run, self.base, context, self._epochs_after(run))
+        outputs = outputs_without_model(run.task) or outputs_of_model(run.task, self.model, run.settings, context)
+        return search.score(run, outputs, context)
 
-    def _make(self, task: Task, member: Member, folder: Path, context: Context) -> dict[str, Any]:
-        """Goes through a run; returns its results."""
-        identity = self._identity(task, member)
-        if member.trains:
-            epochs = self._epochs_after(task, member)
-            return run_member(task, member, self.base, folder, identity, context, epochs)
-        outputs = outputs_without_model(task) or outputs_of_model(task, self.model, member.settings, context)
-        return score_member(task, member, outputs, folder, identity, context)
-
-    def _epochs_after(self, task: Task, member: Member) -> float:
+    def _epochs_after(self, run: Run) -> float:
         """The epochs of the runs of a task that are not done, without this one: of those at a time one counts."""
-        others = [other for of, other in self.runs if of is task and other is not member and other.trains]
-        left = [other.settings.epochs for other in others if results_in(self._folder(task, other)) is None]
-        return sum(left) / self.sharing.jobs
+        others = [other for other in self.runs[run.task.name] if other is not run and other.trains]
+        return sum(other.settings.epochs for other in others if not other.is_done) / self.sharing.jobs
 
-    def _left(self, task: Task, member: Member, seconds: float) -> str:
+    def _left(self, run: Run, seconds: float) -> str:
         """A line on how long the other runs of a task will still take, where this one took so many seconds."""
-        after = self._epochs_after(task, member)
-        return f"\n  {duration(seconds / member.settings.epochs * after)} left for {task.name}" if after else ""
-
-    def _folder(self, task: Task, member: Member) -> Path:
-        return self.out / task.name / member.name
-
-    def _identity(self, task: Task, member: Member) -> dict[str, Any]:
-        """What the outcome of a run depends on, in JSON."""
-        return {"settings": what_decides(member.settings), "model": self.base.identity, "data": self.data[task.name]}
+        after = self._epochs_after(run)
+        return f"\n  {duration(seconds / run.settings.epochs * after)} left for {run.task.name}" if after else ""
 
     def _conclude(self) -> None:
         """Tells what came of all runs, and keeps the best of every task."""
-        results = [conclude(task, self.out / task.name, self.data[task.name]) for task in self.tasks]
-        write_json(self.out / RESULTS, {result["task"]: result for result in results})
+        results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
+        write_json(self.out / RESULTS, {result.task: result.as_dict() for result in results})
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw(task, self.out / task.name, result):
                 self._print(warning)
         for part in summary(results, self.out):
             self._print(part)
         self.command.finish(self.out, self.tasks, self.console)
-        if lost := [result["task"] for result in results if result["best"] is None]:
+        if lost := [result.task for result in results if result.best is None]:
             raise UserError(f"{', '.join(lost)}: no run has a score; the reasons stand in {self.out / RESULTS}")
 
     def _print(self, what: RenderableType) -> None:
@@ -307,7 +293,7 @@ def length_doubts(settings: FineTuning, model: Model) -> list[str]:
     ]
 
 
-def is_done(folder: Path) -> bool:
+def done_on_rank_0(run: Run) -> bool:
     """Whether a run has results, as rank 0 sees it: files may reach other machines later, or not at all."""
-    done: bool = gather(results_in(folder) is not None)[0]
+    done: bool = gather(run.is_done)[0]
     return done

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from data_prep.common.arrays import Array
+from finetuning.results import ClassFigures
 from finetuning.tasks.scores import Tally
 
 DRAWS, MOST = 200, 10_000
@@ -28,9 +29,9 @@ class Certainty:
 
     items: int
     """Texts, questions or sentences: whatever was chosen by itself."""
-    spreads: Mapping[str, float]
+    spreads: dict[str, float]
     """The standard errors of figures by their names."""
-    classes: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    classes: dict[str, ClassFigures] = field(default_factory=dict)
     """Of each class or type: its items, how often it was said, and recall and precision with their spreads."""
 
 
@@ -54,9 +55,9 @@ def spread_of_share(right: float, items: float) -> float:
     return math.sqrt(share * (1 - share) / max(items, 1))
 
 
-def of_classes(names: Sequence[str], tally: Tally) -> dict[str, dict[str, float | None]]:
+def of_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigures]:
     """Recall and precision of every class with their spreads, null where it has no items, or was never said."""
-    found: dict[str, dict[str, float | None]] = {}
+    found: dict[str, ClassFigures] = {}
     for name, right, true, said in zip(names, *(each.tolist() for each in tally), strict=True):
         found[name] = {"items": true, "said": said}
         for figure, among in (("recall", true), ("precision", said)):

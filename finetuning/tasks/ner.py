@@ -25,14 +25,14 @@ from data_prep.common.files import replacing
 from finetuning.files.splits import find_splits, name_files, on_the_hub
 from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
 from finetuning.inputs import Cutter
-from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
+from finetuning.results import Figures, predictions_file
 from finetuning.settings import FineTuning
 from finetuning.tasks.certainty import Certainty, of_classes, spreads
 from finetuning.tasks.scores import Tally, tally
 from finetuning.tasks.seen import Lengths, Seen
 from finetuning.tasks.tagged_words import TaggedWords, Words
-from finetuning.tasks.task import Column, Compared, Scores, Task
+from finetuning.tasks.task import Column, Compared, Task
 from pretraining.huggingface.weights import TaskHead
 
 FILES = {
@@ -133,7 +133,7 @@ class Tagging(Task):
         lengths = Lengths("sentences", "length", self._length, items.whole_lengths, cuts=False)
         return Seen((texts,), answers, (lengths,), {name: int(count) for name, count in counts.items()})
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
         words = self._items[split].words
         assert words.tags is not None

@@ -16,13 +16,13 @@ from data_prep.common.files import replacing
 from finetuning.files.held_out import choose_held_out
 from finetuning.files.tables import Table, read_tsv
 from finetuning.inputs import Cutter, Encoded
-from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
+from finetuning.results import Figures, predictions_file
 from finetuning.scale import Scale
 from finetuning.tasks import scores
 from finetuning.tasks.certainty import Certainty, of_classes, spread_of_share, spreads
 from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.task import Column, Compared, Scores, Task
+from finetuning.tasks.task import Column, Compared, Task
 from pretraining.huggingface.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
@@ -105,7 +105,7 @@ class SentenceTask(Task):
         many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Computes the figures of a split of `dev`."""
         return scores.figures(self.head.kind, self.metrics, *self._answers(split, outputs))
 

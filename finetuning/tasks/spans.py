@@ -31,7 +31,7 @@ class Places(NamedTuple):
     ends: Array
 
 
-class Windows:
+class TextWindows:
     """Questions with texts, as sequences that fit the model: a long text makes several windows, which overlap.
 
     The windows of a question follow one another. Each is an item without labels. Nothing is cut into pieces before
@@ -165,7 +165,7 @@ class Answers:
         return "" if best is None or (threshold is not None and self.odds > threshold) else best.text
 
 
-def find_answers(windows: Windows, outputs: Ragged, optional: bool) -> Iterator[Answers]:
+def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Iterator[Answers]:
     """Yields what the outputs say to every question: logits of windows as rows of (pieces, 2), for starts and ends.
 
     All spans are compared that begin where their piece has most context and have at most so many pieces as an answer

@@ -15,10 +15,11 @@ from data_prep.common.files import write_json
 from finetuning.files.splits import name_files
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
+from finetuning.results import Figures
 from finetuning.settings import FineTuning
 from finetuning.tasks.certainty import Certainty, spread_of_share, spreads
 from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.spans import Answers, Windows, find_answers, pieces_of
+from finetuning.tasks.spans import Answers, TextWindows, find_answers, pieces_of
 from finetuning.tasks.squad_rules import (
     Gold,
     Question,
@@ -30,7 +31,7 @@ from finetuning.tasks.squad_rules import (
     read_squad,
     score_answer,
 )
-from finetuning.tasks.task import Column, Scores, Task
+from finetuning.tasks.task import Column, Task
 from pretraining.huggingface.weights import TaskHead
 
 DEV = "dev"
@@ -123,7 +124,7 @@ def _placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question]
     return placed, f"{note}; these questions are left out of training"
 
 
-class Lessons(Windows):
+class Lessons(TextWindows):
     """Windows to learn from: each with the span of the first answer, or (0, 0) where it does not hold all of it."""
 
     def __init__(self, questions: Sequence[Question], cutter: Cutter, settings: FineTuning) -> None:
@@ -150,8 +151,8 @@ class SquadTask(Task):
 
     metric = "f1"
     head = TaskHead("spans")
-    train: Windows
-    dev: Mapping[str, Windows]
+    train: TextWindows
+    dev: Mapping[str, TextWindows]
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class SquadTask(Task):
         self.train = Lessons(placed, cutter, settings)
         self.learned, self.questions = placed, dev
         self._found: tuple[Ragged, Mapping[str, Answers]] | None = None
-        self.dev = {DEV: Windows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
+        self.dev = {DEV: TextWindows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
 
     def content(self, split: str) -> list[Column]:
         """What was read of a split: the questions with their texts, and the answers."""
@@ -217,7 +218,7 @@ class SquadTask(Task):
         _, threshold = best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
         return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold that is best for F1, and
         `exact_at_zero`, `f1_at_zero` at 0, which nothing was learned from."""
         answers = self._answers(split, outputs)

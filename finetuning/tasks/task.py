@@ -11,14 +11,12 @@ from typing import Any
 from data_prep.common.arrays import Array
 from finetuning.inputs import Items
 from finetuning.ragged import Ragged
+from finetuning.results import Figures
 from finetuning.scale import Scale
 from finetuning.tasks import scores
 from finetuning.tasks.certainty import Certainty
 from finetuning.tasks.seen import Seen
 from pretraining.huggingface.weights import TaskHead
-
-Scores = dict[str, float]
-"""Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""
 
 Column = Sequence[str] | Array
 """Values that were read of a split: texts or numbers."""
@@ -70,7 +68,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split of `dev`. `outputs` has the logits of its items, in their order: of an item one row of
         (1, labels), or of (1, 1) for a score, of (1, choices) for a choice; for spans a row of (pieces, 2), for tags
         one of (words, tags)."""

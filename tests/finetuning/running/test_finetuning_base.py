@@ -9,7 +9,7 @@ import pytest
 from support.squad import article, cutter, item, write_squad
 
 from finetuning.inputs import Cutter
-from finetuning.running.base import identity_of
+from finetuning.running.search import identity_of
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.ner import open_ner

@@ -20,7 +20,7 @@ from finetuning.evaluate_squad import Evaluate, evaluate
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
 from finetuning.tasks.squad_rules import Version, read_squad
 
@@ -132,7 +132,7 @@ def test_training_for_2_on_a_file_of_1_is_said(tmp_path: Path) -> None:
     assert task_of(path, "2.0").notes[1].startswith("every question of train has an answer")
 
 
-def outputs(windows: Windows, seed: int = 1) -> Ragged:
+def outputs(windows: TextWindows, seed: int = 1) -> Ragged:
     ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
     return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
 
