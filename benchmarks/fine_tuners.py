@@ -29,7 +29,7 @@ from finetuning.running.outputs import outputs_of
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.group import choose_device, connect, default_threads
@@ -64,9 +64,9 @@ class Work:
         """The task, with as many of its training items as the steps of an epoch take."""
         cutter, settings = Cutter(find_model(str(self.model)).vocabulary), self.settings()
         task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, cutter, settings, held_out=0.1)
+            open_squad("1.1", self.data / SQUAD, None, Setup(cutter, settings), held_out=0.1)
             if self.task == "squad"
-            else open_glue(self.task, self.data / "glue", cutter, settings)
+            else open_glue(self.task, self.data / "glue", Setup(cutter, settings))
         )
         order = np.random.default_rng(0).permutation(len(task.train))
         task.train = Some(task.train, order[: self.steps * self.batch])

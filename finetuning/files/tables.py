@@ -1,8 +1,9 @@
-"""Tables of text in files: TSV, CSV, JSON lines and Parquet, with the place of every row for messages."""
+"""Tables in TSV, CSV, JSON lines and Parquet, with the place of every row for messages; and which rows are held out."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -245,3 +246,20 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text.replace("\r\n", "\n")
+
+
+def choose_held_out(place: Path, texts: Iterable[str], share: float) -> Array:
+    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all.
+
+    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
+    """
+    digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
+    keys = np.frombuffer(b"".join(digests), ">u8")
+    if len(keys) < 2:
+        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
+    held = min(max(1, round(share * len(keys))), len(keys) - 1)
+    order = np.argsort(keys, kind="stable")
+    chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
+    if chosen.all():
+        chosen[order[held:]] = False
+    return chosen

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
+from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
 from finetuning.running.records import Progress, ScoreRecord, StepRecord
 from finetuning.running.starting import TuningState, Weights, find_start, open_log
-from finetuning.running.without_training import scores_of, with_certainty
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.writing import Saver

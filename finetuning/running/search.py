@@ -18,8 +18,7 @@ from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner
-from finetuning.running.outputs import BrokenError, Outputs
-from finetuning.running.without_training import scores_of, with_certainty
+from finetuning.running.outputs import BrokenError, Outputs, scores_of, with_certainty
 from finetuning.scale import Scale
 from finetuning.settings import VARIED, FineTuning
 from finetuning.tasks.task import Column, Task

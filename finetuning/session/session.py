@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, NoReturn, cast
 
 import torch
 import tyro
@@ -34,10 +35,10 @@ from finetuning.model.models import RUNS, Model, find_model
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
 from finetuning.running.base import Base
+from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outputs_without_model
 from finetuning.running.search import Run
-from finetuning.running.without_training import as_it_was_trained, outputs_of_model, outputs_without_model
-from finetuning.session.command import Command
-from finetuning.session.drawing import draw
+from finetuning.session.charts import draw
+from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
 from finetuning.session.report import conclude, outcome, plan, summary
 from finetuning.session.workers import (
@@ -50,9 +51,10 @@ from finetuning.session.workers import (
     worker_number,
 )
 from finetuning.settings import FORM, FineTuning, load_settings
+from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
-from pretraining.processes.ending import Ending
+from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.group import (
     agree,
     choose_device,
@@ -69,24 +71,26 @@ SMALL = 768
 """Encoders narrower than this are miniatures, which take larger learning rates."""
 
 
-AnyCommand = TypeVar("AnyCommand", bound=Command)
-
-
-def main(kind: type[AnyCommand], arguments: list[str], program: str) -> int:
+def main(kind: type[TuningFlags], arguments: list[str], program: str) -> int:
     """Reads the command and does it; returns the exit code, as `Code` of processes/ending.py says."""
-    command, overrides = tyro.cli(
+    flags, overrides = tyro.cli(
         kind, args=arguments, prog=program, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
     )
     with Ending() as ending:
-        Session(command, [*command.overrides(), *overrides], ending).run()
+        Session(flags, [*flags.overrides(), *overrides], ending).run()
     return ending.code
+
+
+def run(kind: type[TuningFlags]) -> NoReturn:
+    """Does the command that this process was started with."""
+    exit_now(main(kind, sys.argv[1:], Path(sys.argv[0]).name))
 
 
 class Session:
     """One process's part of a command."""
 
-    def __init__(self, command: Command, overrides: Sequence[str], ending: Ending) -> None:
-        self.command, self.overrides, self.ending = command, overrides, ending
+    def __init__(self, flags: TuningFlags, overrides: Sequence[str], ending: Ending) -> None:
+        self.flags, self.overrides, self.ending = flags, overrides, ending
         self.console = open_console(soft_wrap=True)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
@@ -95,13 +99,13 @@ class Session:
 
     def run(self) -> None:
         """Goes through all runs of all tasks, or says what they will be."""
-        named = Path(self.command.recipe) if self.command.recipe else None
+        named = Path(self.flags.recipe) if self.flags.recipe else None
         device = choose_device(peek_device(FORM, named, self.overrides), self.world)
         connect(self.world, device)
         with shared_errors():
             self._read(cast(Literal["cpu", "cuda"], device.type))
         self._share(device)
-        if self.command.check:
+        if self.flags.check:
             for part in plan(self.runs, self.settings, self.sharing, self.memory):
                 self._print(part)
         else:
@@ -110,7 +114,7 @@ class Session:
 
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
         """Reads the model, the settings and the tasks; all faults of them end the command."""
-        self.model = find_model(self.command.model)
+        self.model = find_model(self.flags.model)
         recipe = self._read_settings(device)
         self._read_tasks()
         self._list_runs()
@@ -119,26 +123,26 @@ class Session:
         for note in (*self.model.notes, *length_doubts(self.settings, self.model), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
-            for line in look(task, trains=not self.command.evaluate):
+            for line in look(task, trains=not self.flags.evaluate):
                 self._print(f"{task.name}: {line}")
 
     def _read_settings(self, device: Literal["cpu", "cuda"]) -> str:
         """Reads the recipe for the model, as it is called, with what the command says; and where results go."""
-        command, model = self.command, self.model
-        normal, small = command.recipes
-        recipe = command.recipe or (small if model.shape.hidden < SMALL else normal)
-        if command.evaluate:
-            if command.from_scratch:
+        flags, model, suite = self.flags, self.model, self.flags.suite()
+        small = model.shape.hidden < SMALL
+        recipe = flags.recipe or (small and suite.small_recipe) or suite.recipe
+        if flags.evaluate:
+            if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
             self.overrides = [*as_it_was_trained(model.found.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         require_room(self.settings, model)
-        if command.evaluate and self.settings.features.layers:
+        if flags.evaluate and self.settings.features.layers:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
-        title = model.summary().name + "-from-scratch" * command.from_scratch
-        self.out = command.out or Path(RUNS) / title / command.suite
+        title = model.summary().name + "-from-scratch" * flags.from_scratch
+        self.out = flags.out or Path(RUNS) / title / suite.name
         for flag in ("data", "model"):
-            read = getattr(command, flag, None)
+            read = getattr(flags, flag, None)
             if read is not None and os.path.exists(read) and self.out.exists() and self.out.samefile(read):
                 raise UserError(f"--out {self.out}: is --{flag} {read}, which is read; name another --out")
         return recipe
@@ -146,24 +150,24 @@ class Session:
     def _read_tasks(self) -> None:
         """Reads the files of all tasks, and refuses those that the command is not for."""
         with collection_paused():
-            trained = self.model.head if self.command.evaluate else None
-            self.tasks = self.command.open_tasks(self.settings, Cutter(self.model.vocabulary), trained)
+            trained = self.model.head if self.flags.evaluate else None
+            self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         others = [task.name for task in self.tasks if task.head.kind != "tags"]
         if self.settings.features.layers and others:
             raise UserError(f"features.layers: is for tags of words alone, and not for {', '.join(others)}")
-        for task in self.tasks if self.command.evaluate else ():
+        for task in self.tasks if self.flags.evaluate else ():
             if outputs_without_model(task) is None:
                 self.model.require_outputs_of(task.head)
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks, which go on in their folders only as they were begun."""
-        self.base = Base(self.model, self.command.from_scratch)
+        self.base = Base(self.model, self.flags.from_scratch)
         self.runs = {}
         for task in self.tasks:
-            trains = not self.command.evaluate and outputs_without_model(task) is None
+            trains = not self.flags.evaluate and outputs_without_model(task) is None
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
             self.runs[task.name] = runs
 
@@ -174,11 +178,11 @@ class Session:
     def _work(self, device: torch.device) -> None:
         """Goes through all runs, and concludes from them."""
         with contextlib.ExitStack() as stack:
-            control = stack.enter_context(Control(self.world, time_limit(self.command.time_limit)))
+            control = stack.enter_context(Control(self.world, time_limit(self.flags.time_limit)))
             with shared_errors():
                 agree(self.settings.model_dump(mode="json"), "the settings")
                 watch = Watch(self.world, run=self.out)
-                if self.leads and not self.command.share:
+                if self.leads and not self.flags.share:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
@@ -194,7 +198,7 @@ class Session:
                 if not worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
-                    if self.leads and not self.command.share:
+                    if self.leads and not self.flags.share:
                         self._conclude()
 
     def _share(self, device: torch.device) -> None:
@@ -256,7 +260,7 @@ class Session:
                 self._print(warning)
         for part in summary(results, self.out):
             self._print(part)
-        self.command.finish(self.out, self.tasks, self.console)
+        self.flags.finish(self.out, self.tasks, self.console)
         if lost := [result.task for result in results if result.best is None]:
             raise UserError(f"{', '.join(lost)}: no run has a score; the reasons stand in {self.out / RESULTS}")
 

@@ -24,15 +24,11 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_splits, name_files, on_the_hub
 from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
-from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file
-from finetuning.settings import FineTuning
-from finetuning.tasks.certainty import Certainty, of_classes, spreads
-from finetuning.tasks.scores import Tally, tally
-from finetuning.tasks.seen import Lengths, Seen
+from finetuning.tasks.scores import Certainty, Tally, of_classes, spreads, tally
 from finetuning.tasks.tagged_words import TaggedWords, Words
-from finetuning.tasks.task import Column, Compared, Task
+from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
 FILES = {
@@ -48,24 +44,22 @@ IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 """What marks of other schemes mean in IOB."""
 
 
-def open_ner(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> Task:
+def open_ner(folder: Path, setup: Setup) -> Task:
     """Reads CoNLL-2003, or what has its files, from a folder."""
-    files = find_splits(folder, FILES, needed=("dev",) if trained else ("train", "dev"))
-    return open_tags("ner", files, cutter, settings, trained=trained)
+    files = find_splits(folder, FILES, needed=("dev",) if setup.trained else ("train", "dev"))
+    return open_tags("ner", files, setup)
 
 
 def open_tags(
     name: str,
     files: Mapping[str, Sequence[Path]],
-    cutter: Cutter,
-    settings: FineTuning,
+    setup: Setup,
     fields: Fields | None = None,
     held_out: float = 0.0,
-    trained: TaskHead | None = None,
 ) -> Task:
     """Reads the files of `train`, `dev` and, where there is one, `test`; `fields` is for Parquet and JSON lines.
 
-    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of what is `trained`.
+    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of the model.
     """
     fields, notes = fields or Fields(), [name_files(files)]
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
@@ -73,7 +67,7 @@ def open_tags(
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
         splits = {**splits, "train": train, "dev": dev}
         notes.append(note)
-    return Tagging(name, splits, cutter, settings, fields.words, notes, () if trained is None else trained.labels)
+    return Tagging(name, splits, setup, fields.words, notes)
 
 
 class Tagging(Task):
@@ -83,14 +77,12 @@ class Tagging(Task):
         self,
         name: str,
         splits: Mapping[str, Sequence[Sentence]],
-        cutter: Cutter,
-        settings: FineTuning,
+        setup: Setup,
         field: str = Fields().words,
         notes: Sequence[str] = (),
-        labels: tuple[str, ...] = (),
     ) -> None:
-        """`field` is what other text calls its words, `notes` are lines for the user on what was read. `labels` are
-        those of a model that was trained on others, where there is no train split."""
+        """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
+        settings, labels = setup.settings, setup.trained.labels if setup.trained else ()
         self.name, self._length, self._field = name, settings.length, field
         context = settings.tags.document_context
         notes = list(notes)
@@ -103,7 +95,7 @@ class Tagging(Task):
         labels = _labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
-            items[split] = TaggedWords(_words(sentences, labels), cutter, settings.length, context)
+            items[split] = TaggedWords(_words(sentences, labels), setup.cutter, settings.length, context)
             if context and not any(sentence.parts_documents for sentence in sentences):
                 notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
         self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"

@@ -13,16 +13,14 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.held_out import choose_held_out
-from finetuning.files.tables import Table, read_tsv
+from finetuning.files.tables import Table, choose_held_out, read_tsv
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file
 from finetuning.scale import Scale
 from finetuning.tasks import scores
-from finetuning.tasks.certainty import Certainty, of_classes, spread_of_share, spreads
-from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.task import Column, Compared, Task
+from finetuning.tasks.scores import Certainty, of_classes, spread_of_share, spreads
+from finetuning.tasks.task import Column, Compared, Lengths, Seen, Task
 from pretraining.huggingface.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")

@@ -17,8 +17,7 @@ from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures
 from finetuning.settings import FineTuning
-from finetuning.tasks.certainty import Certainty, spread_of_share, spreads
-from finetuning.tasks.seen import Lengths, Seen
+from finetuning.tasks.scores import Certainty, spread_of_share, spreads
 from finetuning.tasks.spans import Answers, TextWindows, find_answers, pieces_of
 from finetuning.tasks.squad_rules import (
     Gold,
@@ -31,7 +30,7 @@ from finetuning.tasks.squad_rules import (
     read_squad,
     score_answer,
 )
-from finetuning.tasks.task import Column, Task
+from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
 DEV = "dev"
@@ -47,8 +46,7 @@ def open_squad(
     version: Version,
     train: Path | None,
     dev: Path | None,
-    cutter: Cutter,
-    settings: FineTuning,
+    setup: Setup,
     strict: bool = False,
     held_out: float = 0.0,
 ) -> SquadTask:
@@ -69,7 +67,7 @@ def open_squad(
             f"{train}: {len(asked):,} of its {count:,} questions ({articles:,} whole articles) are held out from "
             "training and scored"
         )
-    task = SquadTask(version, learned, asked, cutter, settings, strict)
+    task = SquadTask(version, learned, asked, setup, strict)
     task.notes = (*notes, *task.notes)
     return task
 
@@ -159,10 +157,10 @@ class SquadTask(Task):
         version: Version,
         train: Sequence[Question],
         dev: Sequence[Question],
-        cutter: Cutter,
-        settings: FineTuning,
+        setup: Setup,
         strict: bool,
     ) -> None:
+        cutter, settings = setup.cutter, setup.settings
         self.name, self.version, self.settings = f"squad{version[0]}", version, settings
         placed, note = _placed(train, strict)
         if note:

@@ -13,12 +13,19 @@ from contextlib import suppress
 
 from data_prep.common.supervision import end_with_parent
 from data_prep.common.terminal import started_by_mpi
+from pretraining.processes.environment import prepare_process
 
 PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGTSTP, signal.SIGCONT),
 )
 """what mpirun sends to ranks, besides SIGKILL"""
+
+
+def begin_rank(small_steps: bool = False) -> None:
+    """Prepares a rank, which outlives mpirun; call it before PyTorch is loaded, which starts threads."""
+    prepare_process(small_steps)
+    outlive_mpirun()
 
 
 def outlive_mpirun() -> None:

@@ -22,6 +22,7 @@ from support.training import TIMES
 
 from finetuning.running import loop
 from finetuning.running.outputs import outputs_of
+from finetuning.session.session import main
 from pretraining.engine.step import train_step
 from pretraining.processes import stopping
 
@@ -125,8 +126,7 @@ def call(entry: str, command: Sequence[str]) -> int:
     """An entry in this process, `run_task` or another; returns its exit code."""
     module = importlib.import_module(f"finetuning.{entry}")
     kind = getattr(module, "".join(part.capitalize() for part in entry.split("_")))
-    code: int = module.main(kind, list(command), f"{entry}.py")
-    return code
+    return main(kind, list(command), f"{entry}.py")
 
 
 def launch(

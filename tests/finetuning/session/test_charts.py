@@ -22,9 +22,8 @@ from data_prep.common.errors import UserError
 from finetuning.results import RunResult
 from finetuning.session import charts
 from finetuning.session.look import Measured
-from finetuning.tasks.certainty import of_classes
-from finetuning.tasks.scores import tally
-from finetuning.tasks.seen import Lengths
+from finetuning.tasks.scores import of_classes, tally
+from finetuning.tasks.task import Lengths
 from pretraining.reporting import figures
 
 

@@ -18,6 +18,7 @@ from finetuning.session import workers
 from finetuning.session.workers import MachineShare, memory_of_run, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
+from finetuning.tasks.task import Setup
 from pretraining.model.shape import Shape
 
 CPU = torch.device("cpu")
@@ -70,5 +71,5 @@ def test_ranks_of_a_launcher_make_one_run_at_a_time(machine: SimpleNamespace) ->
 @pytest.mark.parametrize(("size", "low", "high"), [("tiny", 1.5, 2.0), ("base", 5.0, 9.0), ("large", 12.0, 20.0)])
 def test_the_memory_of_a_run_grows_with_its_model(toy: Toy, size: str, low: float, high: float) -> None:
     settings = FineTuning.model_validate({"precision": {"dtype": "fp32"}})
-    task = open_own(toy.data / "toy.toml", Cutter(read_vocabulary(toy.model)), settings)
+    task = open_own(toy.data / "toy.toml", Setup(Cutter(read_vocabulary(toy.model)), settings))
     assert low * GB < memory_of_run(task, settings, Shape.named(size, 30522), CPU) < high * GB
