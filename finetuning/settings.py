@@ -80,7 +80,7 @@ class Features(Section):
     """Layers of the BiLSTM."""
 
 
-class Glue(Section):
+class GlueSettings(Section):
     """The tasks of GLUE."""
 
     wnli_majority: bool = False
@@ -114,7 +114,7 @@ class FineTuning(Section):
     """How much is dropped."""
     search: Search = Search()
     """Which runs a task gets."""
-    glue: Glue = Glue()
+    glue: GlueSettings = GlueSettings()
     """The tasks of GLUE."""
     spans: Spans = Spans()
     """Questions whose answers are stretches of a text."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
-from finetuning.running.records import Progress, ScoreRecord, StepRecord
+from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from finetuning.running.starting import TuningState, Weights, find_start, open_log
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -49,7 +49,7 @@ class Tuner:
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.log = open_log(folder, self.state.step, settings.logging, context)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
-        self.logged: StepRecord | None = None
+        self.logged: TuningStep | None = None
         self.next_record = 0
         self.saver = Saver(folder, settings.checkpoints, self.log.say)
 
@@ -124,7 +124,7 @@ class Tuner:
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
-        record = StepRecord.of(
+        record = TuningStep.of(
             self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
         )
         if not math.isfinite(record.loss):
@@ -142,7 +142,7 @@ class Tuner:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
             left = self.seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
-            self.log.show(Progress(step, self.steps, self.next_record, seconds, left, self.logged))
+            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
 
     def seconds_left(self) -> tuple[float, float]:
         """How long the run will still take, and all runs of the task if there are others: as its steps took since this

@@ -17,7 +17,7 @@ from pretraining.reporting.run_log import Record
 
 
 @dataclass(frozen=True)
-class StepRecord(Record):
+class TuningStep(Record):
     """The figures of a logged step, over all steps since the one logged before."""
 
     kind: ClassVar[str] = "step"
@@ -45,7 +45,7 @@ class StepRecord(Record):
     @classmethod
     def of(
         cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None, left: tuple[float, float]
-    ) -> StepRecord:
+    ) -> TuningStep:
         """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
         begins anew. All ranks call it together."""
         steps, rate = meter.steps, meter.learning_rate
@@ -85,7 +85,7 @@ class StepRecord(Record):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TuningProgress:
     """How far a run is between two records."""
 
     step: int
@@ -98,7 +98,7 @@ class Progress:
     """How long the run has gone on since its start."""
     seconds_left: float | None
     """How long it will still take, an estimate; None before its first step."""
-    latest: StepRecord | None
+    latest: TuningStep | None
     """The last record of steps; None before the first."""
 
     @property

@@ -25,7 +25,7 @@ from finetuning.files.splits import (
     plain,
     task_folder,
 )
-from finetuning.files.tables import Table, read_parquet, read_tsv
+from finetuning.files.tables import TextTable, read_parquet, read_tsv
 from finetuning.ragged import Ragged
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes
@@ -34,7 +34,7 @@ from pretraining.huggingface.weights import TaskHead
 
 
 @dataclass(frozen=True)
-class Columns:
+class GlueFormat:
     """Where a task has its texts and labels, in TSV, whose columns are counted from 0, and on the hub."""
 
     labels: tuple[str, ...]
@@ -63,15 +63,15 @@ SCORES = (0.0, 5.0)
 COLA = ("source", "label", "mark", "sentence")
 DUPLICATE, QUESTIONS = ("not_duplicate", "duplicate"), ("question1", "question2")
 TASKS = {
-    "cola": Columns(("unacceptable", "acceptable"), (3,), 1, (1,), ("sentence",), ("matthews",), names=COLA),
-    "sst2": Columns(("negative", "positive"), (0,), 1, (1,), ("sentence",)),
-    "mrpc": Columns(("not_equivalent", "equivalent"), (3, 4), 0, (3, 4), metrics=F1),
-    "qqp": Columns(DUPLICATE, (3, 4), 5, PAIR, QUESTIONS, F1, short_rows=True),
-    "stsb": Columns((), (7, 8), 9, (7, 8), metrics=CORRELATION),
-    "mnli": Columns(NLI, (8, 9), -1, (8, 9), ("premise", "hypothesis"), spelled=True),
-    "qnli": Columns(ENTAILED, PAIR, 3, PAIR, ("question", "sentence"), spelled=True),
-    "rte": Columns(ENTAILED, PAIR, 3, PAIR, spelled=True),
-    "wnli": Columns(ENTAILED[::-1], PAIR, 3, PAIR),
+    "cola": GlueFormat(("unacceptable", "acceptable"), (3,), 1, (1,), ("sentence",), ("matthews",), names=COLA),
+    "sst2": GlueFormat(("negative", "positive"), (0,), 1, (1,), ("sentence",)),
+    "mrpc": GlueFormat(("not_equivalent", "equivalent"), (3, 4), 0, (3, 4), metrics=F1),
+    "qqp": GlueFormat(DUPLICATE, (3, 4), 5, PAIR, QUESTIONS, F1, short_rows=True),
+    "stsb": GlueFormat((), (7, 8), 9, (7, 8), metrics=CORRELATION),
+    "mnli": GlueFormat(NLI, (8, 9), -1, (8, 9), ("premise", "hypothesis"), spelled=True),
+    "qnli": GlueFormat(ENTAILED, PAIR, 3, PAIR, ("question", "sentence"), spelled=True),
+    "rte": GlueFormat(ENTAILED, PAIR, 3, PAIR, spelled=True),
+    "wnli": GlueFormat(ENTAILED[::-1], PAIR, 3, PAIR),
 }
 """The tasks by the names that the hub has for them."""
 
@@ -148,7 +148,7 @@ def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
     )
 
 
-def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
+def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
     """Reads the texts of a split and its labels, where it has any; adds to the notes what was left out."""
     labelled = split.startswith(LABELLED)
     texts: Sequence[str | int] = columns.fields
@@ -165,7 +165,7 @@ def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[t
     return found, _labels(table, label, columns.labels) if labelled else None
 
 
-def _labels(table: Table, column: str | int, names: tuple[str, ...]) -> Array:
+def _labels(table: TextTable, column: str | int, names: tuple[str, ...]) -> Array:
     if not names:
         return read_scores(table, column, SCORES)
     spelled = {spelled: number for number, name in enumerate(names) for spelled in (name, str(number))}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from seqeval.metrics import classification_report
 from seqeval.metrics.sequence_labeling import get_entities
 
 from data_prep.common.arrays import Array
@@ -105,80 +104,74 @@ class Tagging(Task):
         self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
 
-    def content(self, split: str) -> list[Column]:
-        """The words of a split with their tags, and where sentences and documents end."""
+    def _tagged(self, split: str) -> tuple[Words, Array]:
+        """The words of a split with their tags."""
         words = self._items[split].words
         assert words.tags is not None
-        return [words.texts, words.tags, words.sentence_ends, words.document_ends]
+        return words, words.tags
+
+    def content(self, split: str) -> list[Column]:
+        """The words of a split with their tags, and where sentences and documents end."""
+        words, tags = self._tagged(split)
+        return [words.texts, tags, words.sentence_ends, words.document_ends]
 
     def seen(self, split: str) -> Seen:
         """The sentences of a split, with how many entities it has of each type, or words of each tag."""
-        items, words = self._items[split], self._items[split].words
-        assert words.tags is not None
+        words, tags = self._tagged(split)
         ends = words.sentence_ends
-        stretches = list(itertools.pairwise([0, *ends.tolist()]))
-        texts = [" ".join(words.texts[begin:end]) for begin, end in stretches]
-        counts = dict(zip(self.head.labels, np.bincount(words.tags, minlength=len(self.head.labels)), strict=True))
+        texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends.tolist()])]
+        counts = dict(zip(self.head.labels, np.bincount(tags, minlength=len(self.head.labels)).tolist(), strict=True))
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
-        answers = [tags.tobytes() for tags in np.split(words.tags, ends[:-1])]
-        lengths = Lengths("sentences", "length", self._length, items.whole_lengths, cuts=False)
-        return Seen((texts,), answers, (lengths,), {name: int(count) for name, count in counts.items()})
+        answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
+        lengths = Lengths("sentences", "length", self._length, self._items[split].whole_lengths, cuts=False)
+        return Seen((texts,), answers, (lengths,), counts)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
-        words = self._items[split].words
-        assert words.tags is not None
+        words, tags = self._tagged(split)
         predicted = outputs.values.argmax(1)
-        scores = {"accuracy": float(np.mean(predicted == words.tags))}
+        accuracy = {"accuracy": float(np.mean(predicted == tags))}
         if not self._by_entity:
-            return scores
-        if not (words.tags.any() or predicted.any()):  # nothing but O, the first label
-            return {"f1": 0.0, "precision": 0.0, "recall": 0.0, **scores}
-        report: Any = classification_report(
-            self._named(words, words.tags), self._named(words, predicted), output_dict=True, zero_division=0
-        )
-        total = report["micro avg"]
-        types = [name for name in report if not name.endswith(" avg")]
-        by_type = {f"f1_{name}": float(report[name]["f1-score"]) for name in types}
-        figures = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
-        return {name: float(value) for name, value in figures.items()} | scores | by_type
+            return accuracy
+        tallies = self._entities(words, predicted).sum(0)
+        types = zip(self._types, tallies.T.tolist(), strict=True)
+        by_type = {f"f1_{name}": _shares(*each)["f1"] for name, each in types if any(each)}
+        return {**_shares(*tallies.sum(1).tolist()), **accuracy, **by_type}
 
     def certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Draws sentences anew, since words of one are alike."""
-        words, predicted = self._items[split].words, outputs.values.argmax(1)
-        assert words.tags is not None
+        words, tags = self._tagged(split)
+        predicted = outputs.values.argmax(1)
         starts = np.concatenate([[0], words.sentence_ends[:-1]])
-        right = np.add.reduceat(predicted == words.tags, starts, dtype=np.int64)
+        right = np.add.reduceat(predicted == tags, starts, dtype=np.int64)
         sizes = np.diff(words.sentence_ends, prepend=0)
-        if self._by_entity:
-            names = sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
-            tallies = self._entities(words, predicted, names)
-        else:
-            names = list(self.head.labels)
-            tallies = None
+        tallies = self._entities(words, predicted) if self._by_entity else None
 
         def figures(chosen: Array) -> dict[str, float]:
             found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
-            if tallies is None:
-                return found
-            hit, true, said = tallies[chosen].sum((0, 2)).tolist()
-            shares = {"precision": hit / max(said, 1), "recall": hit / max(true, 1)}
-            return {"f1": 2 * hit / max(true + said, 1), **shares, **found}
+            return found if tallies is None else {**_shares(*tallies[chosen].sum((0, 2)).tolist()), **found}
 
-        counts = tally(words.tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
+        names = self.head.labels if tallies is None else self._types
+        counts = tally(tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
         return Certainty(len(starts), spreads(len(starts), figures), of_classes(names, counts))
 
-    def _entities(self, words: Words, predicted: Array, names: Sequence[str]) -> Array:
+    @property
+    def _types(self) -> list[str]:
+        """The types of entities."""
+        return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
+
+    def _entities(self, words: Words, predicted: Array) -> Array:
         """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
         assert words.tags is not None
-        found = np.zeros((len(words.sentence_ends), 3, len(names)), np.int64)
+        numbers = {name: number for number, name in enumerate(self._types)}
+        found = np.zeros((len(words.sentence_ends), 3, len(numbers)), np.int64)
         pairs = zip(self._named(words, words.tags), self._named(words, predicted), strict=True)
-        for number, each in enumerate(pairs):
+        for sentence, each in enumerate(pairs):
             true, said = (set(get_entities(tags)) for tags in each)
             for row, entities in enumerate((true & said, true, said)):
                 for name, _, _ in entities:
-                    found[number, row, names.index(name)] += 1
+                    found[sentence, row, numbers[name]] += 1
         return found
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
@@ -210,6 +203,12 @@ class Tagging(Task):
         names = np.array(self.head.labels)[tags].tolist()
         starts = [0, *words.sentence_ends.tolist()]
         return [names[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def _shares(right: int, true: int, said: int) -> Figures:
+    """F1, precision and recall; 0 where nothing is right and nothing was said."""
+    precision, recall = right / max(said, 1), right / max(true, 1)
+    return {"f1": 2 * precision * recall / ((precision + recall) or 1), "precision": precision, "recall": recall}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from data_prep.common.files import absence
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
 from finetuning.files.splits import name_files
-from finetuning.files.tables import Table, read_table
+from finetuning.files.tables import TextTable, read_table
 from finetuning.files.tag_files import Fields
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
@@ -136,7 +136,7 @@ def _checks(own: OwnTask) -> Checks:
     yield len(set(own.labels)) == len(own.labels), "labels: a name stands there twice"
 
 
-def _outputs(own: OwnTask, train: Table) -> tuple[str, ...]:
+def _outputs(own: OwnTask, train: TextTable) -> tuple[str, ...]:
     """The names of the classes or labels."""
     if own.labels or own.kind != "classes":
         return own.labels
@@ -163,7 +163,7 @@ def _label_columns(own: OwnTask) -> tuple[str, ...]:
     return own.labels if own.kind == "labels" else (own.label,)
 
 
-def _read_labels(own: OwnTask, head: TaskHead, table: Table) -> Array:
+def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:
     if own.kind == "score":
         return read_scores(table, own.label)
     if own.kind == "labels":

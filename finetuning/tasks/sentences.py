@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.tables import Table, choose_held_out, read_tsv
+from finetuning.files.tables import TextTable, choose_held_out, read_tsv
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file
@@ -187,7 +187,7 @@ def tsv_bytes(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     return "".join("\t".join(row) + "\n" for row in (names, *rows)).encode(errors="replace")
 
 
-def read_classes(table: Table, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
+def read_classes(table: TextTable, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
     """Reads a column of classes; `known` has the number of each for all its spellings, or for those `of_train`."""
     values = table.column(column)
     numbers = [known.get(value, -1) for value in values]
@@ -203,7 +203,7 @@ def read_classes(table: Table, column: str | int, known: Mapping[str, int], *, o
     return np.array(numbers, np.int64)[:, None]
 
 
-def read_scores(table: Table, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
+def read_scores(table: TextTable, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
     """Reads a column of finite numbers within these limits."""
     values = table.column(column)
     with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
@@ -223,7 +223,7 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def read_labels(table: Table, columns: Sequence[str]) -> Array:
+def read_labels(table: TextTable, columns: Sequence[str]) -> Array:
     """Reads a column for each of several labels, which says with 0 or 1 whether it holds."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)

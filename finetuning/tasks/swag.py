@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from finetuning.files.splits import find_splits, name_files, on_the_hub
-from finetuning.files.tables import Table, read_table
+from finetuning.files.tables import TextTable, read_table
 from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
@@ -73,6 +73,6 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
     )
 
 
-def _items(table: Table, labelled: bool, setup: Setup) -> Endings:
+def _items(table: TextTable, labelled: bool, setup: Setup) -> Endings:
     labels = read_classes(table, "label", LABELS) if labelled else None
     return Endings(setup.cutter, setup.settings.length, tuple(table.column(name) for name in FIELDS), labels)
