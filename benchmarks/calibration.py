@@ -55,7 +55,7 @@ from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
-from pretraining.planning.cost import Cluster, Device, MicroBatch, Sharing, step_time
+from pretraining.planning.cost import Cluster, Device, Exchange, MicroBatch, step_time
 from pretraining.planning.memory import count_parameters
 from pretraining.processes.group import connect
 from pretraining.reporting.hardware import total_memory
@@ -210,8 +210,8 @@ def work_of(case: Case) -> MicroBatch:
     )
 
 
-def sharing_of(case: Case) -> Sharing:
-    return Sharing.of(count_parameters(case.shape), 1, DTYPE, optimizers()["adamw"].traffic)
+def sharing_of(case: Case) -> Exchange:
+    return Exchange.of(count_parameters(case.shape), 1, DTYPE, optimizers()["adamw"].traffic)
 
 
 def fit(seconds: Mapping[Case, float]) -> Device:

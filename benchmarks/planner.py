@@ -28,13 +28,11 @@ from data_prep.common.files import replacing
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.cluster_table import render_cluster, render_scale
 from pretraining.planning.cost import Cluster, Device
-from pretraining.planning.cures import check_fit
-from pretraining.planning.fitting import Room
-from pretraining.planning.machines import find_network
-from pretraining.planning.site import PER_NODE, Site, check_numbers, check_size, name_site
-from pretraining.planning.sweep import Scaled, Target, check_batches, scale, sweep
+from pretraining.planning.machines import PER_NODE, Site, check_numbers, check_size, find_network, name_site
+from pretraining.planning.memory import Room
+from pretraining.planning.sweep import Option, check_batches, check_fit, scale, sweep
+from pretraining.planning.table import render_cluster, render_scale
 
 MEASURED = {1: "process", 2: "ranks"}
 """What calibration.py calls a rank, by how many share the machine."""
@@ -77,7 +75,7 @@ def main(arguments: list[str]) -> int:
     recipe, manifest = load_recipe_and_data(settings.recipe, overrides, settings.data)
     site = find_site(settings, recipe)
     check_batches(recipe, site.cluster.nodes, site.cluster.per_node)
-    target = Target(choosing(recipe), manifest, site.dtype, site.cluster, site.room)
+    target = site.target(choosing(recipe), manifest)
     console.print(f"{settings.recipe.stem} on {site.description}\n")
     options = sweep(target)
     console.print(render_cluster(target, options, settings.price_per_gpu_hour))
@@ -119,7 +117,7 @@ def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
     )
 
 
-def draw(others: Sequence[Scaled], path: Path) -> None:
+def draw(others: Sequence[Option], path: Path) -> None:
     """Draws hours and efficiency over the number of GPUs."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -24,12 +24,11 @@ from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import (
     OF_DATASHEET,
     Cluster,
+    Exchange,
     MicroBatch,
-    Sharing,
-    gpu_cluster,
     step_time,
 )
-from pretraining.planning.machines import GPUS, find_network
+from pretraining.planning.machines import GPUS, find_network, gpu_cluster
 
 FILE = Path(__file__).with_suffix(".toml")
 Row = Mapping[str, Any]
@@ -63,14 +62,14 @@ class Comparison:
         return self.linear / self.published - 1
 
 
-def shared_by(row: Row) -> tuple[Cluster, Sharing]:
+def shared_by(row: Row) -> tuple[Cluster, Exchange]:
     """The ranks of a row, and what they exchange: all published runs join gradients in fp16, without ZeRO, after the
     last backward pass (NVIDIA's scripts: allreduce_post_accumulation_fp16; DeepSpeed's: delay_allreduce)."""
     per_node = min(row["gpus"], row["gpus_per_node"])
     network = find_network(row["network"])
     cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
     parameters = num_parameters(Shape.named(row["model"], VOCABULARY))
-    return cluster, Sharing(parameters, 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
+    return cluster, Exchange(parameters, 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
 
 
 def work_of(row: Row, length: int) -> MicroBatch:

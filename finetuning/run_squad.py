@@ -15,7 +15,7 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from pretraining.processes.outliving import begin_rank
+    from pretraining.processes.environment import begin_rank
 
     begin_rank(small_steps=True)
 

@@ -131,6 +131,57 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
     assert comparing == []
 
 
+JSON, DEEPSPEED, TORCH = "JSON, whose form its file has", "DeepSpeed takes it so", "as optimizers of PyTorch take it"
+UNTYPED = {
+    "checkpoint/state.py RunRecord.as_json": JSON,
+    "checkpoint/writing.py Section.as_json": JSON,
+    "config/base.py sizes_of": "a table as a recipe has it, before it is checked",
+    "config/base.py take_over": "a table as a recipe has it, before it is checked",
+    "config/reference.py row": "JSON's schema of a table, by pydantic",
+    "config/reference.py takes": "JSON's schema of a table, by pydantic",
+    "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
+    "engine/deepspeed_config.py deepspeed_config": DEEPSPEED,
+    "huggingface/config.py config_of": "config.json, as transformers has it",
+    "huggingface/config.py head_of": "config.json, as transformers has it",
+    "huggingface/config.py shape_of": "config.json, as transformers has it",
+    "huggingface/folders.py read_task": "task.json, of which each kind of task has other keys",
+    "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
+    "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
+    "objectives/declaration.py figures_of": "fields of a record, by their names",
+    "optimizers/adamw.py AdamWDeclaration.build": TORCH,
+    "optimizers/declaration.py Optimizer.build": TORCH,
+    "optimizers/lamb.py LambDeclaration.build": TORCH,
+    "optimizers/steps/adamw.py adam": TORCH,
+    "optimizers/steps/flat.py parameter_groups": TORCH,
+    "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
+    "reporting/loss_chart.py loss_chart": "lines of metrics.jsonl",
+    "reporting/metrics_file.py evaluations": "lines of metrics.jsonl",
+    "reporting/metrics_file.py newest_records": "lines of metrics.jsonl",
+    "reporting/metrics_file.py step_records": "lines of metrics.jsonl",
+    "reporting/records.py EvaluationRecord.of": "a line of metrics.jsonl",
+}
+"""Functions of pre-training that take or give a dictionary without a type, and why."""
+
+
+def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods that other files may call, by their names."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield above + node.name, node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body, f"{above}{node.name}.")
+
+
+def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
+    found = set()
+    for path in (ROOT / "pretraining").rglob("*.py"):
+        for name, function in public_functions(TREES[path].body):
+            types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
+            if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
+                found.add(f"{path.relative_to(ROOT / 'pretraining')} {name}")
+    assert found == set(UNTYPED)
+
+
 def test_preparing_data_loads_no_torch() -> None:
     entries = ", ".join(f"data_prep.{name}" for name in ("shard", "verify", "show", "fetch"))
     code = f"import sys, {entries}; print('torch' in sys.modules)"

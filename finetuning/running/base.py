@@ -21,14 +21,15 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import logits_of
-from finetuning.model.models import Model, find_model
+from finetuning.model.models import find_model, summary_of
 from finetuning.results import MODEL
 from finetuning.running.loop import Tuner
 from finetuning.running.starting import build_model
 from finetuning.settings import DropoutShares, FineTuning
 from finetuning.tasks.task import Task
+from pretraining.checkpoint.models import Model
 from pretraining.huggingface.folders import CONFIG, TASK, WEIGHTS, read_task, write_bare, write_fine_tuned
-from pretraining.huggingface.task_card import TaskProvenance, task_card
+from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import TaskHead, list_weights
 from pretraining.huggingface.weights_file import read_weights
@@ -63,13 +64,13 @@ class Base:
         if self.from_scratch:
             return {}
         wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
-        return {name: weight for name, weight in self.model.weights.items() if name in wanted}
+        return {name: weight for name, weight in self.model.encoder.items() if name in wanted}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What tells it from others, in JSON: another training of the same name has another checksum."""
         seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else self.model.weights.items()):
+        for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
             seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
         return {"from_scratch": self.from_scratch, "checksum": seen.hexdigest()[:16]}
 
@@ -82,7 +83,7 @@ class Base:
         task, shape, settings = tuner.task, tuner.engine.model.shape, tuner.settings
         made = TaskProvenance(
             task.name,
-            self.model.summary(),
+            summary_of(self.model),
             pretrained=not self.from_scratch,
             items={"train": len(task.train), **{name: len(items) for name, items in task.dev.items()}},
             scores=tuner.state.kept.scores,
@@ -99,7 +100,7 @@ class Base:
         )
 
     def _write_features(self, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
-        found, task = self.model.found, tuner.task
+        found, task = self.model, tuner.task
         name = found.name if found.on_hub else str(found.folder.resolve())
         content = {
             "task": task.name,
@@ -109,7 +110,7 @@ class Base:
             "seed": tuner.settings.seed,
             "base": {"name": name, **self.identity},
         }
-        card = FEATURES_CARD.format(task=task.name, base=self.model.summary().name)
+        card = FEATURES_CARD.format(task=task.name, base=summary_of(self.model).name)
         write_bare(tuner.folder / MODEL, weights, card, content)
 
 
@@ -133,7 +134,7 @@ def read_features(folder: Path) -> tuple[FeatureModel, TaskHead, Vocabulary]:
         raise UserError(f"{folder}: stands on a model that is not there; put it back\n{error}") from error
     if Base(model, scratch).identity["checksum"] != known["checksum"]:
         raise UserError(f"{folder}: {known['name']} is not the model that it learned on; put that one back")
-    made = build_model(head, model.shape, {} if scratch else model.weights, settings)
+    made = build_model(head, model.shape, {} if scratch else model.encoder, settings)
     assert isinstance(made, FeatureModel)
     if made.state_dict().keys() != trained.keys():
         raise UserError(f"{folder / WEIGHTS}: not the weights that task.json tells of; fine-tune it anew")

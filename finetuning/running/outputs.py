@@ -16,12 +16,13 @@ from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
 from finetuning.model.heads import Output, TaskBatch, TaskModel
-from finetuning.model.models import Model
+from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
 from finetuning.running.batches import evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
+from pretraining.checkpoint.models import Model
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
@@ -122,7 +123,7 @@ def outputs_without_model(task: Task) -> Outputs | None:
 def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
     """What a model that was fine-tuned before says of all splits. All ranks call it together."""
     with shared_errors():
-        weights, notes = model.read_fine_tuned(task.head)
+        weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
         context.console.print(note, markup=False, highlight=False)
     network = TaskModel(model.shape, task.head)

@@ -31,7 +31,7 @@ from data_prep.common.reading import peek_device
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.model.features import LAST_FOUR
-from finetuning.model.models import RUNS, Model, find_model
+from finetuning.model.models import RUNS, find_model, find_order, fine_tuned_head, notes_on, summary_of
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
 from finetuning.running.base import Base
@@ -52,6 +52,7 @@ from finetuning.session.workers import (
 )
 from finetuning.settings import FORM, FineTuning, load_settings
 from finetuning.tasks.task import Setup
+from pretraining.checkpoint.models import Model
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending, exit_now
@@ -118,9 +119,9 @@ class Session:
         recipe = self._read_settings(device)
         self._read_tasks()
         self._list_runs()
-        self._print(f"model {self.model.found.name}; recipe {recipe}\nresults go to {self.out}")
+        self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*self.model.notes, *length_doubts(self.settings, self.model), *of_tasks):
+        for note in (*notes_on(self.model), *length_doubts(self.settings, self.model), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
             for line in look(task, trains=not self.flags.evaluate):
@@ -134,12 +135,12 @@ class Session:
         if flags.evaluate:
             if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
-            self.overrides = [*as_it_was_trained(model.found.folder, self.overrides), *self.overrides]
+            self.overrides = [*as_it_was_trained(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         require_room(self.settings, model)
         if flags.evaluate and self.settings.features.layers:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
-        title = model.summary().name + "-from-scratch" * flags.from_scratch
+        title = summary_of(model).name + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
         for flag in ("data", "model"):
             read = getattr(flags, flag, None)
@@ -160,7 +161,7 @@ class Session:
             raise UserError(f"features.layers: is for tags of words alone, and not for {', '.join(others)}")
         for task in self.tasks if self.flags.evaluate else ():
             if outputs_without_model(task) is None:
-                self.model.require_outputs_of(task.head)
+                find_order(task.head, fine_tuned_head(self.model), self.model.name)
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks, which go on in their folders only as they were begun."""
@@ -277,7 +278,7 @@ def say(console: Console, what: RenderableType) -> None:
 
 def require_room(settings: FineTuning, model: Model) -> None:
     """Refuses settings that ask for more positions or layers than the model has."""
-    name, shape, layers = model.found.name, model.shape, settings.features.layers
+    name, shape, layers = model.name, model.shape, settings.features.layers
     if settings.length > shape.positions:
         raise UserError(
             f"length = {settings.length}: {name} has {shape.positions} positions; take --length {shape.positions}"
@@ -288,11 +289,11 @@ def require_room(settings: FineTuning, model: Model) -> None:
 
 def length_doubts(settings: FineTuning, model: Model) -> list[str]:
     """A line for the user where sequences may be longer than the model has ever seen."""
-    longest = model.found.trained
+    longest = model.trained
     if settings.length <= longest:
         return []
     return [
-        f"{model.found.name}: was trained on texts of {longest} pieces at most; longer ones, up to --length "
+        f"{model.name}: was trained on texts of {longest} pieces at most; longer ones, up to --length "
         f"{settings.length}, have positions that it knows nothing of"
     ]
 

@@ -1,4 +1,4 @@
-"""What the sequences of a length are like on average: plans and FLOPs rest on it."""
+"""Averages over the sequences of a length, on which plans and FLOPs rest."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _bf16_optimizer(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTenso
 
 
 def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
-    """Parameters end to end, cut into as many equal stretches as there are ranks."""
+    """Parameters end to end, cut into as many equal shares as there are ranks."""
     group = optimizer.real_dp_process_group[number]
     begin = dist.get_rank(group) * tensor.numel()
     parts = []

@@ -39,6 +39,10 @@ class Figure:
     curve: str | None = None
     """what the chart of losses calls it; None for what is no part of the loss"""
 
+    def shown(self, value: float) -> str:
+        """A value with its unit."""
+        return f"{100 * value:.1f}%" if self.unit == "%" else f"{value:.4g} {self.unit}"
+
 
 class Objective(ABC):
     """An objective, as the house asks for it. `shape.pairs` says whether the data has what pairs are needed for."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
-from pretraining.planning.machines import WITHIN, Gpu, Network
 from pretraining.planning.memory import plan_activations
 
 REACH = 0.53
@@ -45,6 +44,9 @@ DEALT = 5e-7
 """Seconds for each sequence of the global batch, whose length every rank knows and deals out: 0.2 to 0.9 us there, with
 65,536 of them."""
 
+WITHIN = 3.4e-6
+"""Seconds of a hop within a node: the same table, protocol Simple, NVLink."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -58,6 +60,17 @@ class Device:
     """seconds of the host for a layer of a micro-batch"""
     runs_ahead: bool = True
     """whether the host goes on while the device computes: a GPU"""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins nodes."""
+
+    name: str
+    bandwidth: float
+    """bytes a second of a node, in each direction"""
+    latency: float
+    """seconds from a rank to one of another node"""
 
 
 @dataclass(frozen=True)
@@ -141,7 +154,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Exchange:
     """What ranks exchange and keep: how the weights are trained."""
 
     parameters: float
@@ -156,7 +169,7 @@ class Sharing:
     """whether gradients are joined while the backward pass runs"""
 
     @classmethod
-    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Sharing:
+    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
         """What the engine does: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
@@ -203,27 +216,18 @@ class StepTime:
         return self.compute + self.stragglers + self.joining + self.optimizer + self.data
 
 
-def step_time(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation: int) -> StepTime:
+def step_time(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
     """How long a step of so many micro-batches on every rank takes."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
     waiting = compute * cluster.waiting
-    joining = sharing.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
-    optimizer = sharing.optimizer(cluster)
+    joining = exchange.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
+    optimizer = exchange.optimizer(cluster)
     loading = accumulation * (work.pieces / LOADED_PIECES + DEALT * cluster.ranks * work.sequences)
     return StepTime(compute, waiting, joining, optimizer, max(0.0, loading - compute - waiting - joining - optimizer))
 
 
-def efficiency(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation: int) -> float:
+def efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
     """What a rank gets done, as a share of what one alone does that computes the whole batch."""
-    alone = step_time(cluster.alone, work, sharing, accumulation * cluster.ranks)
-    return alone.total / cluster.ranks / step_time(cluster, work, sharing, accumulation).total
-
-
-def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
-    """Nodes of GPUs, at what encoders reach of them."""
-    products = gpu.products
-    if dtype == "fp32":
-        products = gpu.products / 2 if tf32 and gpu.bf16 else gpu.products_fp32
-    device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
-    return Cluster(device, nodes, per_node, gpu.link, network)
+    alone = step_time(cluster.alone, work, exchange, accumulation * cluster.ranks)
+    return alone.total / cluster.ranks / step_time(cluster, work, exchange, accumulation).total

@@ -11,14 +11,13 @@ import gc
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import shown
-from pretraining.checkpoint.state import FoundMicroBatch
+from pretraining.checkpoint.state import Conditions, FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import most_predictions
@@ -27,15 +26,22 @@ from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.fitting import CPU_PIECES, MARGIN, Heaviest, Room, fits_by_estimate, largest_that_fits
-from pretraining.planning.memory import plan_memory
+from pretraining.planning.memory import (
+    CPU_PIECES,
+    MARGIN,
+    Heaviest,
+    Room,
+    fits_by_estimate,
+    largest_that_fits,
+    plan_memory,
+)
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import synchronize, total_memory
 from pretraining.training.request import Request
 
 AWKWARD = 4
-"""A batch is, whose next larger micro-batch would be so many times as large."""
+"""A batch is told to have too few divisors where the next larger micro-batch would be so many times as large."""
 LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
 
 
@@ -54,23 +60,21 @@ class MicroBatches:
     def find(self, first: int) -> None:
         """Finds those of the phases from number `first` on, before any is trained. All ranks call it together."""
         request = self._request
-        phases = list(enumerate(request.recipe.phases))[first : request.num_phases]
         with self._context.watch.pause():
             devices = sorted(set(gather(self._device())))
-            for number, phase in phases:
+            for number, phase in list(enumerate(request.recipe.phases))[first : request.num_phases]:
                 if phase.micro_batch == "auto":
                     self._find(number, phase, self._conditions(phase, devices))
                 elif self._context.world.rank == 0 and not self._trial_of(phase)(phase.micro_batch):
                     self._warn_of_shortage(number, phase)
 
-    def _find(self, number: int, phase: Phase, conditions: dict[str, Any]) -> None:
+    def _find(self, number: int, phase: Phase, conditions: Conditions) -> None:
         """Takes what a run had, where nothing has changed; otherwise what fits on the rank with the least memory."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
-            own, fault = self.largest(phase), None
-            if own is None:
-                fault = f'phases.{number}.micro_batch = "auto": {self._nothing_fits(phase)}'
-            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
+            own = self.largest(phase)
+            fault = f'phases.{number}.micro_batch = "auto": {self._nothing_fits(phase)}'
+            self.found[phase.name] = FoundMicroBatch(min(gather(own, None if own else fault)), conditions)
         if self._context.world.rank == 0:
             self._tell(number, phase, before)
 
@@ -80,7 +84,7 @@ class MicroBatches:
         return largest_that_fits(sizes, self._trial_of(phase))
 
     def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
-        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        """A function that says whether so many sequences fit on this rank: by a trial, or by an estimate."""
         recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
         ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
         optimizer, offload = find_optimizer(recipe.optimizer), recipe.parallel.offload
@@ -139,19 +143,21 @@ class MicroBatches:
         fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
 
-    def _conditions(self, phase: Phase, devices: list[str]) -> dict[str, Any]:
-        """All that decides what fits; a run goes on with the micro-batch that it had where all of it is the same."""
+    def _conditions(self, phase: Phase, devices: list[str]) -> Conditions:
+        """All that decides which micro-batch fits: while it stays the same, a run keeps the one that it had."""
         recipe = self._request.recipe.as_dict()
-        return {
-            "ranks": self._context.world.size,
-            "devices": devices,
-            "dtype": name_dtype(self._engine.dtype),
-            "model": asdict(self._request.shape),
-            "batch": phase.batch,
-            "length": phase.length,
-            "predictions": self._heaviest(phase).predictions,
-            **{name: recipe[name] for name in ("parallel", "compute", "deepspeed")},
-        }
+        return Conditions(
+            ranks=self._context.world.size,
+            devices=devices,
+            dtype=name_dtype(self._engine.dtype),
+            model=asdict(self._request.shape),
+            batch=phase.batch,
+            length=phase.length,
+            predictions=self._heaviest(phase).predictions,
+            parallel=recipe["parallel"],
+            compute=recipe["compute"],
+            deepspeed=recipe["deepspeed"],
+        )
 
     def _heaviest(self, phase: Phase) -> Heaviest:
         request = self._request
@@ -164,12 +170,10 @@ class MicroBatches:
 
     @property
     def _room(self) -> Room:
-        device = self._engine.device
-        on_cpu = device.type == "cpu"
-        return Room(total_memory(device) / (self._context.world.local_size if on_cpu else 1), on_cpu)
+        return room_of(self._engine.device, self._context.world.local_size)
 
     def _device(self) -> str:
-        """What this rank computes on, as far as it decides what fits."""
+        """Name and memory of the device of this rank."""
         device = self._engine.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"
@@ -182,6 +186,12 @@ class MicroBatches:
 
     def _nothing_fits(self, phase: Phase) -> str:
         return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {LESS_MEMORY}"
+
+
+def room_of(device: torch.device, ranks: int) -> Room:
+    """The memory of a rank on this machine, whose ranks share that of the CPU."""
+    on_cpu = device.type == "cpu"
+    return Room(total_memory(device) / (ranks if on_cpu else 1), on_cpu)
 
 
 def can_try(device: torch.device) -> bool:

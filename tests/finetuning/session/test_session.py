@@ -14,21 +14,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.base_models import write_bert
 from support.finetuning import RECIPE, TASK, Toy, call, changed, fine_tune, results
 from support.squad import article, item, write_squad
-from support.tasks import VOCABULARY
+from support.task_models import task_weights
 from support.training import assert_well
+from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json
 from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
-from finetuning.model.models import find_model
+from finetuning.model.models import find_model, summary_of
 from finetuning.results import RunResult
 from finetuning.running import records
 from finetuning.session.report import items_of, rows_of, splits_of
 from finetuning.settings import FineTuning
 from finetuning.tasks.spans import TextWindows
+from pretraining.huggingface.folders import write_fine_tuned
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.group import disconnect
 
@@ -308,6 +310,8 @@ def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
     [("runs/mini/glue/sst2/model", "mini-sst2"), ("runs/seeds/sst2/model", "seeds-sst2"), ("out/rte/model", "out-rte")],
 )
 def test_results_of_a_fine_tuned_model_are_called_after_it_and_its_task(place: str, title: str, tmp_path: Path) -> None:
-    write_bert(tmp_path / place, VOCABULARY)
-    model = replace(find_model(str(tmp_path / place)), head=TaskHead("score"))
-    assert model.summary().name == title
+    head = TaskHead("score")
+    write_fine_tuned(
+        tmp_path / place, SHAPE, head, task_weights(head), Vocabulary(PIECES, cased=False), "a card\n", {}, 16
+    )
+    assert summary_of(find_model(str(tmp_path / place))).name == title

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from pretraining.config.settings import divisors
 from pretraining.model.shape import Shape
-from pretraining.planning.fitting import CPU_PIECES, GPU_ELEMENTS, Heaviest, Room, fits_by_estimate, largest_that_fits
-from pretraining.planning.memory import plan_memory
+from pretraining.planning.memory import (
+    CPU_PIECES,
+    GPU_ELEMENTS,
+    Heaviest,
+    Room,
+    fits_by_estimate,
+    largest_that_fits,
+    plan_memory,
+)
 
 BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
 
