@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -52,10 +51,13 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
         raise UserError(f"{folder}: no {RESULTS}; name the folder that a command of finetuning/ had as --out") from None
     if isinstance(content, dict) and "metric" in content:
         raise UserError(f"{folder}: the results of one task or run alone; name the folder above it")
-    with suppress(ValidationError):
-        if results := RESULTS_OF_TASKS.validate_python(content):
-            return results
-    raise UserError(f"{folder / RESULTS}: no results of a command of finetuning/, or damaged; run it again")
+    try:
+        results = RESULTS_OF_TASKS.validate_python(content)
+    except ValidationError:
+        results = {}
+    if not results:
+        raise UserError(f"{folder / RESULTS}: no results of a command of finetuning/, or damaged; run it again")
+    return results
 
 
 def compared(folders: tuple[Path, ...]) -> Group:

@@ -148,9 +148,12 @@ class Tagging(Task):
         sizes = np.diff(words.sentence_ends, prepend=0)
         tallies = self._entities(words, predicted) if self._by_entity else None
 
-        def figures(chosen: Array) -> dict[str, float]:
+        def figures(chosen: Array) -> Figures:
             found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
-            return found if tallies is None else {**_shares(*tallies[chosen].sum((0, 2)).tolist()), **found}
+            if tallies is None:
+                return found
+            hit, true, said = tallies[chosen].sum((0, 2)).tolist()
+            return {**_shares(hit, true, said), "f1": 2 * hit / max(true + said, 1), **found}
 
         names = self.head.labels if tallies is None else self._types
         counts = tally(tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
