@@ -26,12 +26,12 @@ from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.model.models import find_model
 from finetuning.running.base import Base
-from finetuning.running.loop import Run
+from finetuning.running.loop import Tuner
 from finetuning.running.outputs import outputs_of
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.context import Context
@@ -69,9 +69,9 @@ class Exercise:
         """The task, with as many of its training items as the steps of an epoch take."""
         cutter, settings = Cutter(find_model(str(self.model)).vocabulary), self.settings()
         task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, cutter, settings, held_out=0.1)
+            open_squad("1.1", self.data / SQUAD, None, Setup(cutter, settings), held_out=0.1)
             if self.task == "squad"
-            else open_glue(self.task, self.data / "glue", cutter, settings)
+            else open_glue(self.task, self.data / "glue", Setup(cutter, settings))
         )
         order = np.random.default_rng(0).permutation(len(task.train))
         task.train = Some(task.train, order[: self.steps * self.batch])
@@ -106,14 +106,14 @@ class OurFineTuning:
         self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
         shape, weights = base.shape_for(settings.dropout), base.weights_for(self.task)
         self.folder = tempfile.TemporaryDirectory()
-        self.run = Run(self.task, shape, weights, settings, Path(self.folder.name), self.context)
+        self.run = Tuner(self.task, shape, weights, settings, Path(self.folder.name), self.context)
         self.run.meter.begin()
         self.ahead = self.run.batches.iterate(0)
 
     def train(self) -> None:
         """Trains for an epoch."""
         for _ in range(self.run.batches.steps_per_epoch):
-            self.run.step(next(self.ahead))
+            self.run.step(*next(self.ahead))
 
     def predict(self) -> None:
         """Predicts the items that it trains on."""

@@ -20,7 +20,7 @@ from pretraining.config.settings import Checkpoints, Computing, Logging, Positiv
 Rate = Annotated[float, Field(gt=0)]
 
 
-class Dropout(Section):
+class DropoutShares(Section):
     """How much is dropped; what is not said is as the model's config says."""
 
     hidden: Fraction | None = None
@@ -80,7 +80,7 @@ class Features(Section):
     """Layers of the BiLSTM."""
 
 
-class Glue(Section):
+class GlueSettings(Section):
     """The tasks of GLUE."""
 
     wnli_majority: bool = False
@@ -110,11 +110,11 @@ class FineTuning(Computing):
     """How often dev is scored in an epoch; at the end in any case."""
     patience: Count = 0
     """Stop after so many evaluations without a better score, and keep the best weights; 0: train to the end."""
-    dropout: Dropout = Dropout()
+    dropout: DropoutShares = DropoutShares()
     """How much is dropped."""
     search: Search = Search()
     """Which runs a task gets."""
-    glue: Glue = Glue()
+    glue: GlueSettings = GlueSettings()
     """The tasks of GLUE."""
     spans: Spans = Spans()
     """Questions whose answers are stretches of a text."""
@@ -153,8 +153,8 @@ def load_settings(
 
 SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
 """Settings that may be searched, and what a search calls their values."""
-VARIED = (*SEARCHED, "seed")
-"""Settings in which the runs of a task differ."""
+VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs", "seed": "seeds"}
+"""Settings in which the runs of a task differ, and what people call them."""
 
 
 def _instead_of_searches(overrides: Sequence[str]) -> list[str]:

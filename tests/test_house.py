@@ -45,7 +45,7 @@ WINGS = {
         ["running"],
         ["tasks", "model"],
         ["files", "inputs", "settings"],
-        ["ragged", "places", "scale"],
+        ["ragged", "results", "scale"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""
