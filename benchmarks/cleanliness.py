@@ -116,7 +116,7 @@ def checkout(commit: str) -> Iterator[Path]:
 def output_of(command: list[str], what: str, **options: Any) -> str:
     """What a command says; UserError with its complaint, after `what` it is for, where it fails."""
     try:
-        return subprocess.check_output(command, stderr=subprocess.PIPE, text=True, **options)
+        return str(subprocess.check_output(command, stderr=subprocess.PIPE, text=True, **options))
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(f"{what}: {str(getattr(error, 'stderr', error))[-500:]}") from error
 

@@ -86,9 +86,9 @@ def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: py
         pass
 
 
-def measured(*words: str, **environment: str) -> Done:
+def measured(*words: str, seconds: float = 90.0, **environment: str) -> Done:
     """The command that users type."""
-    return run_program("benchmarks/throughput.py", words, ROOT, **environment)
+    return run_program("benchmarks/throughput.py", words, ROOT, seconds, **environment)
 
 
 def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pretraining.checkpoint import writing
 from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD
 from pretraining.checkpoint.writing import retire
 from pretraining.config.settings import Checkpoints
+from pretraining.huggingface.weights_file import save_tensors
 
 
 def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
@@ -29,12 +30,11 @@ def test_a_file_that_reads_otherwise_than_it_was_written_is_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save_with_a_wrong_bit(tensors: dict[str, Tensor], path: Path) -> None:
-        save(tensors, path)
+        save_tensors(tensors, path)
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
 
-    save = writing.save_tensors
     tensors = {"weight:0": torch.arange(5.0)}
     writing._write_file(tmp_path, "right.safetensors", tensors)
     monkeypatch.setattr(writing, "save_tensors", save_with_a_wrong_bit)
