@@ -17,7 +17,7 @@ from data_prep.common.files import absence, read_json
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
-from finetuning.places import BEGUN, RESULTS
+from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, finished_checkpoints, step_of
 from pretraining.config.settings import Recipe
 from pretraining.objectives.declaration import loss_curves

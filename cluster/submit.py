@@ -27,8 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from data_prep.common.errors import UserError
-from finetuning.files.glue_files import FOLDERS as GLUE
-from finetuning.files.glue_files import find_task
+from finetuning.files.splits import FOLDERS as GLUE
+from finetuning.files.splits import find_task
 
 CLUSTER = Path("cluster")
 """Jobs run where they are submitted, which is Cloze's folder."""

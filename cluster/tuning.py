@@ -19,7 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
-from finetuning.places import BEGUN, PLAN, RESULTS
+from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
 from pretraining.reporting.metrics_file import METRICS
 
 SILENT_SECONDS = 5 * LATE_SECONDS
@@ -75,15 +75,14 @@ def read_tuning(folder: Path, now: float) -> TuningStatus:
 
 
 def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
-    results = {name: _read(folder / name / RESULTS) for name in sorted(runs)}
-    done = {name: found for name, found in results.items() if found}
-    scores = [found["score"] for found in done.values() if is_number(found.get("score"))]
-    metric = next((found["metric"] for found in done.values() if isinstance(found.get("metric"), str)), "")
+    done = {name: found for name in sorted(runs) if (found := _result(folder / name))}
+    scores = [found.score for found in done.values() if found.score is not None]
+    metric = next((found.metric for found in done.values() if found.metric), "")
     at_work = {}
-    for name in results.keys() - done.keys():
+    for name in runs - done.keys():
         if (folder / name / BEGUN).exists():
             at_work[name] = {**newest_lines(folder / name).get("step", {}), "epochs": _epochs(folder / name)}
-    failed = sum("failed" in found for found in done.values())
+    failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
 
 
@@ -122,6 +121,13 @@ def _progress(line: dict[str, Any]) -> str:
     epoch = f", epoch {line['epoch']:.2f}{epochs}" if "epoch" in line else ""
     left = f", {duration(line['seconds_left'])} left" if "seconds_left" in line else ""
     return f"step {line['step']:,}{epoch}{left}"
+
+
+def _result(run: Path) -> RunResult | None:
+    """What came of a run; None while it has no results, or where they are damaged."""
+    with suppress(OSError, UserError):
+        return RunResult.read(run / RESULTS)
+    return None
 
 
 def _epochs(run: Path) -> float | None:

@@ -26,8 +26,7 @@ from functools import partial
 from typing import Literal, cast
 
 from data_prep.common.terminal import open_console, say_at_once
-from pretraining.processes.environment import prepare_process
-from pretraining.processes.outliving import outlive_mpirun
+from pretraining.processes.environment import outlive_mpirun, prepare_process
 
 prepare_process()
 if __name__ == "__main__":
@@ -44,15 +43,15 @@ from data_prep.common.locks import locked
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
+from pretraining.checkpoint.models import Model
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.cures import check_fit
-from pretraining.planning.site import check_numbers, name_site, split_ranks
-from pretraining.planning.sweep import Target
+from pretraining.planning.machines import check_numbers, name_site, split_ranks
+from pretraining.planning.sweep import check_fit
 from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
-from pretraining.training.origin import Origin, OriginFinder
+from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
 from pretraining.training.run import LOCK, run
@@ -148,7 +147,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         here = ranks == world.size
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
         if site is not None:
-            check_fit(Target(recipe, manifest, site.dtype, site.cluster, site.room))
+            check_fit(site.target(recipe, manifest))
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
@@ -188,7 +187,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Manifest | None, Origin | None]:
+) -> tuple[Recipe, Manifest | None, Model | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     given = overrides if wanted.init is None else [*overrides, f"--base_model={toml_value(wanted.init)}"]
     finder = OriginFinder(wanted.out, peek(FORM, wanted.recipe, given, "base_model"))
@@ -196,7 +195,7 @@ def read_all(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )
     if finder.origin is not None and manifest is not None and wanted.data is not None:
-        finder.origin.check_data(wanted.data, manifest)
+        check_data(finder.origin, wanted.data, manifest)
     return recipe, manifest, finder.origin
 
 

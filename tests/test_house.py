@@ -20,11 +20,14 @@ WINGS = {
         ["shard", "verify", "show", "fetch"],
         ["pipeline"],
         ["forecast"],
+        ["trial"],
+        ["steps"],
         ["readers", "examples", "fetching", "inspection"],
         ["vocabulary"],
         ["running"],
         ["work"],
         ["settings", "shards"],
+        ["arrow_files"],
         ["common"],
     ],
     "pretraining": [
@@ -42,7 +45,7 @@ WINGS = {
         ["running"],
         ["tasks", "model"],
         ["files", "inputs", "settings"],
-        ["ragged", "places", "scale"],
+        ["ragged", "results", "scale"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""
@@ -129,6 +132,45 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
             if {each.value for each in compared if isinstance(each, ast.Constant)} & names:
                 comparing.append(f"{shown(path)}: {ast.unparse(node)}")
     assert comparing == []
+
+
+JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
+UNTYPED = {
+    "checkpoint/state.py RunRecord.as_json": JSON,
+    "checkpoint/writing.py Section.as_json": JSON,
+    "config/base.py take_over": "a table as a recipe has it, before it is checked",
+    "config/reference.py takes": "JSON's schema of a table, by pydantic",
+    "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
+    "engine/deepspeed_config.py deepspeed_config": DEEPSPEED,
+    "huggingface/config.py config_of": "config.json, as transformers has it",
+    "huggingface/config.py head_of": "config.json, as transformers has it",
+    "huggingface/config.py shape_of": "config.json, as transformers has it",
+    "huggingface/folders.py read_task": "task.json, of which each kind of task has other keys",
+    "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
+    "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
+    "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
+    "reporting/metrics_file.py newest_records": "lines of metrics.jsonl",
+}
+"""Functions of pre-training that take or give a dictionary without a type, and why."""
+
+
+def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods that other files may call, by their names."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield above + node.name, node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body, f"{above}{node.name}.")
+
+
+def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
+    found = set()
+    for path in (ROOT / "pretraining").rglob("*.py"):
+        for name, function in public_functions(TREES[path].body):
+            types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
+            if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
+                found.add(f"{path.relative_to(ROOT / 'pretraining')} {name}")
+    assert found == set(UNTYPED)
 
 
 def test_preparing_data_loads_no_torch() -> None:

@@ -15,7 +15,7 @@ from data_prep.common.files import BLOCK, replacing, sha256, unfinished_name
 from data_prep.fetching.client import Client, FetchOptions, is_address
 from data_prep.fetching.download import Download, Item
 from data_prep.fetching.hub import Hub
-from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, plain, splits_of
+from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, plain, splits_of
 
 
 @dataclass(frozen=True)

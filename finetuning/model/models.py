@@ -1,134 +1,87 @@
-"""What `--model` names: a run, a checkpoint, any BERT folder of transformers, or a name on the Hugging Face hub."""
+"""Finds the model that `--model` names, says what is doubtful about it, and reads what it was fine-tuned with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import has_capitals
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.places import MODEL
-from pretraining.checkpoint.models import FoundModel
+from finetuning.results import MODEL
+from pretraining.checkpoint.models import Model
+from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
-from pretraining.huggingface.folders import (
-    CONFIG,
-    WEIGHTS,
-    files_of_sentences,
-    read_encoder,
-    read_fine_tuned,
-    read_head,
-)
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, files_of_sentences, read_head
 from pretraining.huggingface.model_card import BaseSummary
-from pretraining.huggingface.weights import TaskHead, count_segments, list_weights
-from pretraining.model.shape import Shape
+from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, place
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
 """The folder for results where none is named."""
-WORD = "embeddings.word.weight"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model to fine-tune or to predict with, whose weights are read when they are asked for.
-
-    Where ranks are connected, all of them ask together.
-    """
-
-    found: FoundModel
-    """what it is called, where it is, and what is known of its training"""
-    shape: Shape
-    """its sizes, with a row of the embeddings for every piece and no more; heads of pre-training are not counted"""
-    head: TaskHead | None
-    """what it was fine-tuned for; None where for nothing"""
-    notes: tuple[str, ...] = ()
-    """lines for the user: doubts about the vocabulary, rows that belong to no piece"""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The pieces that text must be cut into."""
-        return self.found.vocabulary
-
-    def summary(self) -> BaseSummary:
-        """What is told of it by a model that began with it, and what the folder for its results is called: a model that
-        was fine-tuned here as its own beginning and the task, so that runs/mini/glue/sst2/model is mini-sst2."""
-        found, folder = self.found.summary(), self.found.folder.resolve()
-        if self.head is None or found.on_hub or folder.name != MODEL:
-            return found
-        task, out = folder.parents[:2]
-        named = out.parent if out.parents[1].name == RUNS else out
-        return replace(found, name=f"{named.name}-{task.name}")
-
-    @cached_property
-    def weights(self) -> dict[str, Tensor]:
-        """Those of the encoder, and of the pooler where it has one that was trained."""
-        if not self.found.is_checkpoint:
-            return self._cut(read_encoder(self.found.with_weights())[1])
-        weights = self.found.read_checkpoint()
-        wanted = {weight.ours for weight in list_weights(self.shape, "none")}
-        if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
-            wanted -= {"pooler.weight", "pooler.bias"}
-        return self._cut({name: weight for name, weight in weights.items() if name in wanted})
-
-    @property
-    def has_pooler(self) -> bool:
-        """Whether [CLS] goes through a pooler that was trained."""
-        return "pooler.weight" in self.weights
-
-    def read_fine_tuned(self, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-        """Reads the weights with those of the head it was fine-tuned with, and gives lines for the user.
-
-        The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
-        """
-        head = self._fine_tuned_head()
-        weights = self._cut(read_fine_tuned(self.found.with_weights())[2])
-        return (weights, ()) if wanted is None else in_order_of(wanted, head, weights, self.found.name)
-
-    def require_outputs_of(self, wanted: TaskHead) -> None:
-        """Refuses, before any weights are read, a model that was not fine-tuned for what this head says."""
-        find_order(wanted, self._fine_tuned_head(), self.found.name)
-
-    def _fine_tuned_head(self) -> TaskHead:
-        if self.head is None:
-            raise UserError(f"{self.found.name}: not fine-tuned for a task: name a folder that fine-tuning has written")
-        return self.head
-
-    def _cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leaves out the rows of the embeddings that belong to no piece."""
-        if self.shape.vocabulary == self.found.shape.vocabulary:
-            return weights
-        rows = torch.zeros(self.shape.padded_vocabulary, self.shape.hidden)
-        rows[: self.shape.vocabulary] = weights[WORD][: self.shape.vocabulary]
-        return {**weights, WORD: rows}
 
 
 def find_model(name: str | None = None) -> Model:
     """Finds what `--model` names; the newest exported model where it names nothing. All ranks call it together."""
-    found = FoundModel.open(name or str(newest_export()))
-    shape = replace(found.shape.encoder, vocabulary=len(found.vocabulary))
-    notes = doubts(found.name, found.vocabulary)
-    if files := files_of_sentences(found.folder):
-        notes.append(f"{found.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
-    head = None if found.is_checkpoint else read_head(found.folder)
-    if spare := found.shape.vocabulary - shape.vocabulary:
-        notes.append(f"{found.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
-    return Model(found, shape, head, tuple(notes))
+    return Model.open(name or str(newest_export()))
+
+
+def notes_on(model: Model) -> list[str]:
+    """Lines for the user: doubts about the vocabulary, and what is left out."""
+    notes = doubts(model.name, model.vocabulary)
+    if files := files_of_sentences(model.folder):
+        notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
+    if spare := model.rows - model.shape.vocabulary:
+        notes.append(f"{model.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
+    return notes
+
+
+def summary_of(model: Model) -> BaseSummary:
+    """Summarises a model for the card of one that began with it; the folder for results has its name. One that was
+    fine-tuned here is called after its own beginning and the task: runs/mini/glue/sst2/model is mini-sst2."""
+    found, folder = model.summary(), model.folder.resolve()
+    if model.head is None or model.on_hub or folder.name != MODEL:
+        return found
+    task, out = folder.parents[:2]
+    named = out.parent if out.parents[1].name == RUNS else out
+    return replace(found, name=f"{named.name}-{task.name}")
+
+
+def read_fine_tuned(model: Model, wanted: TaskHead | None = None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Reads the weights of a model with those of the head it was fine-tuned with, and gives lines for the user.
+
+    The outputs are put in the order of the labels of the `wanted` head, which must be the same by their names.
+    """
+    head = fine_tuned_head(model)
+    weights = model.cut(folders.read_fine_tuned(model.with_weights())[2])
+    return (weights, ()) if wanted is None else in_order_of(wanted, head, weights, model.name)
+
+
+def fine_tuned_head(model: Model) -> TaskHead:
+    """The head that a model was fine-tuned with; UserError where with none."""
+    if model.head is None:
+        raise UserError(f"{model.name}: not fine-tuned for a task: name a folder that fine-tuning has written")
+    return model.head
 
 
 def newest_export() -> Path:
-    """The model for no task that was last exported in this folder; rank 0 looks, where ranks are connected."""
-    newest = _newest_here()
-    if dist.is_initialized():
-        newest = gather(newest)[0]
+    """The newest of the models in `PLACES` that are for no task, by the time of their weights; rank 0 looks, where
+    ranks are connected."""
+    newest: Path | None = None
+    if place()[0] == 0:
+        whole = [
+            folder
+            for folder in {folder for pattern in PLACES for folder in Path().glob(pattern)}
+            if not folder.name.startswith(".") and all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
+        ]
+        newest_first = sorted(whole, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
+        newest = next((folder for folder in newest_first if read_head(folder) is None), None)
+    newest = gather(newest)[0]
     if newest is None:
         raise SharedError(
             f"--model: none is named, and there is no exported model here, in {', '.join(PLACES[:2])} or build/*\n"
@@ -139,18 +92,6 @@ def newest_export() -> Path:
             "    python pretraining/export.py runs/NAME --out exported/NAME"
         )
     return newest
-
-
-def _newest_here() -> Path | None:
-    """The newest of the models in `PLACES`, by the time of their weights; what was fine-tuned is left out."""
-    folders = {folder for pattern in PLACES for folder in Path().glob(pattern)}
-    models = [
-        folder
-        for folder in folders
-        if not folder.name.startswith(".") and all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
-    ]
-    newest_first = sorted(models, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
-    return next((folder for folder in newest_first if read_head(folder) is None), None)
 
 
 def doubts(name: str, vocabulary: Vocabulary) -> list[str]:

@@ -8,13 +8,8 @@ micro-batches have equal work.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +20,8 @@ from finetuning.inputs import Encoded, Items
 from finetuning.model.heads import TaskBatch
 from finetuning.settings import FineTuning
 from pretraining.model.batch import StepBatches
+from pretraining.processes.ahead import in_thread
 
-T = TypeVar("T")
 WINDOW = 64
 """Batches among which items are grouped by length."""
 EVALUATED_TOGETHER = 4096
@@ -43,8 +38,6 @@ class TaskBatches(StepBatches[TaskBatch]):
 
     labels: int
     """Labels of the global batch: classes, words, or all 0s and 1s."""
-    waited: float
-    """Seconds for which training waited until they were ready."""
 
 
 class TrainingBatches:
@@ -63,20 +56,12 @@ class TrainingBatches:
         ends = within * self._evaluations // self.steps_per_epoch
         return step > 0 and (step == self.steps or (within + 1) * self._evaluations // self.steps_per_epoch > ends)
 
-    def iterate(self, step: int) -> Generator[TaskBatches, None, None]:
-        """The batches of this step and all later ones; close it to stop the thread behind it."""
-        ahead = in_thread(self._make(step), WINDOW)
-        try:
-            while True:
-                begin = time.perf_counter()
-                made = next(ahead, None)
-                if made is None:
-                    return
-                yield TaskBatches(*made, time.perf_counter() - begin)
-        finally:
-            ahead.close()
+    def iterate(self, step: int) -> Generator[tuple[TaskBatches, float], None, None]:
+        """The batches of this step and all later ones, each with the seconds for which it was waited; close it to stop
+        the thread behind it."""
+        return in_thread(self._make(step), WINDOW)
 
-    def _make(self, step: int) -> Iterator[tuple[tuple[TaskBatch, ...], int, int]]:
+    def _make(self, step: int) -> Iterator[TaskBatches]:
         while step < self.steps:
             epoch, within = divmod(step, self.steps_per_epoch)
             order = np.random.default_rng(hash_key(self._seed, epoch)).permutation(len(self._items))
@@ -90,7 +75,7 @@ class TrainingBatches:
                     yield self._share(encoded, chosen, numbers)
                     step += 1
 
-    def _share(self, encoded: Encoded, chosen: Array, numbers: Array) -> tuple[tuple[TaskBatch, ...], int, int]:
+    def _share(self, encoded: Encoded, chosen: Array, numbers: Array) -> TaskBatches:
         """This rank's micro-batches of a global batch. All ranks have as many, though some may have nothing to learn:
         ranks meet in every one of them."""
         largest = -(-len(chosen) // self._ranks)
@@ -101,7 +86,7 @@ class TrainingBatches:
             for part in parts
         )
         assert encoded.labels is not None, "nothing can be learned without labels"
-        return micro, len(chosen) * encoded.choices, int(encoded.labels.lengths[chosen].sum())
+        return TaskBatches(micro, len(chosen) * encoded.choices, int(encoded.labels.lengths[chosen].sum()))
 
 
 def lengths_of(encoded: Encoded) -> Array:
@@ -121,7 +106,7 @@ def evaluation_batches(items: Items, rank: int = 0, ranks: int = 1) -> Iterator[
     """This rank's batches of all items, each with the numbers of its items; every rank has as many batches, of which
     the last may come twice. What is done at once needs no thread that prepares the next batches."""
     batches = _evaluation_batches(items, rank, ranks)
-    return batches if len(items) <= FEW else in_thread(batches, WINDOW)
+    return batches if len(items) <= FEW else (batch for batch, _ in in_thread(batches, WINDOW))
 
 
 def _evaluation_batches(items: Items, rank: int, ranks: int) -> Iterator[tuple[Array, TaskBatch]]:
@@ -172,36 +157,3 @@ def pack(encoded: Encoded, chosen: Array, numbers: Array | None = None, labelled
         words_of_items=tuple(words_of_items.tolist()),
         choices=taken.choices,
     )
-
-
-def in_thread(source: Iterator[T], ahead: int) -> Generator[T, None, None]:
-    """Goes through an iterator in a thread, at most so many values ahead of whoever takes them."""
-    values: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(ahead)
-    closed = threading.Event()
-
-    def offer(value: tuple[T | None, BaseException | None] | None) -> bool:
-        """Whether somebody still wants values."""
-        while not closed.is_set():
-            with suppress(queue.Full):
-                values.put(value, timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            if all(offer((value, None)) for value in source):
-                offer(None)
-        except BaseException as error:
-            offer((None, error))
-
-    thread = threading.Thread(target=work, daemon=True, name="batches")
-    thread.start()
-    try:
-        while (found := values.get()) is not None:
-            value, error = found
-            if error is not None:
-                raise error
-            yield value  # type: ignore[misc]
-    finally:
-        closed.set()
-        thread.join()

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,23 +13,22 @@ from torch import Tensor
 
 from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
-from finetuning.running.records import Progress, ScoreRecord, StepRecord
-from finetuning.running.starting import RunState, Weights, find_start, open_log
-from finetuning.running.without_training import certainty_of
+from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
+from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
+from finetuning.running.starting import TuningState, Weights, find_start
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
-from pretraining.checkpoint.writing import Saver
+from pretraining.checkpoint.loop import Loop, is_due
 from pretraining.engine.engine import CollapseError
 from pretraining.engine.step import GivenUpError, Seeds, train_step
 from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
-from pretraining.processes.stopping import Decision, StoppedError
+from pretraining.processes.stopping import Decision
 
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
-class Run:
+class Tuner(Loop):
     """One task, one setting of everything, one seed. All ranks make it and go through it together."""
 
     def __init__(
@@ -45,17 +43,16 @@ class Run:
     ) -> None:
         """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own. After it the
         other runs of the task will go through its items so many times."""
-        self.task, self.settings, self.folder, self.context = task, settings, folder, context
-        self.engine, self.meter, self.state = find_start(task, shape, weights, settings, folder, context)
+        engine, meter, self.state = find_start(task, shape, weights, settings, folder, context)
+        super().__init__(folder, context, engine, meter, self.state.step, settings.logging, settings.checkpoints)
+        self.task, self.settings, self.folder = task, settings, folder
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
-        self.log = open_log(folder, self.state.step, settings.logging, context)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
-        self.logged: StepRecord | None = None
+        self.logged: TuningStep | None = None
         self.next_record = 0
-        self.saver = Saver(folder, settings.checkpoints, self.log.say)
 
-    def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
+    def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
         batches = closing(self.batches.iterate(self.state.step))
@@ -66,7 +63,7 @@ class Run:
                 self.score_where_due()  # a stop may have come before it
                 while not self.is_over:
                     self.show_progress()
-                    self.step(next(ahead))
+                    self.step(*next(ahead))
                     self.after_step()
             except GivenUpError:
                 self.stop(control.decide(wrong=False, saving=0.0))
@@ -89,23 +86,23 @@ class Run:
         """Whether all steps are done, or dev did not get better for as long as the settings allow."""
         return self.state.step >= self.steps or 0 < self.settings.patience <= self.state.worse
 
-    def step(self, batches: TaskBatches) -> None:
+    def step(self, batches: TaskBatches, waited: float) -> None:
         """Makes one optimizer step."""
         step, context = self.state.step, self.context
-        rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
+        learning_rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
 
         def loss_of(output: Output, batches: TaskBatches) -> Tensor:
             return output.loss / batches.labels
 
         mark, gives_up = context.watch.mark, context.control.asked_anywhere
         with shortage_told():
-            result = train_step(self.engine, batches, rate, seeds, loss_of, mark, gives_up)
+            result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
         for batch, output in zip(batches.micro, result.outputs, strict=True):
             if batch.labels is not None:
                 pieces = sum(batch.lengths)
                 self.meter.add([output.loss], labels=len(batch.labels), items=batch.items, pieces=pieces)
-        self.meter.step(rate, batches.waited)
+        self.meter.step(learning_rate, waited)
 
     def after_step(self) -> None:
         """Logs, scores and saves where it is time to; stops where somebody asks for it."""
@@ -116,8 +113,8 @@ class Run:
         if decision != Decision.GO_ON:
             self.stop(decision)
         self.score_where_due()
-        if every and step % every == 0 and not self.is_over:
-            self.save()
+        if is_due(step, every) and not self.is_over:
+            self.write_checkpoint(step, self.state)
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
@@ -126,7 +123,7 @@ class Run:
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
-        record = StepRecord.of(
+        record = TuningStep.of(
             self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
         )
         if not math.isfinite(record.loss):
@@ -144,7 +141,7 @@ class Run:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
             left = self.seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
-            self.log.show(Progress(step, self.steps, self.next_record, seconds, left, self.logged))
+            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
 
     def seconds_left(self) -> tuple[float, float]:
         """How long the run will still take, and all runs of the task if there are others: as its steps took since this
@@ -161,30 +158,21 @@ class Run:
             return
         with self.meter.watch.pause():
             outputs = outputs_of(self.engine, task.head.kind, task.dev, self.context)
-            scores = {name: task.score(name, output) for name, output in outputs.items()}
-            first = next(iter(scores))
-            better = state.best is None or scores[first][task.metric] > state.best
+            scores = scores_of(task, outputs)
+            score = next(iter(scores.values()))[task.metric]
+            better = state.best is None or score > state.best
             kept = better if self.settings.patience else state.step == self.steps
             if kept:
                 outputs |= outputs_of(self.engine, task.head.kind, task.test, self.context)
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
-            state.best, state.worse = (scores[first][task.metric], 0) if better else (state.best, state.worse + 1)
+            state.best, state.worse = (score, 0) if better else (state.best, state.worse + 1)
             if kept:
-                state.scores, state.certainty = scores, certainty_of(task, outputs)
-                state.degenerate = task.is_degenerate(first, outputs[first])
+                state.kept = with_certainty(task, scores, outputs)
                 with self.context.watch.pause():
                     self._keep(self, outputs)
             state.scored = state.step
 
-    def save(self) -> None:
-        """Saves where the run stands."""
-        with self.meter.watch.pause():
-            self.log.sync()
-            self.saver.save(self.engine, self.state.step, asdict(self.state), self.meter.state())
-
     def stop(self, decision: Decision) -> NoReturn:
         """Ends the run before its end, and saves first."""
-        self.save()
-        self.saver.finish()
-        text = f"{self.folder}: stopped by {decision.cause} after step {self.state.step:,}, and saved"
-        raise StoppedError(f"{text}; the same command continues from there", decision)
+        self.write_checkpoint(self.state.step, self.state)
+        self.end(decision, self.state.step, f"{self.folder}: ")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -19,37 +20,46 @@ from data_prep.common.hub import fetch_model, find_folder
 from data_prep.vocabulary.source import FILES, read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.reading import parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import (
-    EXPORT,
-    RECORD,
-    TOKENIZER,
-    find_checkpoint,
-    finished_checkpoints,
-    read_record,
+from pretraining.checkpoint.record import EXPORT, RECORD, TOKENIZER, find_checkpoint, finished_checkpoints
+from pretraining.checkpoint.state import Saved
+from pretraining.huggingface.folders import (
+    CARD,
+    CONFIG,
+    INDEX,
+    OLD_WEIGHTS,
+    WEIGHTS,
+    read_encoder,
+    read_folder,
+    read_head,
+    read_length,
+    read_shape,
 )
-from pretraining.checkpoint.state import RunRecord
-from pretraining.huggingface.folders import CARD, CONFIG, INDEX, OLD_WEIGHTS, WEIGHTS, read_length, read_shape
 from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
-from pretraining.huggingface.weights import with_first_segment_alone
+from pretraining.huggingface.weights import TaskHead, count_segments, list_weights, with_first_segment_alone
 from pretraining.model.shape import Shape
 from pretraining.processes.group import gather
 
 SHOWN = 10
 """Pieces that were added, of which a card has the first."""
-AnyModel = TypeVar("AnyModel", bound="FoundModel")
+WORD = "embeddings.word.weight"
+PARTS = "*-of-*"
+"""Files of weights in parts, between the name of the whole and its ending."""
 
 
 @dataclass(frozen=True)
-class FoundModel:
-    """A model whose weights are not read yet."""
+class Model:
+    """A model that somebody names. Its weights are read when they are asked for, by all ranks together."""
 
     name: str
     """as the user names it"""
     folder: Path
     """a folder of transformers, or a checkpoint"""
     shape: Shape
-    """its sizes; of its vocabulary, the rows, of which the last may belong to no piece"""
+    """sizes of its encoder, with a row of the embeddings for every piece and no more"""
+    rows: int
+    """rows of its embeddings, of which the last may belong to no piece"""
     vocabulary: Vocabulary
+    """the pieces that text must be cut into"""
     trained: int
     """the longest text that it was trained on, as far as that is known"""
     known: int
@@ -61,7 +71,7 @@ class FoundModel:
     """its licence, where its card or its recipe names one"""
 
     @classmethod
-    def open(cls: type[AnyModel], name: str, found: Path | None = None) -> AnyModel:
+    def open(cls, name: str, found: Path | None = None) -> Model:
         """Reads all of a model but its weights: one of this folder, run, checkpoint or name on the hub.
 
         `found` is its folder where it was found already; if not, all ranks call this together.
@@ -77,59 +87,94 @@ class FoundModel:
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
                 )
             folder = find_checkpoint(folder)
-            record = read_record(folder)
-            shape, vocabulary, run = record.shape, read_vocabulary(folder), RunRecord.of(record)
+            saved = Saved.read(folder)
+            shape, vocabulary, run = saved.record.shape, read_vocabulary(folder), saved.run
             if vocabulary.sha256 != run.data.vocabulary:
                 raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
             from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         if len(vocabulary) > shape.vocabulary:
             raise UserError(f"{name}: {len(vocabulary):,} pieces, but the model has only {shape.vocabulary:,}")
-        return cls(name, folder, shape, vocabulary, trained, known, on_hub, from_hub, licence)
+        encoder = replace(shape.encoder, vocabulary=len(vocabulary))
+        return cls(name, folder, encoder, shape.vocabulary, vocabulary, trained, known, on_hub, from_hub, licence)
 
     @property
     def is_checkpoint(self) -> bool:
         """Whether the weights are those of a checkpoint, not in a folder of transformers."""
         return not (self.folder / CONFIG).exists()
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Facts that must be the same on all ranks, which may find the model on different disks."""
+        commit = self.folder.name if self.on_hub else None
+        return commit, self.shape, self.rows, self.vocabulary.sha256, self.trained, self.known
+
+    @cached_property
+    def head(self) -> TaskHead | None:
+        """The head it was fine-tuned with; None where it was not fine-tuned."""
+        return None if self.is_checkpoint else read_head(self.folder)
+
     def summary(self, vocabulary: Vocabulary | None = None) -> BaseSummary:
-        """What is told of it by a model that began with it; a checkpoint and an export are called as their run.
+        """Summarises it for the card of a model that began with it; a checkpoint and an export are called as their run.
 
         `vocabulary` is that of the model which began with it, where it may have more pieces.
         """
         added = [] if vocabulary is None else vocabulary.pieces[len(self.vocabulary) :]
-        told: dict[str, Any] = {"licence": self.licence, "added": len(added), "some_added": added[:SHOWN]}
-        if self.on_hub:
-            return BaseSummary(self.name, on_hub=True, **told)
-        folder = self.folder.resolve()
-        if (folder / RECORD).exists():
-            folder = folder.parents[1]
-        elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
-            folder = folder.parent
-        return BaseSummary(folder.name, on_hub=False, from_hub=self.from_hub, **told)
+        name, folder = self.name, self.folder.resolve()
+        if not self.on_hub:
+            if (folder / RECORD).exists():
+                folder = folder.parents[1]
+            elif folder.name == EXPORT and (folder.parent / TOKENIZER).is_dir():
+                folder = folder.parent
+            name = folder.name
+        from_hub = None if self.on_hub else self.from_hub
+        return BaseSummary(name, self.on_hub, from_hub, self.licence, len(added), added[:SHOWN])
 
-    def read_checkpoint(self) -> dict[str, Tensor]:
-        """Reads the weights of a checkpoint. All ranks call it together."""
+    def read_weights(self) -> dict[str, Tensor]:
+        """Reads all weights, by our names; those of whole heads may be missing."""
+        if not self.is_checkpoint:
+            return read_folder(self.with_weights())[1]
         require_whole_weights(self.folder)
-        record = read_record(self.folder)
-        weights = read_weights_together(self.folder, parameter_sizes(record.shape))
-        alone = RunRecord.of(record).state.trained_segments == 1
-        return with_first_segment_alone(weights) if alone else weights
+        saved = Saved.read(self.folder)
+        weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
+        return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
+
+    @cached_property
+    def encoder(self) -> dict[str, Tensor]:
+        """The weights of the encoder, and of the pooler where it has one that was trained."""
+        if not self.is_checkpoint:
+            return self.cut(read_encoder(self.with_weights())[1])
+        weights = self.read_weights()
+        wanted = {weight.ours for weight in list_weights(self.shape, "none")}
+        if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
+            wanted -= {"pooler.weight", "pooler.bias"}
+        return self.cut({name: weight for name, weight in weights.items() if name in wanted})
+
+    def cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Leaves out the rows of the embeddings that belong to no piece."""
+        if self.shape.vocabulary == self.rows:
+            return weights
+        rows = torch.zeros(self.shape.padded_vocabulary, self.shape.hidden)
+        rows[: self.shape.vocabulary] = weights[WORD][: self.shape.vocabulary]
+        return {**weights, WORD: rows}
 
     def with_weights(self) -> Path:
-        """The folder of transformers, into which the weights are fetched from the hub. All ranks call it together."""
-        return fetch_weights(self.name, self.folder) if self.on_hub else self.folder
+        """Its folder of transformers, into which the weights are fetched from the hub: of the same commit, safetensors
+        or what PyTorch wrote before."""
+        for whole in (WEIGHTS, OLD_WEIGHTS) if self.on_hub else ():
+            stem, _, end = whole.rpartition(".")
+            files = [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"]
+            found = fetch_together(self.name, files, self.folder.name)
+            if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
+                return found
+        return self.folder
 
 
 def find_model_folder(name: str) -> Path:
     """The folder of a model that is there, or was fetched from the hub. All ranks call it together."""
-    if dist.is_initialized() and any(there := gather(Path(name).exists())) and not all(there):
+    if any(there := gather(Path(name).exists())) and not all(there):
         raise UserError(f"{name}: no such folder on some machines; ranks that lack it: {there.count(False)}")
     return find_folder(name, [CONFIG, CARD, *FILES], fetch_together)
-
-
-PARTS = "*-of-*"
-"""Files of weights in parts, between the name of the whole and its ending."""
 
 
 def fetch_together(name: str, files: Sequence[str], revision: str | None = None) -> Path:
@@ -158,13 +203,3 @@ def _in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) 
     if errors := [message for _, message in outcomes if message is not None]:
         raise UserError(errors[0])
     return str(outcomes[0][0])
-
-
-def fetch_weights(name: str, folder: Path) -> Path:
-    """Fetches the weights of a model on the hub, of the same commit: safetensors, or what PyTorch wrote before."""
-    for whole in (WEIGHTS, OLD_WEIGHTS):
-        stem, _, end = whole.rpartition(".")
-        found = fetch_together(name, [CONFIG, whole, f"{whole}{INDEX}", f"{stem}{PARTS}.{end}"], folder.name)
-        if any((found / file).exists() for file in (whole, f"{whole}{INDEX}")):
-            return found
-    return folder

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_prep.common.errors import DamageError
 from pretraining.checkpoint.record import (
@@ -23,11 +23,12 @@ from pretraining.checkpoint.record import (
     find_checkpoint,
     read_record,
 )
+from pretraining.checkpoint.state import Saved
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import device_of, gather
+from pretraining.processes.group import device_of, gather, place
 
 REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""
@@ -39,15 +40,16 @@ def newest_whole(run: Path, warn: Callable[[str], None]) -> Path | None:
     Damaged checkpoints are named, marked and left where they are. None where there is no checkpoint; where all are
     damaged, an error: a run that begins anew is not what the user expects.
     """
-    if dist.get_rank() == 0:
+    rank, ranks = place()
+    if rank == 0:
         put_back(run)
-    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if dist.get_rank() == 0 else []
+    seen = [(path, (path / DAMAGED).exists()) for path in all_checkpoints(run)] if rank == 0 else []
     there: list[tuple[Path, bool]] = gather(seen)[0]
     for checkpoint in (path for path, damaged in reversed(there) if not damaged):
-        faults = {fault for fault in gather(find_fault(checkpoint, dist.get_rank(), dist.get_world_size())) if fault}
+        faults = {fault for fault in gather(find_fault(checkpoint, rank, ranks)) if fault}
         if not faults:
             return checkpoint
-        if dist.get_rank() == 0:
+        if rank == 0:
             reason = "\n".join(sorted(faults))
             warn(f"{reason}\n{checkpoint} is left as it is, and the checkpoint before it is taken")
             with suppress(OSError):  # then it is found damaged again next time
@@ -73,13 +75,7 @@ def require_whole_weights(checkpoint: Path) -> None:
 
     Where ranks are connected, all of them call it together, and each checks its part.
     """
-    connected = dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if connected else (0, 1)
-    fault = find_fault(checkpoint, rank, ranks, f"{WEIGHT}-")
-    if connected:
-        gather(None, fault)
-    elif fault is not None:
-        raise DamageError(fault)
+    gather(None, find_fault(checkpoint, *place(), f"{WEIGHT}-"))
 
 
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
@@ -96,7 +92,7 @@ def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str =
 
 
 class StoredTensors:
-    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their stretches.
+    """The tensors of one kind in a checkpoint, such as the weights, whichever ranks wrote their slices.
 
     A file is opened when something is read that no open one has, those first whose place among all files is this rank's
     among all ranks: with as many ranks as wrote them, a rank opens no file but its own.
@@ -104,35 +100,35 @@ class StoredTensors:
 
     def __init__(self, checkpoint: Path, record: CheckpointRecord, kind: str):
         self._checkpoint = checkpoint
-        self._stretches: dict[str, list[Stretch]] = defaultdict(list)
+        self._slices: dict[str, list[Slice]] = defaultdict(list)
         self._closed = _farthest_first(
             [checkpoint / file.path for file in record.files if file.path.startswith(kind + "-")]
         )
 
     def read(self, name: str, into: Tensor, start: int = 0) -> None:
         """Copies elements of a parameter, from `start` on, into a flat tensor."""
-        missing = into.numel() - _copy(self._stretches[name], into, start)
+        missing = into.numel() - _copy(self._slices[name], into, start)
         while missing and self._closed:
             missing -= _copy(self._open(self._closed.pop())[name], into, start)
         if missing:
             raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
-    def _open(self, path: Path) -> dict[str, list[Stretch]]:
+    def _open(self, path: Path) -> dict[str, list[Slice]]:
         """Opens a file; what it has of each parameter."""
-        found: dict[str, list[Stretch]] = defaultdict(list)
+        found: dict[str, list[Slice]] = defaultdict(list)
         try:
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118
                 name, _, start = key.rpartition(":")
-                found[name].append(Stretch(int(start), file.get_slice(key).get_shape()[0], file, key))
+                found[name].append(Slice(int(start), file.get_slice(key).get_shape()[0], file, key))
         except (OSError, SafetensorError, ValueError) as error:
             raise DamageError(f"{path}: cannot be read: {error}") from error
-        for name, stretches in found.items():
-            self._stretches[name].extend(stretches)
+        for name, slices in found.items():
+            self._slices[name].extend(slices)
         return found
 
 
-class Stretch(NamedTuple):
+class Slice(NamedTuple):
     """Elements of a parameter that lie in one file."""
 
     start: int
@@ -141,10 +137,10 @@ class Stretch(NamedTuple):
     key: str
 
 
-def _copy(stretches: Iterable[Stretch], into: Tensor, start: int) -> int:
-    """Copies what stretches have of a parameter's elements from `start` on; returns how many that were."""
+def _copy(slices: Iterable[Slice], into: Tensor, start: int) -> int:
+    """Copies what slices have of a parameter's elements from `start` on; returns how many that were."""
     copied, end = 0, start + into.numel()
-    for first, length, file, key in stretches:
+    for first, length, file, key in slices:
         begin, stop = max(start, first), min(end, first + length)
         if begin < stop:
             into[begin - start : stop - start].copy_(file.get_slice(key)[begin - first : stop - first])
@@ -154,14 +150,20 @@ def _copy(stretches: Iterable[Stretch], into: Tensor, start: int) -> int:
 
 def _farthest_first(paths: list[Path]) -> list[Path]:
     """Orders the files of all ranks of a checkpoint so that the one comes last that is most likely this rank's."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = place()
     own = (rank + 0.5) / ranks
     distance = {path: abs((number + 0.5) / len(paths) - own) for number, path in enumerate(paths)}
     return sorted(paths, key=distance.__getitem__, reverse=True)
 
 
+def restore_model(checkpoint: Path, model: nn.Module) -> None:
+    """Gives a model the weights of a checkpoint, which may not have all. All ranks call it together."""
+    sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
+
+
 @torch.no_grad()
-def restore_engine(checkpoint: Path, engine: Engine) -> None:
+def restore_engine(checkpoint: Path, engine: Engine) -> CheckpointRecord:
     """Gives an engine the optimizer's state of a checkpoint; the model has had its weights since before the engine."""
     record = read_record(checkpoint)
     for kind in engine.optimizer.kind.state:
@@ -172,15 +174,17 @@ def restore_engine(checkpoint: Path, engine: Engine) -> None:
             for part in flat.parts:
                 stored.read(part.name, flat.of(part, state[kind]), part.start)
     engine.loss_scaler = record.loss_scaler
+    return record
 
 
-def load_checkpoint(run: Path) -> tuple[CheckpointRecord, dict[str, Tensor]]:
-    """Reads a checkpoint, or the newest of a run: its record and the fp32 weights, checked before."""
-    checkpoint = find_checkpoint(run)
+def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str, Tensor]]:
+    """Reads a checkpoint, that of a run which is called so, or its newest: what it says and the fp32 weights, checked
+    before."""
+    checkpoint = find_checkpoint(run, name)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
-    record = read_record(checkpoint)
-    return record, read_weights(checkpoint, parameter_sizes(record.shape))
+    saved = Saved.read(checkpoint)
+    return saved, read_weights(checkpoint, parameter_sizes(saved.record.shape))
 
 
 def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
@@ -196,10 +200,11 @@ def read_weights(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str,
 def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Reads fp32 weights of these names and sizes on rank 0, which hands them to the others: read by each, they would
     come from the disk as often as there are ranks. Where ranks are connected, all of them call it together."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    rank, ranks = place()
+    if ranks == 1:
         return read_weights(checkpoint, sizes)
     weights, fault = {name: torch.empty(size) for name, size in sizes.items()}, None
-    if dist.get_rank() == 0:
+    if rank == 0:
         try:
             weights = read_weights(checkpoint, sizes)
         except DamageError as error:

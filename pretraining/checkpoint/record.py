@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and where checkpoints lie.
+"""The record of a checkpoint, and where checkpoints lie.
 
     RUN/checkpoints/step-00001000/
       checkpoint.json                        the record: sizes, step, checksums of the files beside it and of itself,
@@ -7,8 +7,8 @@
       exp_avg-00000-of-00002.safetensors     and of the optimizer's state, such as Adam's two averages
       exp_avg_sq-00000-of-00002.safetensors
 
-Each tensor in a file is a stretch of a parameter, called NAME:START. So a checkpoint belongs to no number of ranks and
-no ZeRO stage: whoever reads it takes the stretches that its own flat tensors need. Nothing in it is executed.
+Each tensor in a file is a slice of a parameter, called NAME:START. So a checkpoint belongs to no number of ranks and
+no ZeRO stage: whoever reads it takes the slices that its own flat tensors need. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, absence, json_bytes, read_json, write_json
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
+
+if TYPE_CHECKING:
+    from pretraining.engine.engine import LossScaler
+    from pretraining.reporting.meter import MeterState
 
 FOLDER = "checkpoints"
 RECORD = CHECKPOINT
@@ -37,7 +41,7 @@ EXPORT = "export"
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""
 FORMAT = 1
-"""Of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
+"""The version of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
 NAME = re.compile(r"step-(\d{8,})")
@@ -56,34 +60,21 @@ class MadeBy:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What a checkpoint says besides its tensors: the core that every reader needs, and a section of its caller's."""
+    """The record of a checkpoint: the core that every reader needs, and a section that belongs to whoever trains."""
 
     shape: Shape
     step: int
     """optimizer steps done"""
     optimizer_steps: float
     """steps that moved the weights, which in fp16 may be fewer"""
-    loss_scaler: dict[str, Any] | None
+    loss_scaler: LossScaler | None
     made_by: MadeBy
     caller: dict[str, Any]
     """the section of whoever trains, who alone reads it"""
     files: tuple[FileRecord, ...] = ()
-    rank_states: tuple[dict[str, Any], ...] = ()
-    """what each rank adds to the caller's section"""
+    rank_states: tuple[MeterState, ...] = ()
+    """the measurements of every rank since the last logged step"""
     format: int = FORMAT
-
-    @classmethod
-    def of_json(cls, content: dict[str, Any]) -> CheckpointRecord:
-        """Reads the record as `asdict` gave it to JSON."""
-        return cls(
-            **{
-                **content,
-                "shape": Shape(**content["shape"]),
-                "made_by": MadeBy(**content["made_by"]),
-                "files": tuple(FileRecord(**file) for file in content["files"]),
-                "rank_states": tuple(content["rank_states"]),
-            }
-        )
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
@@ -103,7 +94,9 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
             f"{FORMAT}); go on with that one, or begin anew in another --out folder"
         )
     try:
-        return CheckpointRecord.of_json(content)
+        content["shape"], content["made_by"] = Shape(**content["shape"]), MadeBy(**content["made_by"])
+        content["files"] = tuple(FileRecord(**file) for file in content["files"])
+        return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
     except (KeyError, TypeError) as error:
         raise DamageError(f"{path}: not the record of a checkpoint: {error}") from error
 
@@ -116,11 +109,6 @@ def write_record(checkpoint: Path, record: CheckpointRecord) -> None:
 
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json_bytes(content)).hexdigest()
-
-
-def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
-    return f"step-{step:08}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import CheckpointRecord
+from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, DataSummary
 from pretraining.reporting.records import EvaluationRecord
+
+
+class Conditions(TypedDict):
+    """All that decides which micro-batch of a phase fits."""
+
+    ranks: int
+    devices: list[str]
+    dtype: str
+    model: dict[str, object]
+    batch: int
+    length: int
+    predictions: int
+    parallel: dict[str, object]
+    compute: dict[str, object]
+    deepspeed: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -19,7 +35,7 @@ class FoundMicroBatch:
     """The micro-batch of a phase that has "auto", and what it was found for."""
 
     sequences: int
-    conditions: dict[str, Any]
+    conditions: Conditions
     """where any of these is otherwise, another may fit"""
 
 
@@ -58,10 +74,6 @@ class RunState:
         """Positions from the first on whose embeddings are worth keeping; those beyond were never trained."""
         return max(self.trained_length, self.begun_positions)
 
-    def count_pieces(self, pieces: float) -> None:
-        """Counts what the steps since the last log have read."""
-        self.pieces_seen += int(pieces)
-
     def begin_phase(self, number: int) -> None:
         """Stands at the beginning of a phase."""
         self.phase, self.phase_step, self.phase_seconds = number, 0, 0.0
@@ -79,7 +91,7 @@ class RunRecord:
     logged_losses: list[float]
     """the latest losses of this phase, against which a leap is measured"""
     micro_batches: dict[str, FoundMicroBatch] = field(default_factory=dict)
-    """those that were found, by the names of their phases"""
+    """micro-batches that were found, by the names of their phases"""
     base: BaseSummary | None = None
     """the model whose weights the run began with; None where they were drawn"""
 
@@ -116,3 +128,19 @@ class RunRecord:
             )
         except (KeyError, TypeError, ValidationError) as error:
             raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of pre-training, with what it says."""
+
+    folder: Path
+    record: CheckpointRecord
+    run: RunRecord
+    """the section of the record that says where the run stands"""
+
+    @classmethod
+    def read(cls, folder: Path) -> Saved:
+        """Reads all but the tensors."""
+        record = read_record(folder)
+        return cls(folder, record, RunRecord.of(record))

@@ -20,8 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,7 +36,6 @@ from pretraining.checkpoint.record import (
     WEIGHT,
     CheckpointRecord,
     MadeBy,
-    checkpoint_name,
     finished_checkpoints,
     is_finished,
     step_of,
@@ -47,9 +45,10 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
-from pretraining.optimizers.steps.flat import Part
+from pretraining.optimizers.steps.flat import Slice
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
+from pretraining.reporting.meter import MeterState
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
 """Ends of the names of a checkpoint that is being made, and of a damaged one whose place was needed."""
@@ -60,6 +59,13 @@ POLL_SECONDS = 0.02
 """The pause between two looks for the files of other ranks."""
 COMPLETE_SECONDS = 60.0
 """How long an error waits for the checkpoint that is being written."""
+
+
+class Section(Protocol):
+    """Where a training stands: its own section of a checkpoint's record."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The section as checkpoint.json has it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Save:
     tensors: dict[str, dict[str, Tensor]]
     """copies of what this rank holds, by kind"""
     record: CheckpointRecord
-    rank_state: dict[str, Any]
+    rank_state: MeterState
     begin: float
 
     def note(self, rank: int) -> Path:
@@ -104,12 +110,9 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Lets the ranks complete what they are writing where an error of the user ends the run: the state is good."""
-        others_are_gone = isinstance(error, UnreachedError)
-        if not isinstance(error, UserError) or others_are_gone:
+        if not isinstance(error, UserError) or isinstance(error, UnreachedError):  # other ranks may be gone
             return
         deadline = time.monotonic() + COMPLETE_SECONDS
         if self._thread is not None:
@@ -119,18 +122,21 @@ class Saver:
         with suppress(UserError):  # the one that is on its way says why the run ends
             self.report()
 
-    def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: dict[str, Any]) -> None:
-        """Copies the state of the engine, with the caller's section, and writes it from then on."""
+    def save(self, engine: Engine, step: int, section: Section, rank_state: MeterState) -> None:
+        """Copies the state of the engine and where training stands, and writes it from then on."""
         begin = time.monotonic()
         self.finish_thread()
-        folder = self._run / FOLDER / checkpoint_name(step)
+        folder = self._run / FOLDER / f"step-{step:08}"
         # a name that no other run knows: ranks of one that was killed may still be writing
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
             patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
-        save = Save(folder, unfinished, tensors, describe_engine(engine, step, caller), rank_state, begin)
+        scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
+        shape, moved = engine.model.shape, engine.optimizer_steps
+        record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
@@ -228,18 +234,6 @@ class Saver:
         retire(self._run, self._settings)
 
 
-def describe_engine(engine: Engine, step: int, caller: dict[str, Any]) -> CheckpointRecord:
-    """The record of a checkpoint that is made now."""
-    return CheckpointRecord(
-        shape=engine.model.shape,
-        step=step,
-        optimizer_steps=engine.optimizer_steps,
-        loss_scaler=engine.loss_scaler,
-        made_by=MadeBy(dist.get_world_size(), engine.zero, name_dtype(engine.dtype)),
-        caller=caller,
-    )
-
-
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     """Copies what this rank writes of one kind of tensors into the host's memory."""
     copies = {}
@@ -251,13 +245,13 @@ def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     return copies
 
 
-def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
+def _own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
     """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for part in parts:
         first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
         if first < end:
-            yield Part(part.name, part.start + first, end - first, part.offset + first)
+            yield Slice(part.name, part.start + first, end - first, part.offset + first)
 
 
 @contextmanager
@@ -277,11 +271,14 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _cannot_be_written(unfinished: Path, error: BaseException) -> UserError:
-    """What to tell of an error; a disk counts as full if it is when this is asked."""
+    """Words an error of writing for the user; a disk counts as full if it is when this is called."""
     within = re.search(r"os error (\d+)", str(error))  # as safetensors says it
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
     reason, cure = os.strerror(number) if number else str(error), "find out why"
-    if number == errno.ENOSPC or _free(unfinished.parent) < FULL:
+    free = FULL
+    with suppress(OSError):
+        free = shutil.disk_usage(unfinished.parent).free
+    if number == errno.ENOSPC or free < FULL:
         reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
@@ -290,14 +287,6 @@ def _free_name(folder: Path) -> Path:
     """Finds a name for a damaged checkpoint whose place is needed."""
     names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
-
-
-def _free(folder: Path) -> int:
-    """The bytes that can still be written into a folder's file system."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return FULL
 
 
 def _write_file(folder: Path, name: str, tensors: dict[str, Tensor]) -> FileRecord:

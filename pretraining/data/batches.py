@@ -7,13 +7,7 @@ everywhere without communication.
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from itertools import count, islice
+from collections.abc import Generator, Iterable, Iterator
 
 import numpy as np
 
@@ -24,6 +18,10 @@ from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.rows import Rows
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
+from pretraining.processes.ahead import in_thread
+
+AHEAD = 3
+"""Steps whose batches are prepared, or being prepared, while another is computed."""
 
 
 def full_sequences(count: int, length: int, predictions: int, objective: Objective | None = None) -> PretrainingBatch:
@@ -79,53 +77,15 @@ def step_batches(
     return PretrainingBatches(micro, order.batch_size, int(predictions.sum()))
 
 
-class Loader:
-    """Prepares the batches of coming steps in a thread, ahead of training; iterate over it, and close it.
+def training_batches(
+    dataset: Dataset, order: BatchOrder, steps: Iterable[int], rank: int = 0, ranks: int = 1, accumulation: int = 1
+) -> Generator[tuple[PretrainingBatches, float], None, None]:
+    """Prepares one rank's parts of the batches of steps in a thread, ahead of training; close it to end the thread.
 
-    An error in the thread is raised where its step would have come.
+    Each comes with the seconds for which training waited for it.
     """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        order: BatchOrder,
-        *,
-        rank: int = 0,
-        ranks: int = 1,
-        accumulation: int = 1,
-        start: int = 0,
-        stop: int | None = None,
-        depth: int = 2,
-    ) -> None:
-        """Prepares the steps `start` … `stop`-1, or without end; `depth` steps are kept ready while one is prepared."""
-        assert order.batch_size % (ranks * accumulation) == 0
-        self._prepare = partial(step_batches, dataset, order, rank=rank, ranks=ranks, accumulation=accumulation)
-        self._steps = iter(range(start, stop) if stop is not None else count(start))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
-        self._coming = deque(self._thread.submit(self._prepare, step) for step in islice(self._steps, depth + 1))
-
-    def __iter__(self) -> Iterator[PretrainingBatches]:
-        return self
-
-    def __next__(self) -> PretrainingBatches:
-        if not self._coming:
-            raise StopIteration
-        begin = time.perf_counter()
-        batches = self._coming[0].result()  # an error stays in its place, for whoever asks again
-        self._coming.popleft()
-        self._coming.extend(self._thread.submit(self._prepare, step) for step in islice(self._steps, 1))
-        return replace(batches, waited=time.perf_counter() - begin)
-
-    def close(self) -> None:
-        """Ends the thread: at once, or after the step that it is preparing."""
-        self._thread.shutdown(cancel_futures=True)
-        self._coming.clear()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    read = (step_batches(dataset, order, step, rank, ranks, accumulation) for step in steps)
+    return in_thread(read, AHEAD)
 
 
 def validation_batches(

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: its configuration, made of the sections of a recipe."""
+"""DeepSpeed's configuration, made of the sections of a recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretraining.optimizers.declaration import find_optimizer
 
 NEVER = 1 << 40
 BUCKET = 500_000_000
-"""In how large stretches gradients meet, in elements: DeepSpeed's own, for which it takes memory whatever the model."""
+"""How many elements of the gradients meet at a time: DeepSpeed's own, for which it takes memory whatever the model."""
 
 
 @dataclass(frozen=True)

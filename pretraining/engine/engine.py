@@ -7,7 +7,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,15 @@ from pretraining.engine.precision import choose_dtype
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
-SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""The attributes of DeepSpeed's loss scaler that decide the scale of the loss."""
+
+class LossScaler(TypedDict, total=False):
+    """The attributes of DeepSpeed's loss scaler that decide the scale of the loss; one that never moves has the first
+    alone."""
+
+    cur_scale: float
+    cur_iter: int
+    last_overflow_iter: int
+    cur_hysteresis: int
 
 
 class CollapseError(Exception):
@@ -123,22 +130,21 @@ class Engine:
         return max(float(self.optimizer.state_of(flat.tensor)["step"]) for flat in self.flat_tensors)
 
     @property
-    def loss_scaler(self) -> dict[str, Any] | None:
-        """What decides the scale of the loss in fp16; None in other precisions."""
+    def loss_scaler(self) -> LossScaler | None:
+        """The state of the loss scaler in fp16; None in other precisions."""
         if self.dtype != torch.float16:
             return None
-        scaler = self.deepspeed.optimizer.loss_scaler
-        return {name: getattr(scaler, name) for name in SCALER if hasattr(scaler, name)}
+        has = vars(self.deepspeed.optimizer.loss_scaler)
+        return cast(LossScaler, {name: has[name] for name in LossScaler.__annotations__ if name in has})
 
     @loss_scaler.setter
-    def loss_scaler(self, values: dict[str, Any] | None) -> None:
+    def loss_scaler(self, values: LossScaler | None) -> None:
         if self.dtype == torch.float16 and values is not None:
-            for name, value in values.items():
-                setattr(self.deepspeed.optimizer.loss_scaler, name, value)
+            vars(self.deepspeed.optimizer.loss_scaler).update(values)
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied with in fp16; None in other precisions."""
+        """The factor that the loss is multiplied by in fp16; None in other precisions."""
         return float(self.deepspeed.optimizer.loss_scale) if self.dtype == torch.float16 else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -181,7 +187,9 @@ def initialize_deepspeed(
         deepspeed.ops.__compatible_ops__ = {}
         # It would collect garbage four times, a second in all, to print how much memory there is.
         deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-        with _making(EngineWithZero1), _without_compiling():
+        # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
+        as_it_is = _replaced(torch, "compile", lambda function, **_: function)
+        with as_it_is, _replaced(deepspeed, "DeepSpeedEngine", EngineWithZero1):
             engine, _, _, _ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
                 model=model,
@@ -193,27 +201,14 @@ def initialize_deepspeed(
 
 
 @contextlib.contextmanager
-def _making(kind: type) -> Iterator[None]:
-    """Lets deepspeed.initialize make engines of this kind, and afterwards those that it made before."""
-    import deepspeed
-
-    before, deepspeed.DeepSpeedEngine = deepspeed.DeepSpeedEngine, kind
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute another value within the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        deepspeed.DeepSpeedEngine = before
-
-
-@contextlib.contextmanager
-def _without_compiling() -> Iterator[None]:
-    """Leaves functions as they are that torch.compile decorates: DeepSpeed imports its Muon, which nobody here uses,
-    and that would load all of the compiler at every start, for seconds."""
-    before = torch.compile
-    torch.compile = lambda function, **_: function  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.compile = before
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

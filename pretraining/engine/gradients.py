@@ -43,7 +43,7 @@ class Bucket:
     """Neighbouring parameters, whose gradients are added up and joined together."""
 
     def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
-        """`sums` is their stretch of the flat tensor, and `views` each parameter's part of it by its number."""
+        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number."""
         self.sums, self.views, self.shares = sums, views, shares
         self.gathers = sums.device.type != "cpu"
         """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""

@@ -37,7 +37,7 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
 
 
 def name_dtype(dtype: torch.dtype) -> Dtype:
-    """What recipes call a type of numbers."""
+    """The name that recipes have for a type of numbers."""
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 

@@ -35,14 +35,14 @@ class GivenUpError(Exception):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave on this rank, left on the device: nothing here waits for a GPU."""
+    """The results of a step on this rank, left on the device: nothing here waits for a GPU."""
 
     losses: list[Tensor]
     """each micro-batch's part of what was minimised"""
     outputs: list[Any]
-    """what the model returned for each micro-batch, detached"""
+    """outputs of the model for each micro-batch, detached"""
     gradient_norm: Tensor | float | None
-    """over all ranks, before clipping"""
+    """the norm over all ranks, before clipping"""
 
 
 def train_step(

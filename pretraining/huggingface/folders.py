@@ -171,15 +171,12 @@ def write_folder(
     _check_size(pieces, shape, vocabulary / VOCABULARY)
     tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
     weights = _checked(folder, to_transformers(state, shape), dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, weights, card, check) as unfinished:
         for name in (VOCABULARY, TOKENIZER):
             with replacing(unfinished / name) as file:
                 file.write((vocabulary / name).read_bytes())
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
         write_json(unfinished / CONFIG, config_of(shape, pieces.special.pad, dtype))
-        _write_model(unfinished, weights, card)
-        if check is not None:
-            check(unfinished)
 
 
 def write_fine_tuned(
@@ -202,23 +199,19 @@ def write_fine_tuned(
     dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
     weights = _checked(folder, to_transformers(state, shape, head), dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, weights, card, check) as unfinished:
         vocabulary.write(unfinished)
         tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
         write_json(unfinished / CONFIG, config_of(shape, vocabulary.special.pad, dtype, head))
         write_json(unfinished / TASK, task)
-        _write_model(unfinished, weights, card)
-        if check is not None:
-            check(unfinished)
 
 
 def write_bare(folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any]) -> None:
     """Writes weights that no class of transformers has, with a card and task.json, whole or not at all."""
     checked = _checked(folder, weights, torch.float32)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, checked, card) as unfinished:
         write_json(unfinished / TASK, task)
-        _write_model(unfinished, checked, card)
 
 
 def read_task(folder: Path) -> dict[str, Any]:
@@ -253,14 +246,21 @@ def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) ->
     return weights
 
 
-def _write_model(unfinished: Path, weights: dict[str, Tensor], card: str) -> None:
-    """Writes the card and the weights into a folder that has no name yet."""
-    with replacing(unfinished / CARD) as file:
-        file.write(card.encode())
-    try:
-        write_weights(weights, unfinished / WEIGHTS)
-    except SafetensorError as error:
-        raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+@contextmanager
+def _new_model(
+    folder: Path, weights: dict[str, Tensor], card: str, check: Callable[[Path], None] | None = None
+) -> Iterator[Path]:
+    """Makes a folder for the other files of a model; it takes its name with card and weights, once `check` saw it."""
+    with _replacing_folder(folder.resolve()) as unfinished:
+        yield unfinished
+        with replacing(unfinished / CARD) as file:
+            file.write(card.encode())
+        try:
+            write_weights(weights, unfinished / WEIGHTS)
+        except SafetensorError as error:
+            raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+        if check is not None:
+            check(unfinished)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

@@ -1,24 +1,38 @@
-"""The model card: the README.md of an exported folder, with sizes, data, recipe and scores.
+"""Model cards: the README.md of a folder that is exported or fine-tuned, with sizes, data, recipe and scores.
 
-It tells what a reader of the model wants to know. How the run was made fast, safe or watched is not in it.
+They tell what a reader of the model wants to know. How a run was made fast, safe or watched is not in them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData, metadata_load
 
+from data_prep.common.toml_text import toml_text
 from data_prep.shards import Manifest
+from pretraining.huggingface.config import SIZES
+from pretraining.huggingface.weights import Kind, TaskHead, list_weights
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Figure, find_objective, num_parameters
+from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
 """The settings of the data that its readers want to know."""
+USES: dict[Kind, tuple[str, str]] = {
+    "classes": ("text-classification", "one label of a text or a pair"),
+    "labels": ("text-classification", "any of several labels of a text or a pair"),
+    "score": ("text-classification", "a number for a text or a pair"),
+    "choice": ("multiple-choice", "which of several texts goes on best"),
+    "spans": ("question-answering", "where in a text the answer to a question is"),
+    "tags": ("token-classification", "a tag for every word"),
+}
+"""What the hub calls the use of a head, and what it says."""
 HELD_OUT = ", held out"
 """The end of the name of the examples of a length that are held out."""
 
@@ -43,17 +57,16 @@ class DataSummary:
     @classmethod
     def of(cls, manifest: Manifest) -> DataSummary:
         """Summarises a folder of shards."""
-        content = manifest.content
         examples: dict[str, int] = {}
-        for shards in content["sets"]:
-            name = str(shards["length"]) + (HELD_OUT if shards["validation"] else "")
-            examples[name] = examples.get(name, 0) + shards["examples"]
+        for shards in manifest.figures:
+            name = str(shards.length) + (HELD_OUT if shards.validation else "")
+            examples[name] = examples.get(name, 0) + shards.examples
         return cls(
-            sources=content["corpus"]["documents_by_source"],
-            pieces=content["corpus"]["pieces"],
+            sources=manifest.corpus.documents_by_source,
+            pieces=manifest.corpus.pieces,
             examples=examples,
-            settings={name: content["settings"].get(name) for name in SETTINGS},
-            vocabulary=content["vocabulary"]["sha256"],
+            settings={name: getattr(manifest.settings, name, None) for name in SETTINGS},
+            vocabulary=manifest.vocabulary.sha256,
             fingerprint=manifest.fingerprint,
         )
 
@@ -97,8 +110,8 @@ class Provenance:
     data: DataSummary
     recipe: str
     """What it was trained with, as TOML."""
-    scores: Mapping[str, float | None]
-    """The latest validation, as `EvaluationRecord.figures` gives it; none where there was no validation."""
+    scores: EvaluationRecord | None
+    """The latest validation."""
     step: int
     """Optimizer steps after which the weights were taken."""
     examples_seen: int
@@ -115,6 +128,26 @@ class Provenance:
     """The model whose weights the run began with; None where they were drawn."""
 
 
+@dataclass(frozen=True)
+class TaskProvenance:
+    """How a fine-tuned model came to be."""
+
+    task: str
+    """The name of the task."""
+    base: BaseSummary
+    """The model that was fine-tuned."""
+    pretrained: bool = True
+    """Whether its weights were taken; otherwise only its sizes and its vocabulary were."""
+    items: Mapping[str, int] = field(default_factory=dict)
+    """Items of each split: train, dev."""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The scores of each split that was scored, as fractions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Hyper-parameters by their names: learning rate, batch, epochs, seed."""
+    licence: str | None = None
+    """The licence, as the hub spells it."""
+
+
 def model_card(
     shape: Shape, folder: Path, length: int, licence: str | None = None, provenance: Provenance | None = None
 ) -> str:
@@ -122,16 +155,52 @@ def model_card(
 
     `length` is the longest text that it was trained on, or that its tokenizer lets through.
     """
+    objective, made = find_objective(shape), provenance
+    base, language = (made.base, made.data.settings.get("language")) if made else (None, None)
+    if isinstance(language, dict):  # one for each source
+        language = sorted(set(language.values()))
+    facts = {"longest text it was trained on" if made else "longest text": f"{length:,} pieces"}
+    if base:
+        facts[f"licence of {base}, with which it began"] = base.licence or "not known"
     parts = [
-        _front_matter(find_objective(shape).tag, licence, provenance),
-        _introduction(shape, provenance),
-        table(["", ""], _sizes(shape, length, licence, provenance)),
-        _loading(shape, folder, length, provenance),
+        _front_matter(objective.tag, licence, base, language),
+        f"# BERT, {shape.layers} layers of {shape.hidden:,}",
+        f"A BERT encoder with its {objective.described(shape)}{', pre-trained with Cloze' if made else ''}."
+        + (_origin(base) if base else ""),
+        _sizes(shape, num_parameters(shape), licence, facts),
+        _loading(objective.auto_class(shape), folder, length),
+        *filter(None, [objective.loading_remark(shape)]),
     ]
-    if provenance is not None:
-        parts += [_data(provenance.data), _training(provenance)]
-        if provenance.scores:
-            parts.append(_validation(provenance, find_objective(shape).figures))
+    if made and made.segments == 1 < shape.segments:
+        parts.append(
+            "No text was a pair: the second segment (`token_type_ids` of 1) was never trained, and has the embedding "
+            "of the first."
+        )
+    if made:
+        parts += [_data(made.data), _training(made)]
+    if made and made.scores:
+        parts.append(_validation(made.scores, made.scored_length, objective.figures))
+    return "\n\n".join(parts) + "\n"
+
+
+def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
+    """Writes the card of a fine-tuned model that lies in a folder; `length` is the longest sequence in pieces."""
+    use, says = USES[head.kind]
+    begun = "Made from" if made.pretrained else "The sizes and the vocabulary, but not the weights, are those of"
+    parameters = sum(math.prod(weight.size) for weight in list_weights(shape, head))
+    facts = {"longest sequence": f"{length:,} pieces", **({"labels": ", ".join(head.labels)} if head.labels else {})}
+    parts = [
+        _front_matter(use, made.licence, made.base if made.pretrained else None),
+        f"# BERT for {_text(made.task)}",
+        f"A BERT encoder that says {says}, fine-tuned with Cloze. {begun} {_text(made.base)}.",
+        _sizes(shape, parameters, made.licence, facts),
+        _loading(head.architecture.replace("Bert", "AutoModel", 1), folder, length),
+        f"With Cloze:\n\n```console\n$ python finetuning/predict.py {_place(folder)}\n```",
+    ]
+    scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
+    for title, told in (("Data", {"items": made.items}), ("Training", made.settings), ("Scores", scores)):
+        if told:
+            parts.append(f"## {title}\n\n{_toml({**told})}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -153,140 +222,98 @@ def _read_front(card: Path, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _languages(said: Any) -> Any:
-    """Lists the languages of a text whose sources have several; one, or none, stays as it is."""
-    return sorted(set(said.values())) if isinstance(said, dict) else said
-
-
-def _front_matter(tag: str, licence: str | None, provenance: Provenance | None) -> str:
-    """What the hub reads of a card."""
-    base = provenance.base if provenance else None
-    content = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=tag,
-        tags=["bert", tag],
-        license=licence,
-        language=_languages(provenance.data.settings.get("language")) if provenance else None,
-        base_model=base.hub_model if base else None,
-    )
-    return f"---\n{content.to_yaml()}\n---"
-
-
-def _introduction(shape: Shape, provenance: Provenance | None) -> str:
-    heads = find_objective(shape).described(shape)
-    text = f"# BERT, {shape.layers} layers of {shape.hidden:,}\n\nA BERT encoder with its {heads}"
-    if provenance is None:
-        return f"{text}."
-    return f"{text}, pre-trained with Cloze.{_origin(provenance.base) if provenance.base else ''}"
-
-
 def _origin(base: BaseSummary) -> str:
     """What it began with, and the pieces that were added to it."""
-    text = f" Its training began with the weights of {as_text(base)}."
+    text = f" Its training began with the weights of {_text(base)}."
     if base.added:
-        some = ", ".join(f"`{as_text(piece)}`" for piece in base.some_added)
+        some = ", ".join(f"`{_text(piece)}`" for piece in base.some_added)
         rest = ", …" * (len(base.some_added) < base.added)
         text += f" To its vocabulary {base.added:,} pieces were added, the last of `vocab.txt`: {some}{rest}."
     return text
 
 
-def _sizes(shape: Shape, length: int, licence: str | None, provenance: Provenance | None) -> Iterator[Sequence[Any]]:
-    case = {True: ", with case and accents", False: ", without case and accents", None: ""}
-    cased = provenance.data.settings.get("cased") if provenance else None
-    used = "trained" if provenance else "used by the tokenizer"
-    yield "parameters", num_parameters(shape)
-    yield "layers", shape.layers
-    yield "hidden size", shape.hidden
-    yield "attention heads", shape.heads
-    yield "feed-forward size", shape.intermediate
-    yield "vocabulary", f"{shape.vocabulary:,} pieces{case[cased]}"
-    yield "positions", f"{shape.positions:,}" + (f", of which {length:,} were {used}" * (length < shape.positions))
-    yield "licence", licence or "not specified"
-    base = provenance.base if provenance else None
-    if base is not None:
-        yield f"licence of {base}, with which it began", base.licence or "not known"
-
-
-def _loading(shape: Shape, folder: Path, length: int, provenance: Provenance | None) -> str:
-    objective = find_objective(shape)
-    kind = objective.auto_class(shape)
-    place = json.dumps(folder.name if folder.is_absolute() else str(folder), ensure_ascii=False)
-    lines = [
-        "## Loading\n",
-        "```python",
-        f"from transformers import {kind}, AutoTokenizer\n",
-        f"tokenizer = AutoTokenizer.from_pretrained({place})",
-        f"model = {kind}.from_pretrained({place})",
-        "```\n",
-        f"With `truncation=True` the tokenizer cuts texts at {length:,} pieces.",
-    ]
-    if remark := objective.loading_remark(shape):
-        lines.append(remark)
-    if provenance is not None and provenance.segments == 1 < shape.segments:
-        lines.append(
-            "No text was a pair: the second segment (`token_type_ids` of 1) was never trained, and has the embedding "
-            "of the first."
-        )
-    return "\n".join(lines)
-
-
 def _data(data: DataSummary) -> str:
-    made, lengths = data.settings, sorted({int(name.removesuffix(HELD_OUT)) for name in data.examples})
-    examples = [
-        (f"{length:,} pieces", data.examples.get(f"{length}", 0), data.examples.get(f"{length}{HELD_OUT}", 0))
-        for length in lengths
-    ]
-    unit = "whole words" if made.get("masking") == "whole-word" else "single pieces"
-    facts = [
-        f"{data.pieces:,} pieces of text"
-        + (f" in `{as_text(_languages(made['language']))}`" if made.get("language") else ""),
-        f"{made.get('mask_rate', 0.15):.0%} of the pieces masked, {unit}, {_times(made.get('duplicates', 1))}",
-        "full sentences up to the length, no pairs" if made.get("pairs") == "none" else "pairs of segments",
-    ]
-    return "\n\n".join(
-        [
-            "## Data",
-            table(["source", "documents"], data.sources.items()),
-            f"{'; '.join(facts)}.",
-            table(["examples of at most", "for training", "held out"], examples),
-            f"Fingerprint of the shards, which the same text and settings have again: `{data.fingerprint}`.",
-        ]
+    known = {name: value for name, value in data.settings.items() if value is not None}
+    return (
+        "## Data\n\nDocuments of each source, examples of each length in pieces, and how they were made; the same text "
+        f"and settings have the same fingerprint again:\n\n{_toml({**asdict(data), 'settings': known})}"
     )
-
-
-def _times(duplicates: int) -> str:
-    return "once" if duplicates == 1 else f"{duplicates} times anew"
 
 
 def _training(made: Provenance) -> str:
-    rounded = "" if made.dtype == "fp32" else "; weights are kept and gradients added up in fp32"
-    seen = f"The weights are those after step {made.step:,}, which have seen {made.examples_seen:,} examples."
-    facts = f"- optimizer: {made.optimizer}\n- precision: {made.dtype}{rounded}"
-    return f"## Training\n\n{seen}\n\n{facts}\n\n```toml\n{made.recipe}```"
-
-
-def _validation(provenance: Provenance, figures: Sequence[Figure]) -> str:
-    """The scores with their units and meanings."""
-    scores = provenance.scores
-    rows = []
-    for figure in figures:
-        if (value := scores.get(figure.name)) is not None:
-            shown = f"{100 * value:.1f}%" if figure.unit == "%" else f"{value:.4g} {figure.unit}"
-            rows.append([figure.title, shown, figure.meaning])
-    length = f" of length {provenance.scored_length}" if provenance.scored_length else ""
-    on = f"On {int(scores.get('scored_examples') or 0):,} examples{length} held out"
-    return f"## Validation\n\n{on} from training, after step {scores.get('step') or 0:,}:\n\n" + table(
-        ["score", "value", "what it is"], rows
+    return (
+        f"## Training\n\nThe weights are those after step {made.step:,}, which have seen {made.examples_seen:,} "
+        f"examples.\n\n- optimizer: {made.optimizer}\n- precision: {made.dtype}"
+        f"{'; weights are kept and gradients added up in fp32' * (made.dtype != 'fp32')}\n\n```toml\n{made.recipe}```"
     )
 
 
-def table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _validation(scores: EvaluationRecord, length: int | None, figures: Sequence[Figure]) -> str:
+    """The scores with their units and meanings."""
+    rows = [
+        (figure.title, figure.shown(scores.learns[figure.name]), figure.meaning)
+        for figure in figures
+        if figure.name in scores.learns
+    ]
+    return (
+        f"## Validation\n\nOn {scores.scored_examples:,} examples of length {length} held out from training, after "
+        f"step {scores.step:,}:\n\n{_table(['score', 'value', 'what it is'], rows)}"
+    )
+
+
+def _sizes(shape: Shape, parameters: int, licence: str | None, more: Mapping[str, str]) -> str:
+    """A table of what is told first: how large a model is, and whether it may be used."""
+    own = {name: getattr(shape, name) for name in SIZES}
+    facts = {"parameters": parameters, **own, "licence": licence or "not specified", **more}
+    return _table(["", ""], facts.items())
+
+
+def _front_matter(use: str, licence: str | None, base: BaseSummary | None, language: Any = None) -> str:
+    """What the hub reads of a card: what the model is used for, its licence, and what it was made from."""
+    content = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=use,
+        tags=["bert", use],
+        license=licence,
+        language=language,
+        base_model=base.hub_model if base else None,
+    )
+    return f"---\n{content.to_yaml()}\n---"
+
+
+def _loading(kind: str, folder: Path, length: int) -> str:
+    """How a model is loaded by a class of transformers; its tokenizer cuts texts at so many pieces."""
+    place = json.dumps(_place(folder), ensure_ascii=False)
+    return f"""\
+## Loading
+
+```python
+from transformers import {kind}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({place})
+model = {kind}.from_pretrained({place})
+```
+
+With `truncation=True` the tokenizer cuts texts at {length:,} pieces."""
+
+
+def _place(folder: Path) -> str:
+    """A folder as a card names it: without what lies above it on this machine."""
+    return folder.name if folder.is_absolute() else str(folder)
+
+
+def _toml(content: dict[str, Any]) -> str:
+    """A block of Markdown with a table of TOML."""
+    return f"```toml\n{toml_text(content)}```"
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of Markdown."""
-    cells = [[as_text(cell) for cell in row] for row in rows]
+    cells = [[_text(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *cells))
 
 
-def as_text(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as people read it, and safe in a table."""
     if isinstance(value, int):
         return f"{value:,}"

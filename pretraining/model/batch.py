@@ -78,7 +78,6 @@ class StepBatches(Generic[AnyBatch]):
 
 @dataclass(frozen=True)
 class PretrainingBatches(StepBatches[PretrainingBatch]):
-    """The batches of a step of pre-training, with the count of masked pieces and the time they took to come."""
+    """The batches of a step of pre-training, with the count of masked pieces."""
 
     predictions: int  # of the global batch, over all ranks
-    waited: float = 0.0  # seconds for which training waited until it was ready

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
-from pretraining.planning.machines import WITHIN, Gpu, Network
 from pretraining.planning.memory import plan_activations
 
 REACH = 0.53
@@ -35,7 +34,7 @@ SLOWEST = 0.01
 """How much slower a rank is than the mean, as a standard deviation: the median of what follows from the published rows
 of 1 and of all GPUs of a node, with long steps (benchmarks/published.toml)."""
 BACKWARD = 2 / 3
-"""The backward pass, of the time of a micro-batch."""
+"""Share of the time of a micro-batch that its backward pass takes."""
 BUCKET_BYTES = 4 * 2**24
 """Gradients are joined in buckets of so many bytes."""
 LOADED_PIECES = 20e6
@@ -44,6 +43,9 @@ EPYC, with 8,192 sequences in a step."""
 DEALT = 5e-7
 """Seconds for each sequence of the global batch, whose length every rank knows and deals out: 0.2 to 0.9 us there, with
 65,536 of them."""
+
+WITHIN = 3.4e-6
+"""Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,19 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Network:
+    """What joins nodes."""
+
+    name: str
+    bandwidth: float
+    """bytes a second of a node, in each direction"""
+    latency: float
+    """seconds from a rank to one of another node"""
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Ranks with a device each, some to a node."""
+    """Ranks with a device each, so many to a node."""
 
     device: Device
     nodes: int = 1
@@ -79,7 +92,7 @@ class Cluster:
 
     @property
     def alone(self) -> Cluster:
-        """One rank of it."""
+        """A cluster of one of its ranks."""
         return replace(self, nodes=1, per_node=1)
 
     def scatter_seconds(self, size: float) -> float:
@@ -111,7 +124,7 @@ class MicroBatch:
 
     sequences: int
     flops: float
-    """of its matrix products, forward and backward"""
+    """operations of its matrix products, forward and backward"""
     traffic: float
     """bytes through memory for all else"""
     pieces: float
@@ -141,23 +154,23 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """What ranks exchange and keep: how the weights are trained."""
+class Exchange:
+    """What ranks exchange in a step, and what the optimizer of each moves."""
 
     parameters: float
     zero: int
     weight_bytes: int
-    """of a weight that computes"""
+    """bytes of a weight in the type that computes"""
     optimizer_bytes: float
     """bytes through memory for a parameter in a step"""
     gradient_bytes: int = 4
-    """of a gradient between ranks"""
+    """bytes of a gradient on its way between ranks"""
     hides: bool = True
     """whether gradients are joined while the backward pass runs"""
 
     @classmethod
-    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Sharing:
-        """What the engine does: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
+    def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
+        """What the engine exchanges: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
         hides = stage == 3 or (stage == 1 and dtype != "fp16")
@@ -203,27 +216,18 @@ class StepTime:
         return self.compute + self.stragglers + self.joining + self.optimizer + self.data
 
 
-def step_time(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation: int) -> StepTime:
+def step_time(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> StepTime:
     """How long a step of so many micro-batches on every rank takes."""
     one = work.seconds(cluster.device)
     compute = accumulation * one
     waiting = compute * cluster.waiting
-    joining = sharing.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
-    optimizer = sharing.optimizer(cluster)
+    joining = exchange.joining(cluster, accumulation, BACKWARD * one) if cluster.ranks > 1 else 0.0
+    optimizer = exchange.optimizer(cluster)
     loading = accumulation * (work.pieces / LOADED_PIECES + DEALT * cluster.ranks * work.sequences)
     return StepTime(compute, waiting, joining, optimizer, max(0.0, loading - compute - waiting - joining - optimizer))
 
 
-def efficiency(cluster: Cluster, work: MicroBatch, sharing: Sharing, accumulation: int) -> float:
+def efficiency(cluster: Cluster, work: MicroBatch, exchange: Exchange, accumulation: int) -> float:
     """What a rank gets done, as a share of what one alone does that computes the whole batch."""
-    alone = step_time(cluster.alone, work, sharing, accumulation * cluster.ranks)
-    return alone.total / cluster.ranks / step_time(cluster, work, sharing, accumulation).total
-
-
-def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
-    """Nodes of GPUs, at what encoders reach of them."""
-    products = gpu.products
-    if dtype == "fp32":
-        products = gpu.products / 2 if tf32 and gpu.bf16 else gpu.products_fp32
-    device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
-    return Cluster(device, nodes, per_node, gpu.link, network)
+    alone = step_time(cluster.alone, work, exchange, accumulation * cluster.ranks)
+    return alone.total / cluster.ranks / step_time(cluster, work, exchange, accumulation).total

@@ -1,15 +1,23 @@
-"""The GPUs and networks that a plan can name: what their makers say of them, with the source of every line."""
+"""The GPUs and networks that a plan can name, as their makers have them, and clusters as a command names them."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from pretraining.config.settings import Dtype, Recipe
+from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, Network
+from pretraining.planning.memory import Room
+from pretraining.planning.plan import Target
 
-TERA, GIGA = 1e12, 1e9
+PER_NODE = 8
+"""GPUs of a node, where nothing else is said."""
+MOST_RANKS = 10_000
 
 
 @dataclass(frozen=True)
@@ -28,57 +36,42 @@ class Gpu:
     """bytes a second to the other GPUs of the node, in each direction"""
     network: str
     """what the maker's own nodes of 8 are joined by: taken where no other network is named"""
-    bf16: bool
-    """whether it multiplies in bf16; otherwise fp16 is taken"""
     source: str
-
-
-def _gpu(products: float, fp32: float, memory: float, bandwidth: float, link: float, network: str, source: str) -> Gpu:
-    """A line of the table, in TFLOP/s, GB and GB/s."""
-    numbers = (products * TERA, fp32 * TERA, memory * GIGA, bandwidth * GIGA, link * GIGA)
-    return Gpu(*numbers, network, not source.startswith("V100"), source)
+    bf16: bool = True
+    """whether it multiplies in bf16; otherwise fp16 is taken"""
 
 
 GPUS = {
-    "v100-16": _gpu(125, 15.7, 16, 900, 150, "edr100x4", "V100 datasheet, SXM2; NVLink 2; DGX-1"),
-    "v100-32": _gpu(125, 15.7, 32, 900, 150, "edr100x8", "V100 datasheet, SXM2 and SXM3; NVLink 2; DGX-2"),
-    "a100-40": _gpu(312, 19.5, 40, 1555, 300, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
-    "a100-80": _gpu(312, 19.5, 80, 2039, 300, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
-    "h100-80": _gpu(989, 67, 80, 3350, 450, "ndr400x8", "H100 datasheet, SXM5; NVLink 4; DGX H100"),
-    "h200": _gpu(989, 67, 141, 4800, 450, "ndr400x8", "H200 datasheet, SXM; NVLink 4; DGX H200"),
-    "b200": _gpu(2250, 75, 180, 8000, 900, "ndr400x8", "HGX B200 datasheet; NVLink 5; DGX B200"),
-    "a6000": _gpu(154.8, 38.7, 48, 768, 32, "100gbe", "RTX A6000 datasheet; PCIe 4.0 x16"),
-    "l40s": _gpu(362, 91.6, 48, 864, 32, "100gbe", "L40S datasheet; PCIe 4.0 x16"),
-    "rtx-4090": _gpu(165.2, 82.6, 24, 1008, 32, "10gbe", "Ada architecture paper, fp32 accumulation; PCIe 4.0 x16"),
+    "v100-16": Gpu(125e12, 15.7e12, 16e9, 900e9, 150e9, "edr100x4", "V100 datasheet, SXM2; NVLink 2; DGX-1", False),
+    "v100-32": Gpu(
+        125e12, 15.7e12, 32e9, 900e9, 150e9, "edr100x8", "V100 datasheet, SXM2, SXM3; NVLink 2; DGX-2", False
+    ),
+    "a100-40": Gpu(312e12, 19.5e12, 40e9, 1555e9, 300e9, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
+    "a100-80": Gpu(312e12, 19.5e12, 80e9, 2039e9, 300e9, "hdr200x8", "A100 datasheet, SXM4; NVLink 3; DGX A100"),
+    "h100-80": Gpu(989e12, 67e12, 80e9, 3350e9, 450e9, "ndr400x8", "H100 datasheet, SXM5; NVLink 4; DGX H100"),
+    "h200": Gpu(989e12, 67e12, 141e9, 4800e9, 450e9, "ndr400x8", "H200 datasheet, SXM; NVLink 4; DGX H200"),
+    "b200": Gpu(2250e12, 75e12, 180e9, 8000e9, 900e9, "ndr400x8", "HGX B200 datasheet; NVLink 5; DGX B200"),
+    "a6000": Gpu(154.8e12, 38.7e12, 48e9, 768e9, 32e9, "100gbe", "RTX A6000 datasheet; PCIe 4.0 x16"),
+    "l40s": Gpu(362e12, 91.6e12, 48e9, 864e9, 32e9, "100gbe", "L40S datasheet; PCIe 4.0 x16"),
+    "rtx-4090": Gpu(
+        165.2e12, 82.6e12, 24e9, 1008e9, 32e9, "10gbe", "Ada architecture paper, fp32 accumulation; PCIe 4.0 x16"
+    ),
 }
-
-
-@dataclass(frozen=True)
-class Network:
-    """What joins nodes."""
-
-    name: str
-    bandwidth: float
-    """bytes a second of a node, in each direction"""
-    latency: float
-    """seconds from a rank to one of another node"""
 
 
 INFINIBAND, ETHERNET = 14e-6, 50e-6
 """Seconds of a hop of a collective between nodes: NCCL's table for its own choices (tuning.cc, protocol Simple, NET),
 and TCP through the kernel."""
-WITHIN = 3.4e-6
-"""Seconds of a hop within a node: the same table, protocol Simple, NVLink."""
 LINKS = {  # of one port: bytes a second, latency, source
-    "edr100": (12.5 * GIGA, INFINIBAND, "InfiniBand EDR, 100 Gbit/s"),
-    "hdr200": (25.0 * GIGA, INFINIBAND, "InfiniBand HDR, 200 Gbit/s"),
-    "ndr400": (50.0 * GIGA, INFINIBAND, "InfiniBand NDR, 400 Gbit/s"),
-    "400gbe": (50.0 * GIGA, INFINIBAND, "RoCE over Ethernet of 400 Gbit/s"),
-    "200gbe": (25.0 * GIGA, INFINIBAND, "RoCE over Ethernet of 200 Gbit/s"),
-    "100gbe": (12.5 * GIGA, ETHERNET, "Ethernet of 100 Gbit/s"),
-    "25gbe": (3.125 * GIGA, ETHERNET, "Ethernet of 25 Gbit/s"),
-    "10gbe": (1.25 * GIGA, ETHERNET, "Ethernet of 10 Gbit/s"),
-    "1gbe": (0.125 * GIGA, ETHERNET, "Ethernet of 1 Gbit/s"),
+    "edr100": (12.5e9, INFINIBAND, "InfiniBand EDR, 100 Gbit/s"),
+    "hdr200": (25.0e9, INFINIBAND, "InfiniBand HDR, 200 Gbit/s"),
+    "ndr400": (50.0e9, INFINIBAND, "InfiniBand NDR, 400 Gbit/s"),
+    "400gbe": (50.0e9, INFINIBAND, "RoCE over Ethernet of 400 Gbit/s"),
+    "200gbe": (25.0e9, INFINIBAND, "RoCE over Ethernet of 200 Gbit/s"),
+    "100gbe": (12.5e9, ETHERNET, "Ethernet of 100 Gbit/s"),
+    "25gbe": (3.125e9, ETHERNET, "Ethernet of 25 Gbit/s"),
+    "10gbe": (1.25e9, ETHERNET, "Ethernet of 10 Gbit/s"),
+    "1gbe": (0.125e9, ETHERNET, "Ethernet of 1 Gbit/s"),
 }
 
 
@@ -105,3 +98,89 @@ def find_network(name: str) -> Network:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = [each for each in known if each.startswith(name.lower())] or get_close_matches(name.lower(), known, 1)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def gpu_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Network, tf32: bool = False) -> Cluster:
+    """Nodes of GPUs, at what encoders reach of them."""
+    products = gpu.products
+    if dtype == "fp32":
+        products = gpu.products / 2 if tf32 and gpu.bf16 else gpu.products_fp32
+    device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
+    return Cluster(device, nodes, per_node, gpu.link, network)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run is planned for."""
+
+    cluster: Cluster
+    dtype: Dtype
+    room: Room
+    description: str
+
+    def target(self, recipe: Recipe, manifest: Manifest | None) -> Target:
+        """The run of a recipe and its data on this site, to be planned."""
+        return Target(recipe, manifest, self.dtype, self.room, self.cluster.ranks, self.cluster)
+
+
+def name_site(
+    recipe: Recipe,
+    gpu_name: str,
+    nodes: int,
+    per_node: int = PER_NODE,
+    network_name: str | None = None,
+    gpu_memory: float | None = None,
+) -> Site:
+    """The site of so many nodes with these GPUs; `gpu_memory`, in GB, takes the place of what the table has."""
+    check_size(nodes, per_node)
+    gpu = find_gpu(gpu_name)
+    dtype = dtype_on(gpu, gpu_name, recipe)
+    network = find_network(network_name or gpu.network)
+    cluster = gpu_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
+    size = gpu.memory if gpu_memory is None else 1e9 * gpu_memory
+    joined = f", joined by {network.name}" if nodes > 1 else ""
+    return Site(
+        cluster,
+        dtype,
+        Room(size),
+        f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; {dtype}; "
+        f"{REACH:.0%} of a GPU's matrix rate is taken to be reached",
+    )
+
+
+def check_numbers(**options: float | None) -> None:
+    """UserError for options, by their names, that cannot have their value: whole numbers count something, and others
+    measure it."""
+    faults = []
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            needed = "at least 1" if isinstance(value, int) else "a number above 0"
+            faults.append(f"--{name.replace('_', '-')} {value:g}: {needed}")
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
+    """Nodes, and ranks of a node, of so many ranks."""
+    each = min(ranks, PER_NODE) if per_node is None else per_node
+    if each < 1 or ranks % each:
+        raise UserError(f"--gpus-per-node {each}: {ranks} ranks do not divide into nodes of {each}; give what does")
+    return ranks // each, each
+
+
+def check_size(nodes: int, per_node: int) -> None:
+    """UserError where no cluster has such a size."""
+    if nodes < 1 or per_node < 1 or nodes * per_node > MOST_RANKS:
+        raise UserError(
+            f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
+        )
+
+
+def dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
+    """The numbers that a recipe computes in on a GPU; UserError where it has none of them."""
+    wanted = recipe.precision.dtype
+    if wanted == "auto":
+        return "bf16" if gpu.bf16 else "fp16"
+    if wanted == "bf16" and not gpu.bf16:
+        raise UserError(f'precision.dtype = "bf16": {name} has none; take "fp16" or "auto"')
+    return wanted

@@ -1,4 +1,4 @@
-"""How much memory a rank needs: arithmetic, an estimate.
+"""How much memory a rank needs, and which micro-batches fit into it: arithmetic, an estimate.
 
 Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
@@ -17,15 +17,19 @@ and what the gradients take for a moment, at the peak of a step:
 `benchmarks/calibration.py` compares this with the peaks of an allocator. In fp32 without ZeRO the weights are the fp32
 weights; ZeRO keeps a copy of its part all the same. In 16 bits without ZeRO the engine takes ZeRO 1, since DeepSpeed
 would add the gradients up in 16 bits.
+
+The heaviest micro-batch decides: every sequence full, with the most predictions that the data has. Text fills less, so
+what fits once fits in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretraining.config.settings import Dtype, Offload
+from pretraining.config.settings import Dtype, Offload, divisors
 from pretraining.data.statistics import PREDICTED_SHARE
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
@@ -33,6 +37,15 @@ from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 
 LIVE, BUCKET = 1e9, 5e8
 """DeepSpeed's own, in parameters; the engine takes no bucket that is larger than the model."""
+MARGIN = 0.05
+"""Share of a GPU's memory that is left free, for its fragments and for the buffers between ranks."""
+HOST_MARGIN = 0.5
+"""Share of a machine's memory that is left free: others need it too, and what takes too much is killed."""
+CPU_PIECES = 4096
+"""Pieces of a micro-batch beyond which a CPU is hardly faster: a core makes 8,400 a second of mini with 1,024, 11,700
+with 4,096, and 12,300 with 65,536, at length 128 in bf16."""
+GPU_ELEMENTS = 2**31 - 1
+"""Kernels number the elements of a tensor with 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +71,9 @@ class Activations:
     """Bytes that the activations of a micro-batch take."""
 
     kept: float
-    """All layers keep theirs for the backward pass."""
+    """bytes where all layers keep theirs for the backward pass"""
     recomputed: float
-    """They are computed again, layer by layer (`compute.checkpoint_activations`)."""
+    """bytes where they are computed again, layer by layer (`compute.checkpoint_activations`)"""
 
 
 def plan_memory(
@@ -136,3 +149,48 @@ def plan_activations(
         kept=embeddings + shape.layers * layer + heads,
         recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
     )
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a rank that a micro-batch is to fit into."""
+
+    size: float
+    """bytes: all that the GPU has, or this rank's part of what the machine has"""
+    on_cpu: bool = False
+
+    @property
+    def usable(self) -> float:
+        """What a rank may take of it."""
+        return (1 - (HOST_MARGIN if self.on_cpu else MARGIN)) * self.size
+
+
+@dataclass(frozen=True)
+class Heaviest:
+    """The heaviest micro-batches of a phase: full sequences, each with the most predictions."""
+
+    shape: Shape
+    dtype: Dtype
+    length: int
+    predictions: int
+    """predictions of a sequence"""
+    recompute: bool
+    """whether activations are computed again (`compute.checkpoint_activations`)"""
+
+    def sizes(self, share: int, on_cpu: bool) -> list[int]:
+        """What may be tried, in sequences, the smallest first: all that divides the share of a rank in the batch."""
+        widest = max(3 * self.shape.hidden, self.shape.intermediate)
+        elements = max(self.length * widest, self.predictions * self.shape.padded_vocabulary)  # of a sequence
+        limit = CPU_PIECES // self.length if on_cpu else GPU_ELEMENTS // elements
+        return [size for size in divisors(share) if size <= max(limit, 1)]
+
+    def activations(self, sequences: int, on_cpu: bool) -> float:
+        """Bytes that the activations of so many sequences take, an estimate."""
+        planned = plan_activations(self.shape, self.dtype, sequences, self.length, fused_attention=not on_cpu)
+        return planned.recomputed if self.recompute else planned.kept
+
+
+def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The largest of these sizes, given in their order, that fits; None where none does. Few are tried."""
+    count = bisect_left(sizes, True, key=lambda size: not fits(size))
+    return sizes[count - 1] if count else None

@@ -6,7 +6,8 @@ This is arithmetic alone, in plain Python: a login node without a GPU will do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
@@ -15,12 +16,81 @@ from pretraining.data.statistics import SequenceStatistics, measure_sequences, m
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import disproportion
-from pretraining.planning.cost import Cluster, MicroBatch, Sharing, StepTime, efficiency, step_time
-from pretraining.planning.fitting import Heaviest, Room, fits_by_estimate, largest_that_fits
-from pretraining.planning.memory import Activations, Memory, count_parameters, plan_activations, plan_memory
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
+from pretraining.planning.memory import (
+    Activations,
+    Heaviest,
+    Memory,
+    Room,
+    count_parameters,
+    largest_that_fits,
+    plan_activations,
+    plan_memory,
+)
 
 USEFUL_SHARE = 0.5
 """How much of the measured matrix rate a run reaches, where nothing better is known."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run that is planned, and the ranks that are to train it."""
+
+    recipe: Recipe
+    manifest: Manifest | None
+    dtype: Dtype
+    room: Room
+    ranks: int
+    cluster: Cluster | None = None
+    """what the ranks compute with; None where that is not known"""
+
+    @property
+    def shape(self) -> Shape:
+        return self.recipe.shape(self.manifest)
+
+    def changed(self, section: str, **values: Any) -> Target:
+        """The run with other values in a section of its recipe."""
+        settings = getattr(self.recipe, section).model_copy(update=values)
+        return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
+
+    def memory(self, zero: int) -> Memory:
+        """What a rank needs besides activations under a ZeRO stage."""
+        recipe, options = self.recipe, self.recipe.deepspeed.get("zero_optimization")
+        optimizer = find_optimizer(recipe.optimizer)
+        return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
+
+    def heaviest(self, phase: Phase) -> Heaviest:
+        most = most_predictions(self.shape, phase.length, self.manifest)
+        return Heaviest(self.shape, self.dtype, phase.length, most, self.recipe.compute.checkpoint_activations)
+
+    def activations(self, phase: Phase, micro_batch: int) -> Activations:
+        return plan_activations(self.shape, self.dtype, micro_batch, phase.length, fused_attention=not self.room.on_cpu)
+
+    def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
+        """What a rank needs with so many full sequences."""
+        return self.memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
+
+    def sizes(self, phase: Phase) -> list[int]:
+        """The micro-batches that there can be."""
+        return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
+
+    def fits(self, phase: Phase, zero: int, micro_batch: int) -> bool:
+        """Whether so many full sequences probably fit into the memory of a rank."""
+        return self.bytes_needed(phase, zero, micro_batch) <= self.room.usable
+
+    def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
+        """The time of a step on the cluster, and what a rank gets done of what one alone does."""
+        assert self.cluster is not None
+        statistics = measure_sequences(self.shape, phase.length, self.manifest)
+        accumulation = phase.batch // (micro_batch * self.ranks)
+        recompute, on_gpu = self.recipe.compute.checkpoint_activations, self.cluster.device.runs_ahead
+        work = MicroBatch.of(
+            self.shape, self.dtype, micro_batch, statistics.pieces, statistics.flops, recompute, on_gpu
+        )
+        traffic = find_optimizer(self.recipe.optimizer).traffic
+        exchange = Exchange.of(count_parameters(self.shape), zero, self.dtype, traffic)
+        arguments = (self.cluster, work, exchange, accumulation)
+        return step_time(*arguments), efficiency(*arguments)
 
 
 @dataclass(frozen=True)
@@ -36,10 +106,6 @@ class PhasePlan:
     statistics: SequenceStatistics
     steps: float | None
     seconds: float | None
-    step: StepTime | None = None
-    """Where the time of a step goes, on a cluster that is known."""
-    efficiency: float | None = None
-    """What a rank of it gets done, as a share of what one alone does."""
 
     @property
     def sequences(self) -> float | None:
@@ -49,10 +115,6 @@ class PhasePlan:
     def pieces(self) -> float | None:
         """Real pieces, without padding."""
         return None if self.sequences is None else self.sequences * self.statistics.pieces
-
-    @property
-    def flops(self) -> float | None:
-        return None if self.sequences is None else self.sequences * self.statistics.flops
 
     @property
     def epochs(self) -> float | None:
@@ -65,15 +127,12 @@ class PhasePlan:
 class Plan:
     """All that `--check` says."""
 
-    shape: Shape
-    ranks: int
-    dtype: Dtype
-    recipe: Recipe
+    target: Target
     phases: tuple[PhasePlan, ...]
     memory: tuple[Memory, ...]
     """A rank's memory under ZeRO 0, 1, 2 and 3."""
     activations: Activations
-    """Those of the phase that needs most."""
+    """Activations of the phase that needs most."""
     notes: tuple[str, ...]
     """What was assumed."""
     warning: str | None = None
@@ -86,16 +145,11 @@ class Plan:
 
 
 def build_plan(
-    recipe: Recipe,
+    target: Target,
     *,
-    ranks: int,
-    dtype: Dtype,
-    room: Room,
-    manifest: Manifest | None = None,
     pieces_per_second: float | None = None,
     flops_per_second: float | None = None,
     useful_share: float = USEFUL_SHARE,
-    cluster: Cluster | None = None,
     assumed: Sequence[str] = (),
 ) -> Plan:
     """Plans a run.
@@ -103,69 +157,36 @@ def build_plan(
     Hours follow from the real pieces a second of all ranks, or else from the model of the cluster, or else from the
     matrix rate of one rank and the share of it that useful operations reach. `assumed`: by the caller, for the notes.
     """
-    shape = recipe.shape(manifest)
-    offload, zero_options = recipe.parallel.offload, recipe.deepspeed.get("zero_optimization")
-    optimizer = find_optimizer(recipe.optimizer)
-    memory = tuple(plan_memory(shape, dtype, ranks, zero, offload, zero_options, optimizer) for zero in range(4))
-    phases = []
+    recipe, zero, phases = target.recipe, target.recipe.parallel.zero, []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
-        statistics = measure_sequences(shape, phase.length, manifest)
-        micro_batch = phase.micro_batch
-        if micro_batch == "auto":
-            most = most_predictions(shape, phase.length, manifest)
-            heaviest = Heaviest(shape, dtype, phase.length, most, recipe.compute.checkpoint_activations)
-            micro_batch = _estimate(heaviest, memory[recipe.parallel.zero], room, phase.batch // ranks)
-        accumulation = count_micro_batches(phase, ranks, number, micro_batch)
-        modelled: tuple[StepTime, float] | tuple[()] = ()
-        if cluster is not None and pieces_per_second is None:
-            modelled = model_step(cluster, recipe, shape, dtype, statistics, micro_batch, accumulation)
-        speed = 1 / modelled[0].total if modelled else None
+        statistics = measure_sequences(target.shape, phase.length, target.manifest)
+        micro_batch = _estimate(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
+        accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
+        speed = None
         if pieces_per_second is not None:
             speed = pieces_per_second / statistics.pieces / phase.batch
-        elif flops_per_second is not None and not modelled:
-            speed = ranks * flops_per_second * useful_share / statistics.flops / phase.batch
-        steps, seconds = _steps_and_seconds(schedule, speed)
-        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, *modelled))
-    rate = None if cluster else flops_per_second
-    notes = (*_notes(manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, room))
-    activations = _most_activations(phases, shape, dtype, room)
-    warning = disproportion(recipe, manifest, [phase.steps for phase in phases])
-    return Plan(shape, ranks, dtype, recipe, tuple(phases), memory, activations, notes, warning)
-
-
-def _most_activations(phases: Iterable[PhasePlan], shape: Shape, dtype: Dtype, room: Room) -> Activations:
-    """Those of the phase that needs most; a CPU's attention keeps its probabilities."""
-    needed = (
-        plan_activations(shape, dtype, each.micro_batch, each.phase.length, fused_attention=not room.on_cpu)
-        for each in phases
+        elif target.cluster is not None:
+            speed = 1 / target.step(phase, zero, micro_batch)[0].total
+        elif flops_per_second is not None:
+            speed = target.ranks * flops_per_second * useful_share / statistics.flops / phase.batch
+        steps, seconds = steps_and_seconds(schedule, speed)
+        phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
+    rate = None if target.cluster else flops_per_second
+    activations = [target.activations(each.phase, each.micro_batch) for each in phases]
+    return Plan(
+        target,
+        tuple(phases),
+        tuple(target.memory(stage) for stage in range(4)),
+        max(activations, key=lambda planned: planned.kept),
+        (*_notes(target.manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, target.room)),
+        disproportion(recipe, target.manifest, [phase.steps for phase in phases]),
     )
-    return max(needed, key=lambda activations: activations.kept)
 
 
-def model_step(
-    cluster: Cluster,
-    recipe: Recipe,
-    shape: Shape,
-    dtype: Dtype,
-    statistics: SequenceStatistics,
-    micro_batch: int,
-    accumulation: int,
-    zero: int | None = None,
-) -> tuple[StepTime, float]:
-    """Models a step of a phase on a cluster, under the recipe's ZeRO stage or another: its time, and its efficiency."""
-    recompute = recipe.compute.checkpoint_activations
-    work = MicroBatch.of(
-        shape, dtype, micro_batch, statistics.pieces, statistics.flops, recompute, cluster.device.runs_ahead
-    )
-    stage = recipe.parallel.zero if zero is None else zero
-    sharing = Sharing.of(count_parameters(shape), stage, dtype, find_optimizer(recipe.optimizer).traffic)
-    return step_time(cluster, work, sharing, accumulation), efficiency(cluster, work, sharing, accumulation)
-
-
-def _estimate(heaviest: Heaviest, memory: Memory, room: Room, share: int) -> int:
+def _estimate(target: Target, phase: Phase) -> int:
     """The largest micro-batch that probably fits; one sequence where not even that does, which the run will say."""
-    sizes = heaviest.sizes(share, room.on_cpu)
-    return largest_that_fits(sizes, lambda size: fits_by_estimate(heaviest, memory, room, size)) or 1
+    zero = target.recipe.parallel.zero
+    return largest_that_fits(target.sizes(phase), lambda size: target.fits(phase, zero, size)) or 1
 
 
 def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
@@ -179,7 +200,7 @@ def _guesses(phases: Iterable[PhasePlan], room: Room) -> Iterator[str]:
         yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
 
-def _steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
+def steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
     """How long a phase is; what is not given follows from the speed, as far as that is known."""
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length

@@ -1,4 +1,4 @@
-"""What to recommend for a cluster: every ZeRO stage with every micro-batch that fits, and the fastest of them."""
+"""What to take on a cluster: the fastest micro-batches of each ZeRO stage, and cures where a plan does not fit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from data_prep.common.errors import UserError
-from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import Dtype, Phase, Recipe, divisors
-from pretraining.data.statistics import measure_sequences, most_predictions
-from pretraining.model.shape import Shape
-from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.cost import Cluster, StepTime
-from pretraining.planning.fitting import Heaviest, Room
-from pretraining.planning.memory import Memory, plan_memory
-from pretraining.planning.plan import model_step
-from pretraining.planning.site import MOST_RANKS
+from pretraining.config.settings import Phase, Recipe, divisors
+from pretraining.planning.cost import StepTime
+from pretraining.planning.machines import GPUS, MOST_RANKS, dtype_on
+from pretraining.planning.memory import Room
+from pretraining.planning.plan import Target, steps_and_seconds
 
 STAGES = (0, 1, 2, 3)
 
@@ -31,11 +26,11 @@ class Choice:
     micro_batch: int
     accumulation: int
     bytes_needed: float
-    """of a rank's memory, with full sequences"""
+    """bytes of a rank's memory that full sequences take"""
     step: StepTime
     efficiency: float
     seconds: float
-    """of the whole phase; one by the clock takes its time on any cluster"""
+    """seconds of the whole phase; one by the clock takes its time on any cluster"""
     steps: float
 
     @property
@@ -48,10 +43,10 @@ class Option:
     """A ZeRO stage: the fastest choice for every phase, or none where not even one sequence fits."""
 
     zero: int
-    memory: Memory
+    ranks: int
     choices: tuple[Choice, ...]
     fits: bool
-    """whether every phase has one"""
+    """whether every phase has a choice"""
 
     @property
     def seconds(self) -> float:
@@ -59,122 +54,65 @@ class Option:
 
     @property
     def step_seconds(self) -> float:
-        """Those of a step of every phase together."""
+        """Seconds of one step of every phase together."""
         return sum(choice.step.total for choice in self.choices)
 
     @property
     def efficiency(self) -> float:
-        """That of all phases together, each for as long as it takes."""
+        """Efficiency of all phases together, each for as long as it takes."""
         return sum(choice.seconds * choice.efficiency for choice in self.choices) / self.seconds
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is planned, and for which ranks."""
-
-    recipe: Recipe
-    manifest: Manifest | None
-    dtype: Dtype
-    cluster: Cluster
-    room: Room
-
-    @property
-    def shape(self) -> Shape:
-        return self.recipe.shape(self.manifest)
-
-    def memory(self, zero: int) -> Memory:
-        """What a rank needs besides activations."""
-        options, offload = self.recipe.deepspeed.get("zero_optimization"), self.recipe.parallel.offload
-        optimizer = find_optimizer(self.recipe.optimizer)
-        return plan_memory(self.shape, self.dtype, self.cluster.ranks, zero, offload, options, optimizer)
-
-    def heaviest(self, phase: Phase) -> Heaviest:
-        shape, recompute = self.shape, self.recipe.compute.checkpoint_activations
-        most = most_predictions(shape, phase.length, self.manifest)
-        return Heaviest(shape, self.dtype, phase.length, most, recompute)
-
-    def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
-        """What a rank needs with so many full sequences."""
-        return self.memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
-
-    def sizes(self, phase: Phase) -> list[int]:
-        """The micro-batches that there can be."""
-        return self.heaviest(phase).sizes(phase.batch // self.cluster.ranks, self.room.on_cpu)
 
 
 def sweep(target: Target) -> list[Option]:
     """All ZeRO stages that the recipe could have, its own first."""
-    return [
-        find_option(target, target.recipe.parallel.zero),
-        *(find_option(target, zero) for zero in other_stages(target)),
-    ]
+    return [find_option(target, zero) for zero in (target.recipe.parallel.zero, *other_stages(target))]
 
 
 def other_stages(target: Target) -> Iterator[int]:
     """The ZeRO stages that the recipe could have besides its own."""
     for zero in STAGES:
-        if zero != target.recipe.parallel.zero and not find_faults(with_stage(target.recipe, zero)):
+        if zero != target.recipe.parallel.zero and not find_faults(target.changed("parallel", zero=zero).recipe):
             yield zero
 
 
-def with_stage(recipe: Recipe, zero: int) -> Recipe:
-    """The recipe under another ZeRO stage."""
-    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"zero": zero})})
-
-
 def find_option(target: Target, zero: int) -> Option:
-    """The fastest that fits under a ZeRO stage."""
+    """The fastest choices that fit under a ZeRO stage."""
     choices = [_fastest(target, number, zero) for number in range(len(target.recipe.phases))]
     found = tuple(choice for choice in choices if choice is not None)
-    return Option(zero, target.memory(zero), found, len(found) == len(choices))
+    return Option(zero, target.ranks, found, len(found) == len(choices))
 
 
 def _fastest(target: Target, number: int, zero: int) -> Choice | None:
     """The fastest micro-batch of a phase that fits, of equals the largest."""
     phase = target.recipe.phases[number]
-    sizes = [size for size in target.sizes(phase) if target.bytes_needed(phase, zero, size) <= target.room.usable]
-    choices = [choose(target, number, zero, size) for size in sizes]
+    choices = [choose(target, number, zero, size) for size in target.sizes(phase) if target.fits(phase, zero, size)]
     return min(choices, key=lambda choice: (round(choice.step.total, 9), -choice.micro_batch), default=None)
 
 
 def choose(target: Target, number: int, zero: int, micro_batch: int) -> Choice:
-    """One micro-batch, with its time."""
-    recipe, phase = target.recipe, target.recipe.phases[number]
-    schedule = build_schedules(recipe)[number]
-    accumulation = phase.batch // (micro_batch * target.cluster.ranks)
-    statistics = measure_sequences(target.shape, phase.length, target.manifest)
-    step, share = model_step(
-        target.cluster, recipe, target.shape, target.dtype, statistics, micro_batch, accumulation, zero
-    )
-    steps = schedule.steps if schedule.steps is not None else schedule.length / step.total
+    """The choice of one micro-batch, with its time."""
+    phase = target.recipe.phases[number]
+    step, share = target.step(phase, zero, micro_batch)
+    steps, seconds = steps_and_seconds(build_schedules(target.recipe)[number], 1 / step.total)
     needed = target.bytes_needed(phase, zero, micro_batch)
-    return Choice(phase, micro_batch, accumulation, needed, step, share, steps * step.total, steps)
+    accumulation = phase.batch // (micro_batch * target.ranks)
+    return Choice(phase, micro_batch, accumulation, needed, step, share, seconds or 0.0, steps or 0.0)
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """The recipe's own stage on another number of nodes."""
-
-    ranks: int
-    seconds: float
-    efficiency: float
-    """of all phases together"""
-
-
-def scale(target: Target) -> list[Scaled]:
-    """The same run on one rank of the cluster, on a node, on 2 of them, on 4 and so on, and on the cluster itself."""
+def scale(target: Target) -> list[Option]:
+    """The same run on one rank of the cluster, on a node, on 2 of them, on 4 and so on, and on the cluster itself; of
+    the recipe's own stage what fits."""
     own = target.cluster
+    assert own is not None
     sizes = {(1, 1), (own.nodes, own.per_node)}
     sizes |= {(2**power, own.per_node) for power in range(14) if 2**power * own.per_node <= MOST_RANKS}
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
-        other = replace(target, cluster=replace(own, nodes=nodes, per_node=per_node))
-        if any(phase.batch % other.cluster.ranks for phase in target.recipe.phases):
-            continue
-        option = find_option(other, target.recipe.parallel.zero)
-        if option.fits:
-            found.append(Scaled(other.cluster.ranks, option.seconds, option.efficiency))
-    return found
+        cluster = replace(own, nodes=nodes, per_node=per_node)
+        if not any(phase.batch % cluster.ranks for phase in target.recipe.phases):
+            other = replace(target, ranks=cluster.ranks, cluster=cluster)
+            found.append(find_option(other, target.recipe.parallel.zero))
+    return [option for option in found if option.fits]
 
 
 def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
@@ -201,3 +139,59 @@ def _nodes_that_divide(recipe: Recipe, nodes: int, per_node: int) -> str:
     if not found:
         return f"no number of nodes with {per_node} GPUs fits; take another --gpus-per-node"
     return f"{' or '.join(found)} would, or another batch (--phases.N.batch)"
+
+
+def check_fit(target: Target) -> None:
+    """UserError where a phase needs more memory than a rank has: it says what would fit."""
+    for number, phase in enumerate(target.recipe.phases):
+        needed, most = demand(target, phase)
+        if needed > most:
+            alone = phase.micro_batch == "auto"
+            size = "one sequence at a time" if alone else f"micro-batches of {phase.micro_batch}"
+            zero, said = target.recipe.parallel.zero, "; ".join(cures(target, number))
+            room = f"may take {most / 1e9:.1f} of {target.room.size / 1e9:.1f} GB"
+            raise UserError(
+                f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {zero} with {size}, and {room}; "
+                f"{said or 'no other setting or GPU would do'}"
+            )
+
+
+def demand(target: Target, phase: Phase) -> tuple[float, float]:
+    """The bytes of a rank that a phase needs, and how many it may take: a micro-batch of the recipe's own may go to the
+    limit, and one that a run finds leaves a margin."""
+    zero, room = target.recipe.parallel.zero, target.room
+    if phase.micro_batch == "auto":
+        return target.bytes_needed(phase, zero, 1), room.usable
+    return target.bytes_needed(phase, zero, phase.micro_batch), room.size
+
+
+def fits(target: Target) -> bool:
+    """Whether all phases fit into the memory of a rank."""
+    return all(needed <= most for needed, most in (demand(target, phase) for phase in target.recipe.phases))
+
+
+def cures(target: Target, number: int) -> Iterator[str]:
+    """Settings and GPUs with which a phase would fit that does not."""
+    phase = target.recipe.phases[number]
+    needed, most = demand(target, phase.model_copy(update={"micro_batch": "auto"}))
+    if phase.micro_batch != "auto" and needed <= most:
+        yield f"--phases.{number}.micro_batch auto fits"
+    for zero in other_stages(target):
+        if fits(target.changed("parallel", zero=zero)):
+            yield f"--parallel.zero {zero} fits"
+    if fits(target.changed("compute", checkpoint_activations=True)):
+        yield "--compute.checkpoint_activations true fits"
+    if not target.room.on_cpu:
+        yield from _gpus(target)
+
+
+def _gpus(target: Target) -> Iterator[str]:
+    """The smallest GPU that the plan fits into, with the numbers that it would compute in there."""
+    for name, gpu in sorted(GPUS.items(), key=lambda item: item[1].memory):
+        try:
+            dtype = dtype_on(gpu, name, target.recipe)
+        except UserError:
+            continue  # lacks the recipe's numbers
+        if fits(replace(target, dtype=dtype, room=Room(gpu.memory))):
+            yield f"--gpu {name} fits"
+            return

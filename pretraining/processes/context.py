@@ -1,4 +1,4 @@
-"""What surrounds the work of a rank, from when the ranks have met to their end."""
+"""The surroundings of a rank's work, from when the ranks have met to their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pretraining.processes.watchdog import Watch
 
 @dataclass(frozen=True)
 class Context:
-    """What surrounds the work of a rank: the other ranks, the device, and who listens to it."""
+    """The surroundings of a rank's work: the other ranks, its device, the console, and who may stop it."""
 
     world: World
     device: torch.device

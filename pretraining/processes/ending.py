@@ -117,7 +117,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
-    """What an error that nobody caught means for the run; no error means that it is done."""
+    """Turns an error that nobody caught into an exit code and a reason; no error means that the run is done."""
     if error is None:
         return Outcome(Code.DONE, "done", rank)
     if isinstance(error, StoppedError):
@@ -134,7 +134,7 @@ def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
 
 
 def interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
-    """What a signal means that ended the work of this rank at once; its number comes from `_interrupt`."""
+    """Turns a signal that ended the work of this rank, as `_interrupt` raises it, into an exit code and a reason."""
     if isinstance(error, EndAtOnce):
         return Outcome(Code.INTERRUPTED, f"{INTERRUPTED}; {error}", rank)
     stopped = error.args[:1] in [(number,) for number in SIGNALS]

@@ -1,14 +1,20 @@
-"""Sets up the process before PyTorch is loaded, which reads these settings only once: call `prepare_process` first."""
+"""Sets up the process before PyTorch is loaded, which reads these settings only once: call `prepare_process` first, and
+`outlive_mpirun` before any thread is started."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import resource
+import signal
 import sys
-import time
 import warnings
-from pathlib import Path
+from contextlib import suppress
+
+import psutil
+
+from data_prep.common.supervision import end_with_parent
+from data_prep.common.terminal import started_by_mpi
 
 SPINS_ALONE, SPINS_AMONG_OTHERS = "1000000", "2000"
 """How often a thread of GNU OpenMP looks whether the others are there, before it gives up its core: many times, some
@@ -16,9 +22,8 @@ ten milliseconds, or few. Waking it takes as long as a small product; but where 
 burn the one that the thread they wait for needs. Measured on 2 cores, a step of mini on 32 short sentences: 48 ms with
 many looks and 104 with few; with another program on one of the cores 600 and 102. In pre-training, whose steps are
 large and whose runs are long, many looks are worth 3%."""
-LOOK_SECONDS, BUSY = 0.1, 0.3
-"""For how long cores are watched, and the share of that time in which one is at work that is not ours alone."""
-STAT = Path("/proc/stat")
+LOOK_SECONDS, BUSY = 0.1, 30
+"""For how long cores are watched, and the percentage of that time for which one is at work that is not ours alone."""
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variable for the allocator of a GPU's memory, and its older name, which PyTorch prefers where both are set."""
@@ -28,6 +33,11 @@ badly, and segments of fixed sizes fill with gaps."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 NEVER, PAD = -1, 1 << 26
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGCONT),
+)
+"""signals that mpirun sends to ranks, besides SIGKILL"""
 
 
 def prepare_process(small_steps: bool = False) -> None:
@@ -48,6 +58,12 @@ def prepare_process(small_steps: bool = False) -> None:
         mallopt(option, value)
 
 
+def begin_rank(small_steps: bool = False) -> None:
+    """Prepares a rank, which outlives mpirun; call it before PyTorch is loaded, which starts threads."""
+    prepare_process(small_steps)
+    outlive_mpirun()
+
+
 def allow_open_files(count: int) -> tuple[int, int]:
     """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
     begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""
@@ -66,20 +82,42 @@ def _as_count(limit: int) -> int:
 def cores_are_idle() -> bool:
     """Whether nobody works on the cores that this process may use; False where that cannot be seen."""
     try:
-        before = _seconds_of_cores()
-        time.sleep(LOOK_SECONDS)
-        after = _seconds_of_cores()
-    except (OSError, ValueError, AttributeError):
+        busy = psutil.cpu_percent(LOOK_SECONDS, percpu=True)
+        return all(busy[core] < BUSY for core in os.sched_getaffinity(0))
+    except (OSError, IndexError, AttributeError):
         return False
-    return bool(before) and all(after[core] - seconds < BUSY * LOOK_SECONDS for core, seconds in before.items())
 
 
-def _seconds_of_cores() -> dict[int, float]:
-    """For how long each core that this process may use was at work since the machine has started."""
-    found = {}
-    for line in STAT.read_text().splitlines():
-        name, *ticks = line.split()
-        if name.removeprefix("cpu").isdecimal():
-            user, nice, system, _idle, _waiting, *interrupts = map(int, ticks[:8])
-            found[int(name.removeprefix("cpu"))] = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-    return {core: found[core] for core in os.sched_getaffinity(0) if core in found}
+def outlive_mpirun() -> None:
+    """Under mpirun, goes on in a child that mpirun does not kill; call it before any thread is started.
+
+    A quarter of a second after it has passed SIGTERM on, Open MPI 5 kills the processes that it started, with whatever
+    else is in their process groups, and none of its options changes that. A rank therefore works in a child with a
+    group of its own, which has the time to save. The process itself never comes back: it passes signals on to the
+    child, and ends as the child ends. Where it is killed, the child hears SIGTERM, on Linux.
+    """
+    if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
+        return
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        end_with_parent(parent=parent)
+        return
+    for number in PASSED_ON:
+        signal.signal(number, lambda heard, _: _pass_on(heard, child))
+    _end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _pass_on(number: int, child: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
+
+
+def _end_like(code: int) -> None:
+    """Ends this process with the exit code of another, or by the signal that ended it."""
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -31,16 +31,21 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes.capability import require_code
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
-from pretraining.processes.voting import LAZY, find_greatest
 
+OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
+"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
+LAZY = "TORCH_GLOO_LAZY_INIT"
+"""The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
+every other before the first step."""
+TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 
 
@@ -65,6 +70,36 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
     )
 
 
+def require_code(device: torch.device) -> torch.device:
+    """Returns the GPU; an error where the installed PyTorch has no code for it, which its first kernel would find."""
+    capability = torch.cuda.get_device_capability(device)
+    built_for = torch.cuda.get_arch_list()
+    known = [found for found in map(_read, built_for) if found is not None]
+    if not known or any(_runs(*code, capability) for code in known):
+        return device
+    older = capability < min(code[1] for code in known)
+    cure = f"install {OLDER if older else 'a newer PyTorch'}"
+    raise UserError(
+        f"{torch.cuda.get_device_name(device)} has compute capability {_shown(capability)}, and this PyTorch "
+        f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
+    )
+
+
+def _read(name: str) -> tuple[str, tuple[int, int]] | None:
+    """Kind and compute capability of code that is called as in `sm_90a` or `compute_120`; None for other vendors'."""
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
+    return None if found is None else (found[1], (int(found[2]), int(found[3])))
+
+
+def _runs(kind: str, code: tuple[int, int], capability: tuple[int, int]) -> bool:
+    """Machine code runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
+    return code <= capability and (kind == "compute" or code[0] == capability[0])
+
+
+def _shown(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
 def default_threads(world: World, environment: Mapping[str, str] = os.environ) -> int:
     """How many threads this rank's arithmetic takes, so that the ranks of a machine share its cores.
 
@@ -72,12 +107,11 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     another their cores, so all of them must call this, and a core counts by how many ranks may use it.
     """
     host, cores = socket.gethostname(), _affinity()
-    alone = world.size == 1 or not dist.is_initialized()
-    told = [(host, cores)] if alone else gather((host, cores))  # also where others may have no variable that decides
+    told = gather((host, cores))  # also where others may have no variable that decides
     chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
         return int(chosen)  # torchrun sets 1 wherever the variable is not set: nobody chose that
-    if alone:
+    if len(told) == 1:
         return max(1, num_cores() // world.local_size)
     users = Counter(core for name, bound in told if name == host for core in bound)
     share = sum(1 / users[core] for core in cores) + 1e-6
@@ -92,7 +126,7 @@ def _affinity() -> list[int]:
 
 
 _connection: tuple[Any, Any, dict[str, str | None]] | None = None
-"""what `connect` has opened and changed: the store of the run twice, and environment variables as they were before"""
+"""what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
 
 
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
@@ -209,23 +243,23 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
 def _check_own_gpus(store: Any, world: World, device: torch.device, patience: float) -> None:
     """Refuses two ranks on one GPU, which would hang NCCL or share its memory; all ranks raise the same error."""
     own = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
-    fault = ask_rank_0(store, world, "gpu", own, _find_shared_gpu, patience)
-    if fault:
-        if world.rank == 0:
-            time.sleep(1)  # the store ends with this rank, and the others are still to read it
-        raise SharedError(fault)
+    ask_rank_0(store, world, "gpu", own, _refuse_shared_gpu, patience)
 
 
-def _find_shared_gpu(gpus: Sequence[str]) -> str:
-    """Says which ranks have the same GPU, if any have; nothing otherwise."""
+def _refuse_shared_gpu(gpus: Sequence[str]) -> str:
     gpu, count = Counter(gpus).most_common(1)[0]
-    if count == 1:
-        return ""
-    sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
-    return (
-        f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
-        "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
-    )
+    if count > 1:
+        sharers = [rank for rank, other in enumerate(gpus) if other == gpu]
+        raise UserError(
+            f"{name_ranks(sharers)} have the same GPU ({gpu}): each rank needs one of its own\n"
+            "start as many ranks on each machine as it has GPUs, and check CUDA_VISIBLE_DEVICES"
+        )
+    return ""
+
+
+def place() -> tuple[int, int]:
+    """The number of this rank, and how many there are; one process alone where none are connected."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def gather(value: Any, error: str | None = None) -> list[Any]:
@@ -234,11 +268,12 @@ def gather(value: Any, error: str | None = None) -> list[Any]:
     A rank that has no value because something failed brings the message of its error instead, and that is raised on
     every rank. All ranks must call this together.
     """
-    brought: list[Any] = [None] * dist.get_world_size()
-    try:
-        dist.all_gather_object(brought, (value, error))
-    except RuntimeError as lost:
-        raise LostError(lost) from lost
+    brought: list[Any] = [(value, error)] * place()[1]
+    if len(brought) > 1:
+        try:
+            dist.all_gather_object(brought, (value, error))
+        except RuntimeError as lost:
+            raise LostError(lost) from lost
     errors = {rank: message for rank, (_, message) in enumerate(brought) if message is not None}
     if errors:
         raise SharedError(_join_messages(errors, len(brought)))
@@ -262,7 +297,7 @@ def shared_errors() -> Iterator[None]:
 
     `gather` and `agree` may be used inside: a rank that failed before them is heard there.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if place()[1] == 1:
         yield
         return
     try:
@@ -282,8 +317,6 @@ def shared_errors() -> Iterator[None]:
 def agree(value: Any, what: str) -> None:
     """Checks that all ranks have the same value (of dicts, lists, texts, numbers); otherwise every rank raises an
     error that says of `what` the ranks have different ones."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
     content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
     digests = gather(hashlib.sha256(content).hexdigest())
     if len(set(digests)) > 1:
@@ -292,3 +325,23 @@ def agree(value: Any, what: str) -> None:
             f"{what}: {name_ranks(others)} differ{'s' * (len(others) == 1)} from rank 0\n"
             "all ranks need the same command, files and version of the code: check what the machines see"
         )
+
+
+def find_greatest(own: Tensor, group: Any = None) -> Tensor:
+    """The greatest of what the ranks of a gloo group bring, number by number; all of them call it together.
+
+    gloo's own all-reduce hands numbers from rank to rank around all of them, twice: among 1,024 ranks, 2,046 messages
+    one after another in every step. Here it is 10, and each rank needs connections to few others: in each turn it tells
+    what it knows to the one so many places after it, and hears the one as many before it: 1, 2, 4 … places. After the
+    last, everyone has heard of everyone; of some twice, which changes no maximum.
+    """
+    group = dist.group.WORLD if group is None else group
+    rank, ranks, distance = group.rank(), group.size(), 1
+    while distance < ranks:
+        heard = torch.empty_like(own)
+        telling = group.send([own], (rank + distance) % ranks, TAG)
+        group.recv([heard], (rank - distance) % ranks, TAG).wait()
+        telling.wait()
+        own = torch.maximum(own, heard)
+        distance *= 2
+    return own

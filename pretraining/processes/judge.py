@@ -12,7 +12,7 @@ HANG_WHY = "its machine's log may say why\nthe same command goes on from the las
 
 
 class Beat(NamedTuple):
-    """What a rank says of itself every second or so, for the others to know that it lives and works."""
+    """A sign of life that a rank gives every second or so."""
 
     number: int = 0
     """the number of this beat: a rank is silent if it does not grow"""

@@ -6,6 +6,7 @@ number of ranks, and not with its square.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes.environment import allow_open_files
-from pretraining.processes.errors import UnreachedError, name_ranks
+from pretraining.processes.errors import SharedError, UnreachedError, name_ranks
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
 """A store answers at once: what needs longer is another program. But where all ranks come at once, each waits for those
@@ -29,9 +30,9 @@ before it, of whose addresses torch's store asks the names, one after another.""
 LOOK_SECONDS, LOOKS_A_SECOND = 0.05, 1000
 """The pause between two looks into the store, and how often all ranks together look at most."""
 CONNECTIONS = 2
-"""of each rank to the store: a connection serves one thread at a time"""
+"""Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
-"""more than a rank has open besides: libraries, shards, logs, its connections to other ranks"""
+"""More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
 
 
 def meet(world: World, patience: float) -> Any:
@@ -164,12 +165,22 @@ def _has(store: Any, key: str, seconds: float, pause: float = LOOK_SECONDS) -> b
 def ask_rank_0(
     store: Any, world: World, topic: str, own: str, conclude: Callable[[Sequence[str]], str], patience: float
 ) -> str:
-    """What rank 0 concludes from what every rank says of a topic. All ranks call it, each with its own word."""
+    """Rank 0's conclusion from what every rank says of a topic; where it concludes with a UserError, all raise it.
+    All ranks call it, each with its own word."""
     store.set(f"cloze/{topic}/{world.rank}", own)
     answer, limit = f"cloze/{topic}/answer", timedelta(seconds=patience)
     if world.rank == 0:
         keys = [f"cloze/{topic}/{rank}" for rank in range(world.size)]
         store.wait(keys, limit)
-        store.set(answer, conclude([word.decode() for word in store.multi_get(keys)]))
+        try:
+            told = {"answer": conclude([word.decode() for word in store.multi_get(keys)])}
+        except UserError as error:
+            told = {"fault": str(error)}
+        store.set(answer, json.dumps(told))
     store.wait([answer], limit)
-    return str(store.get(answer).decode())
+    told = json.loads(store.get(answer))
+    if "fault" in told:
+        if world.rank == 0:
+            time.sleep(1)  # the store ends with this rank, and the others are still to read it
+        raise SharedError(told["fault"])
+    return str(told["answer"])

@@ -1,4 +1,4 @@
-"""Over which network the ranks of several machines speak: that by which they reach rank 0.
+"""Chooses the network over which the ranks of several machines speak: that by which they reach rank 0.
 
 Gloo would ask for the address of the machine's own name, which often means 127.0.1.1, or lies in another network.
 """
@@ -9,7 +9,6 @@ import ipaddress
 import json
 import os
 import socket
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ CHOICE = "GLOO_SOCKET_IFNAME"
 
 
 class Route(NamedTuple):
-    """What a rank says of its way to rank 0."""
+    """The way of a rank to rank 0."""
 
     chosen: bool
     """whether this rank needs none, because its user has named an interface"""
@@ -46,12 +45,7 @@ def find_interface(store: Any, world: World, patience: float) -> str | None:
     10.0.0.1 to others, and takes the interface with that.
     """
     route = _route(world)
-    answer = ask_rank_0(store, world, "address", json.dumps(route), partial(_answer, world), patience)
-    address_of_0, fault = json.loads(answer)
-    if fault:
-        if world.rank == 0:
-            time.sleep(1)  # the store ends with this rank, and the others are still to read it
-        raise UserError(fault)
+    address_of_0 = ask_rank_0(store, world, "address", json.dumps(route), partial(_answer, world), patience)
     if route.chosen:
         return None
     own = address_of_0 or route.here if _is_loopback(route.here) else route.here
@@ -59,18 +53,17 @@ def find_interface(store: Any, world: World, patience: float) -> str | None:
 
 
 def _answer(world: World, words: Sequence[str]) -> str:
-    """What rank 0 concludes from the routes of all ranks: its address as others see it, which may be empty, and what
-    is wrong, for all ranks to raise, where one that needs a way has none."""
+    """Rank 0's conclusion from the routes of all ranks: its address as others see it, which may be empty; UserError
+    where a rank that needs a way has none."""
     routes = [Route(*json.loads(word)) for word in words]
-    address = next((route.there for route in routes if route.here and not _is_loopback(route.here)), "")
-    lost = next((rank for rank, route in enumerate(routes) if not (route.here or route.chosen)), None)
-    if lost is None:
-        return json.dumps([address, ""])
-    fault = (
-        f"rank {lost} finds no way to MASTER_ADDR, {world.address}: {routes[lost].error}\n"
-        f"give rank 0's address in numbers as MASTER_ADDR, or name each machine's interface: {CHOICE}=<interface>"
-    )
-    return json.dumps([address, fault])
+    for rank, route in enumerate(routes):
+        if not (route.here or route.chosen):
+            raise UserError(
+                f"rank {rank} finds no way to MASTER_ADDR, {world.address}: {route.error}\n"
+                f"give rank 0's address in numbers as MASTER_ADDR, or name each machine's interface: "
+                f"{CHOICE}=<interface>"
+            )
+    return next((route.there for route in routes if route.here and not _is_loopback(route.here)), "")
 
 
 def _route(world: World) -> Route:

@@ -1,4 +1,4 @@
-"""What all ranks decide together after each step: to go on, to stop in good order, or that something is wrong.
+"""The decision of all ranks after each step: to go on, to stop in good order, or that something is wrong.
 
 A signal may reach only one rank, and the time limit passes on every rank at another moment. So the ranks vote: each
 brings what it wishes as a number, on the host, and all do what the most urgent wish says.
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
 from threading import Lock
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import open_host_group
-from pretraining.processes.voting import find_greatest
+from pretraining.processes.group import find_greatest, open_host_group
 
 STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # those that ask a run to save and stop
@@ -39,7 +38,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Decision(IntEnum):
-    """What a rank wishes, and what all then do; the greater, the more urgent."""
+    """A wish of a rank, and the decision of all; the greater, the more urgent."""
 
     GO_ON = 0
     LIMIT = 1
@@ -49,7 +48,7 @@ class Decision(IntEnum):
 
     @property
     def cause(self) -> str:
-        """What stops a run, as its last message says."""
+        """The cause of a stop, in the words of the last message."""
         return {Decision.LIMIT: "the time limit", Decision.INTERRUPT: "Ctrl-C"}.get(self, "a signal")
 
 
@@ -94,9 +93,7 @@ class Control:
         self._before = {number: signal.signal(number, self._hear) for number in heard_signals()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -132,8 +129,8 @@ class Control:
             self._asked = max(self._asked, Decision.SIGNAL)
 
     def decide(self, wrong: bool, saving: float) -> Decision:
-        """What all ranks do after this step. `wrong` says that this rank has found a fault, and `saving` how long a
-        checkpoint takes, as far as is known: the time limit leaves room for one."""
+        """Decides with all ranks how to go on after this step. `wrong` says that this rank has found a fault, and
+        `saving` how long a checkpoint takes, as far as is known: the time limit leaves room for one."""
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - (self._last or now)), now
         room = max(self._least, 2 * (saving + self._longest))
@@ -181,7 +178,7 @@ def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.H
 
 
 def heard_signals() -> list[signal.Signals]:
-    """Those that ask a run to save and stop; a closed terminal does not where it is ignored, as under nohup."""
+    """Signals that ask a run to save and stop; a closed terminal does not where SIGHUP is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
 

@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -94,9 +93,7 @@ class Watch:
                 threading.Thread(target=self._await_answers, daemon=True, name="answers").start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._world.size == 1:
             return
         if isinstance(error, LostError):

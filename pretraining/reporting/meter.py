@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,15 @@ class Speed:
     """How long the rest of the run will take; None where that is not known."""
 
 
+class MeterState(TypedDict):
+    """What the steps since the last logged one did on a rank, for a checkpoint: numbers that JSON keeps exactly."""
+
+    sums: list[float]
+    counts: list[float]
+    steps: int
+    seconds: float
+
+
 class Meter:
     """Adds up what the steps between two logged ones did, on this rank and then over all.
 
@@ -122,8 +131,8 @@ class Meter:
         self.steps += 1
         self._counts["waited"] += waited
 
-    def state(self) -> dict[str, Any]:
-        """What the interval has so far, for a checkpoint; numbers that JSON keeps exactly."""
+    def state(self) -> MeterState:
+        """What the interval has so far."""
         return {
             "sums": self._sums.tolist(),
             "counts": list(self._counts.values()),
@@ -131,7 +140,7 @@ class Meter:
             "seconds": self.watch.elapsed(),
         }
 
-    def restore(self, states: Sequence[dict[str, Any]], rank: int, ranks: int) -> None:
+    def restore(self, states: Sequence[MeterState], rank: int, ranks: int) -> None:
         """Goes on from what the ranks of a checkpoint had added up; other ranks than then give it all to the first."""
         same_ranks = len(states) == ranks
         for state in [states[rank]] if same_ranks else states if rank == 0 else []:
@@ -141,7 +150,7 @@ class Meter:
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
 
     def begin(self) -> None:
-        """Time counts from now, and from what a checkpoint had of it."""
+        """Begins to count time, on top of what a checkpoint had of the interval."""
         self.watch.lap()
         self.watch.start_earlier(self._earlier)
         self._earlier = 0.0

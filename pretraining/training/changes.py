@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from pretraining.checkpoint.record import EXPORT, CheckpointRecord
-from pretraining.checkpoint.state import RunRecord
+from pretraining.checkpoint.record import EXPORT
+from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.config.settings import Recipe
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
@@ -29,35 +29,33 @@ FOLDERS = ("--out", "--init", "--base_model", "--base-model")
 """Options of a command that name what a run begins with, and where it goes."""
 
 
-def continued(request: Request, record: CheckpointRecord) -> Request:
+def continued(request: Request, latest: Saved) -> Request:
     """The request as the run goes on with it: its base model and licence are kept where the command names none.
 
     Raises UserError for what the run cannot be continued with, and for what asks a finished run for more.
     """
-    kept = replace(request, recipe=_with_what_is_kept(request.recipe, RunRecord.of(record).recipe))
-    require_continuation(record, kept)
-    return kept
-
-
-def _with_what_is_kept(recipe: Recipe, before: Recipe) -> Recipe:
+    recipe, before = request.recipe, latest.run.recipe
     base = before.base_model
     same_base = base and Path(recipe.base_model or base).resolve() == Path(base).resolve()
     card = recipe.card.model_copy(update={"licence": recipe.card.licence or before.card.licence})
-    return recipe.model_copy(update={BASE_MODEL: base if same_base else recipe.base_model, "card": card})
+    kept = {BASE_MODEL: base if same_base else recipe.base_model, "card": card}
+    request = replace(request, recipe=recipe.model_copy(update=kept))
+    require_continuation(latest, request)
+    return request
 
 
-def require_continuation(record: CheckpointRecord, request: Request) -> None:
+def require_continuation(latest: Saved, request: Request) -> None:
     """Refuses what a run cannot be continued with, and what asks a finished run for more."""
-    run = RunRecord.of(record)
+    run, shape = latest.run, latest.record.shape
     recipe, before = request.recipe, run.recipe
     if run.is_trained:
         if changes := [*data_changes(run, request), *changes_of_training(before, recipe)]:
-            cure = _cure_of_trained(record, request, changes)
+            cure = _cure_of_trained(latest, request, changes)
             raise UserError(_told(f"--out {request.out}: is trained to its end", changes, cure))
         return
     require_data(run, request)
     settings: list[Change] = [
-        *_called(record.shape.differences(request.shape), request),
+        *_called(shape.differences(request.shape), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _names(before), _names(recipe)),
@@ -69,8 +67,8 @@ def require_continuation(record: CheckpointRecord, request: Request) -> None:
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := [change for change in settings if change[1] != change[2]]:
-        has_other_heads = record.shape.pairs != request.shape.pairs  # nobody can give what the data decides
-        cure = _new_run(record, request) if has_other_heads else "give what was, or name a new folder"
+        has_other_heads = shape.pairs != request.shape.pairs  # nobody can give what the data decides
+        cure = _new_run(latest, request) if has_other_heads else "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
 
 
@@ -103,7 +101,7 @@ def require_data(run: RunRecord, request: Request) -> None:
 
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
     """Whether the data has the very pieces that a run was trained with."""
-    return bool(run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"])
+    return run.data.vocabulary == request.manifest.vocabulary.sha256
 
 
 def data_changes(run: RunRecord, request: Request) -> list[Change]:
@@ -114,8 +112,8 @@ def data_changes(run: RunRecord, request: Request) -> list[Change]:
 
 def changes_of_training(before: Recipe, recipe: Recipe) -> list[Change]:
     """Lists all that makes a recipe another training, and not the same one done in another way."""
-    changes = differing(before.as_dict(), recipe.as_dict())
-    return [change for change in changes if _section(change[0]) not in HOW and not change[0].endswith(".micro_batch")]
+    changes = differing(before, recipe)
+    return [each for each in changes if each[0].partition(".")[0] not in HOW and not each[0].endswith(".micro_batch")]
 
 
 def lengths_of_done_phases(done: int, before: Recipe, recipe: Recipe) -> Iterator[Change]:
@@ -137,27 +135,23 @@ def _names(recipe: Recipe) -> str:
     return ", ".join(phase.name for phase in recipe.phases)
 
 
-def _section(name: str) -> str:
-    return name.partition(".")[0]
-
-
 def _told(what: str, changes: Sequence[Change], cure: str) -> str:
     return "\n".join([what, *(f"  {name} was {then}, now {now}" for name, then, now in changes), cure])
 
 
-def _cure_of_trained(record: CheckpointRecord, request: Request, changes: Sequence[Change]) -> str:
+def _cure_of_trained(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
     """How a finished run is trained on: by a new one, if that can take its weights; a licence needs no training."""
     names = [name for name, _, _ in changes]
     if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
-    return "name a new folder" if BASE_MODEL in names else _new_run(record, request)
+    return "name a new folder" if BASE_MODEL in names else _new_run(latest, request)
 
 
-def _new_run(record: CheckpointRecord, request: Request) -> str:
+def _new_run(latest: Saved, request: Request) -> str:
     """The words that start a new run with the weights of this one, whatever launcher stands before them."""
-    sizes = [name for name, _, _ in record.shape.differences(request.shape) if name != "pairs"]
-    if sizes or not has_vocabulary(RunRecord.of(record), request):
+    sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
+    if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
     new = next(path for path in map("{}-{}".format, [request.out] * 99, count(2)) if not Path(path).exists())
     words, typed = ["--init", str(request.out), "--out", new], options(request.command, FOLDERS)
@@ -179,9 +173,9 @@ def options(words: Sequence[str], names: Sequence[str]) -> list[str]:
     return found
 
 
-def what_has_changed(record: CheckpointRecord, request: Request, context: Context, engine: Engine) -> list[str]:
+def what_has_changed(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:
     """Lists what is otherwise than in the checkpoint, and may be."""
-    made_by, run = record.made_by, RunRecord.of(record)
+    made_by, run = latest.record.made_by, latest.run
     ranks: list[Change] = [
         ("ranks", made_by.ranks, context.world.size),
         ("parallel.zero", made_by.zero, engine.zero),
@@ -189,7 +183,7 @@ def what_has_changed(record: CheckpointRecord, request: Request, context: Contex
     ]
     told = {name for name, _, _ in ranks}
     changes = [change for change in ranks if change[1] != change[2]]
-    changes += [change for change in differing(run.recipe.as_dict(), request.recipe.as_dict()) if change[0] not in told]
+    changes += [change for change in differing(run.recipe, request.recipe) if change[0] not in told]
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {then} -> {now}" + (" (that phase is done)" if name.startswith(done) else "")
@@ -197,14 +191,14 @@ def what_has_changed(record: CheckpointRecord, request: Request, context: Contex
     ]
 
 
-def differing(then: Any, now: Any) -> list[Change]:
-    """The values in which two tables differ, by their dotted names."""
-    before, here = dict(flattened(then)), dict(flattened(now))
+def differing(then: Recipe, now: Recipe) -> list[Change]:
+    """The values in which two recipes differ, by their dotted names."""
+    before, here = dict(_flattened(then.as_dict())), dict(_flattened(now.as_dict()))
     pairs = [(name, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name in sorted({*before, *here})]
     return [(name, was, is_now) for name, was, is_now in pairs if was != is_now]
 
 
-def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+def _flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested tables and lists of tables, by their dotted names."""
     if isinstance(table, list) and table and isinstance(table[0], dict):
         table = dict(enumerate(table))
@@ -212,4 +206,4 @@ def flattened(table: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         yield above, table
         return
     for name, value in table.items():
-        yield from flattened(value, f"{above}.{name}" if above else str(name))
+        yield from _flattened(value, f"{above}.{name}" if above else str(name))

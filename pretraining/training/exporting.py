@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from data_prep.common.files import absence
 from data_prep.common.outputs import making
 from data_prep.common.toml_text import toml_text
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import EXPORT, TOKENIZER, find_checkpoint
+from pretraining.checkpoint.record import EXPORT, TOKENIZER
 from pretraining.checkpoint.state import RunRecord
 from pretraining.config.settings import check_licence
 from pretraining.huggingface.folders import (
@@ -39,7 +40,7 @@ from pretraining.optimizers.declaration import card_line
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export."""
+    """The result of an export, for its last line."""
 
     folder: Path
     parameters: int
@@ -50,7 +51,7 @@ class Exported:
     left_out: str = ""
     """heads and files of the source that were not written, and why"""
     warning: str = ""
-    """what the user may not have meant"""
+    """a doubt about the licence; empty where there is none"""
 
     def __str__(self) -> str:
         readers = " and ".join(self.readers)
@@ -63,7 +64,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Source:
+class Exportable:
     """A model to export, and what is known of its making."""
 
     shape: Shape
@@ -76,8 +77,7 @@ class Source:
     """that of the recipe or the card, where it names one"""
     left_out: str = ""
     """heads and files of it that are of no use, and why"""
-    vocabulary_sha256: str | None = None
-    provenance: Provenance | None = None
+    made: Provenance | None = None
     """how the weights came to be, where that is known"""
 
 
@@ -99,42 +99,35 @@ def export(
         licence = None if licence is None else check_licence(licence)
     except PydanticCustomError as error:
         raise UserError(f"--licence {licence}: {error}") from None
-    if out.resolve() == (source / EXPORT).resolve():  # a run's own, which it made itself
-        return _export(source, out, checkpoint, vocabulary, dtype, licence)
+    is_own = out.resolve() == (source / EXPORT).resolve()  # a run's, which it makes itself
     read = [source] if vocabulary is None else [source, vocabulary]
-    with making([out], "export.py", read, replace):
-        return _export(source, out, checkpoint, vocabulary, dtype, licence)
-
-
-def _export(
-    source: Path, out: Path, checkpoint: str | None, vocabulary: Path | None, dtype: torch.dtype, licence: str | None
-) -> Exported:
-    model = read_source(source, checkpoint)
-    vocabulary = vocabulary or model.vocabulary
-    if model.vocabulary_sha256 not in (None, read_vocabulary(vocabulary).sha256):
-        raise UserError(
-            f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
-        )
-    written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as they will be read
     results: list[tuple[str, float]] = []
-    write_folder(
-        out,
-        model.shape,
-        model.weights,
-        vocabulary,
-        model_card(model.shape, out, model.length, licence or model.licence, model.provenance),
-        dtype,
-        model.length,
-        check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
-    )
+    with nullcontext() if is_own else making([out], "export.py", read, replace):
+        model = read_source(source, checkpoint)
+        vocabulary = vocabulary or model.vocabulary
+        if model.made and model.made.data.vocabulary != read_vocabulary(vocabulary).sha256:
+            raise UserError(
+                f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
+            )
+        written = {name: weight.to("cpu", dtype).float() for name, weight in model.weights.items()}  # as they are read
+        write_folder(
+            out,
+            model.shape,
+            model.weights,
+            vocabulary,
+            model_card(model.shape, out, model.length, licence or model.licence, model.made),
+            dtype,
+            model.length,
+            check=lambda folder: results.extend(verify_export(folder, model.shape, written)),
+        )
     readers, differences = zip(*results, strict=True)
     warning = _other_licence(model, licence)
     return Exported(out, num_parameters(model.shape), max(differences), readers, model.left_out, warning)
 
 
-def _other_licence(model: Source, licence: str | None) -> str:
+def _other_licence(model: Exportable, licence: str | None) -> str:
     """Warns where the card names another licence than the model has, or the one that it began with."""
-    base = model.provenance.base if model.provenance else None
+    base = model.made.base if model.made else None
     theirs = base.licence if base else model.licence
     ours, whose = licence or model.licence, f"{base}, with which it began," if base else "the model that was exported"
     if ours is None or theirs is None or ours == theirs:
@@ -142,7 +135,7 @@ def _other_licence(model: Source, licence: str | None) -> str:
     return f"the licence of this model is {ours}, and that of {whose} is {theirs}: see whether it permits that"
 
 
-def read_source(source: Path, checkpoint: str | None) -> Source:
+def read_source(source: Path, checkpoint: str | None) -> Exportable:
     """Reads a model from a run or from a folder of transformers."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
@@ -153,8 +146,8 @@ def read_source(source: Path, checkpoint: str | None) -> Source:
     return _read_transformers(source)
 
 
-def _read_transformers(source: Path) -> Source:
-    """Reads a folder of transformers; half of what predicts next sentences is left out, which serves nobody."""
+def _read_transformers(source: Path) -> Exportable:
+    """Reads a folder of transformers; half of what only pairs train is left out, which serves nobody."""
     shape, weights, missing = read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
@@ -164,22 +157,22 @@ def _read_transformers(source: Path) -> Source:
     if lacking:
         shape = replace(shape, pairs=False)
         weights, heads = with_heads_of(shape, weights)
-        left_out += [f"{heads}, half of what predicts next sentences"] * bool(heads)
+        left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
     if files := files_of_sentences(source):
         left_out.append(f"{', '.join(files)}, for vectors of sentences")
     licence = read_licence(source / CARD)
-    return Source(shape, weights, source, read_length(source, shape), licence, "; ".join(left_out))
+    return Exportable(shape, weights, source, read_length(source, shape), licence, "; ".join(left_out))
 
 
 def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Those of the weights that an export of this shape has, and the names of the heads that it has not."""
+    """Keeps the weights that an export of this shape has, and names the heads that it lacks."""
     wanted = {weight.ours for weight in list_weights(shape)}
     heads = dict.fromkeys(name.partition(".")[0] for name in weights if name not in wanted)
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
 def trained_with(run: RunRecord) -> str:
-    """What the phases that a run has begun were trained with, for the model card: how it was done is left out."""
+    """The settings of the phases that a run has begun, as TOML for the model card: how they were done is left out."""
     state, recipe = run.state, run.recipe.as_dict()
     begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
     for number, phase in enumerate(begun):
@@ -192,34 +185,26 @@ def trained_with(run: RunRecord) -> str:
     return toml_text({**top, "model": dropout, "phases": begun})
 
 
-def _read_run(source: Path, checkpoint: str | None) -> Source:
-    folder = find_checkpoint(source, checkpoint)
-    record, weights = load_checkpoint(folder)
-    run = RunRecord.of(record)
-    state, shape = run.state, record.shape
-    scores = {} if run.scores is None else run.scores.figures()
+def _read_run(source: Path, checkpoint: str | None) -> Exportable:
+    saved, weights = load_checkpoint(source, checkpoint)
+    run, shape = saved.run, saved.record.shape
+    state = run.state
     if state.trained_segments == 1:
         weights = with_first_segment_alone(weights)
     weights, unknown = with_heads_of(shape, weights)
-    provenance = Provenance(
+    made = Provenance(
         run.data,
         trained_with(run),
-        scores,
+        run.scores,
         step=state.step,
         examples_seen=state.examples_seen,
-        dtype=record.made_by.dtype,
+        dtype=saved.record.made_by.dtype,
         optimizer=card_line(run.recipe.optimizer),
         scored_length=run.recipe.phases[run.scores.phase - 1].length if run.scores else None,
         segments=state.trained_segments,
         base=run.base,
     )
-    return Source(
-        shape,
-        weights,
-        vocabulary=folder.parent.parent / TOKENIZER,
-        length=min(state.trained_length or shape.positions, shape.positions),
-        licence=run.recipe.card.licence,
-        left_out=f"{unknown}, of which transformers knows nothing" * bool(unknown),
-        vocabulary_sha256=run.data.vocabulary,
-        provenance=provenance,
-    )
+    left_out = f"{unknown}, of which transformers knows nothing" * bool(unknown)
+    length = min(state.trained_length or shape.positions, shape.positions)
+    vocabulary = saved.folder.parent.parent / TOKENIZER
+    return Exportable(shape, weights, vocabulary, length, run.recipe.card.licence, left_out, made)

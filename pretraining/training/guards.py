@@ -1,4 +1,4 @@
-"""What must not go on: a loss or a gradient that is not finite, a loss that leaps, a loss scale that has collapsed.
+"""Notices training that must not go on: by a loss or gradient that is not finite, or a loss that leaps.
 
 The run goes back to its last checkpoint and leaves out the batches that did it, which are noted in the run's folder so
 that they stay left out.
@@ -22,7 +22,7 @@ from pretraining.model.batch import StepBatches
 from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
-CURE = "lower the rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
+CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
 REMEMBERED = 20
 """How many logged losses a leap is measured against."""
 NAMED = 4
@@ -86,7 +86,7 @@ class Guard:
 
 
 def first_of(findings: Iterable[Finding | None]) -> Finding:
-    """What is to be told of all that ranks found: the first step, and there a loss before a gradient."""
+    """Chooses the finding to report: that of the first step, and there a loss before a gradient."""
     return min((found for found in findings if found is not None), key=lambda found: (found.step, found.gradient))
 
 

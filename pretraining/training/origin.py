@@ -7,9 +7,7 @@ pieces. More pieces may follow, and more positions; these begin anew.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +17,10 @@ from data_prep.shards import Manifest
 from data_prep.vocabulary.extension import pieces_replaced
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
-from pretraining.checkpoint.models import FoundModel, find_model_folder
+from pretraining.checkpoint.models import Model, find_model_folder
 from pretraining.checkpoint.record import finished_checkpoints, read_record
 from pretraining.checkpoint.state import RunState
-from pretraining.huggingface.folders import CONFIG, files_of_sentences, read_folder
+from pretraining.huggingface.folders import files_of_sentences
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
@@ -32,40 +30,27 @@ from pretraining.processes.errors import SharedError
 POSITIONS = "embeddings.position.weight"
 
 
-class Origin(FoundModel):
-    """A model to begin with, whose weights are not read yet."""
+def check_data(origin: Model, data: Path, manifest: Manifest) -> None:
+    """Raises UserError unless the data has the pieces of the model in the same ids."""
+    vocabulary = read_vocabulary(data)
+    if vocabulary.sha256 != manifest.vocabulary.sha256:
+        raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
+    if fault := difference(origin, vocabulary):
+        raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {origin.name}")
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """What must be the same on all ranks, which may find it on different disks."""
-        commit = self.folder.name if self.on_hub else None
-        sizes, pieces = asdict(self.shape), self.vocabulary.sha256
-        return {"commit": commit, "sizes": sizes, "pieces": pieces, "trained": self.trained, "known": self.known}
 
-    def check_data(self, data: Path, manifest: Manifest) -> Vocabulary:
-        """Raises UserError unless the data has the pieces of this model in the same ids; returns the data's."""
-        ours, theirs = read_vocabulary(data), self.vocabulary
-        if ours.sha256 != manifest.content["vocabulary"]["sha256"]:
-            raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
-        if fault := self._difference(ours, theirs):
-            raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {self.name}")
-        return ours
-
-    def _difference(self, ours: Vocabulary, theirs: Vocabulary) -> str | None:
-        """Says how the vocabulary of the data is no continuation of the model's."""
-        if ours.cased != theirs.cased:
-            cases = {True: "keeps case and accents", False: "puts text into lower case"}
-            return f"the vocabulary of {self.name} {cases[theirs.cased]}, that of the data {cases[ours.cased]}"
-        for number, (their, our) in enumerate(zip(theirs.pieces, ours.pieces, strict=False)):
-            if their != our:
-                return f"piece {number:,} is {their!r} in {self.name} and {our!r} in the data"
-        if len(ours) < len(theirs):
-            return f"{self.name} has {len(theirs):,} pieces, the data only the first {len(ours):,} of them"
-        return None
-
-    def read_weights(self) -> dict[str, Tensor]:
-        """Reads the weights, by our names; those of whole heads may be missing."""
-        return self.read_checkpoint() if self.is_checkpoint else read_folder(self.with_weights())[1]
+def difference(origin: Model, ours: Vocabulary) -> str | None:
+    """Says how a vocabulary is no continuation of the model's."""
+    name, theirs = origin.name, origin.vocabulary
+    if ours.cased != theirs.cased:
+        cases = {True: "keeps case and accents", False: "puts text into lower case"}
+        return f"the vocabulary of {name} {cases[theirs.cased]}, that of the data {cases[ours.cased]}"
+    for number, (their, our) in enumerate(zip(theirs.pieces, ours.pieces, strict=False)):
+        if their != our:
+            return f"piece {number:,} is {their!r} in {name} and {our!r} in the data"
+    if len(ours) < len(theirs):
+        return f"{name} has {len(theirs):,} pieces, the data only the first {len(ours):,} of them"
+    return None
 
 
 class OriginFinder:
@@ -86,7 +71,7 @@ class OriginFinder:
                 raise
             except UserError as error:
                 self._found = error
-        self.origin: Origin | None = None
+        self.origin: Model | None = None
         """the model that was found; None where none was asked for, or the run goes on"""
 
     def shape(self, name: str) -> Shape:
@@ -95,7 +80,7 @@ class OriginFinder:
             return shape
         if isinstance(self._found, UserError):
             raise self._found
-        self.origin = Origin.open(name, self._found)
+        self.origin = Model.open(name, self._found)
         return self.origin.shape
 
 
@@ -108,7 +93,7 @@ def recorded_shape(out: Path) -> Shape | None:
 
 
 @torch.no_grad()
-def begin_with(model: Bert, state: RunState, origin: Origin, vocabulary: Vocabulary) -> str:
+def begin_with(model: Bert, state: RunState, origin: Model, vocabulary: Vocabulary) -> str:
     """Gives a fresh model the weights of another, notes what these were trained on, and says what begins anew.
 
     New pieces begin as the mean of the pieces that they replace, in the embeddings and in the decoder's bias. New
@@ -152,11 +137,11 @@ def heads_of(names: set[str]) -> list[str]:
     return [called[name] for name in called if name in found]
 
 
-def begins(origin: Origin, anew: list[str], left: list[str]) -> str:
+def begins(origin: Model, anew: list[str], left: list[str]) -> str:
     """One line on what a run begins with."""
     shape, pieces = origin.shape, len(origin.vocabulary)
-    if shape.vocabulary > pieces and (origin.folder / CONFIG).exists():
-        left = [*left, f"{shape.vocabulary - pieces:,} rows of its embeddings that belong to no piece"]
+    if origin.rows > pieces and not origin.is_checkpoint:
+        left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]
     if files := files_of_sentences(origin.folder):
         left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]

@@ -1,9 +1,11 @@
-"""A phase of a run in training: its examples in their order, its learning rate, its clock."""
+"""A phase of a run in training: its examples in their order, its learning rate, its clock, its validation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -14,11 +16,14 @@ from data_prep.common.progress import duration
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import count_micro_batches
-from pretraining.data.batches import Loader
+from pretraining.data.batches import training_batches, validation_batches
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
-from pretraining.objectives.declaration import find_objective
+from pretraining.engine.step import GivenUpError
+from pretraining.model.batch import PretrainingBatches
+from pretraining.objectives.declaration import COUNTS, find_objective
+from pretraining.reporting.records import EvaluationRecord
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
@@ -47,25 +52,21 @@ class TrainingPhase:
         self._order = BatchOrder(examples, self.settings.batch, left_out)
         held_out = num_held_out(request.manifest, self.settings.length)
         self.validation = self._open(validation=True) if held_out else None
+        self.scored = request.recipe.evaluation.examples or None
+        """how many of the examples held out an evaluation scores; None for all"""
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
         length, objective = self.settings.length, find_objective(request.shape)
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
-    def batches(self, state: RunState) -> Loader:
-        """This rank's batches from where the run stands to the end of the phase, to be closed; the clock starts."""
-        loader = Loader(
-            self._dataset,
-            self._order,
-            rank=self._world.rank,
-            ranks=self._world.size,
-            accumulation=self.accumulation,
-            start=state.phase_step,
-            stop=self._schedule.steps,
-        )
+    def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
+        """This rank's batches from where the run stands to the end of the phase, each with the seconds for which it was
+        waited; the clock starts."""
+        end, world = self._schedule.steps, self._world
+        steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        return loader
+        return closing(training_batches(self._dataset, self._order, steps, world.rank, world.size, self.accumulation))
 
     def batch_number(self, step: int) -> int:
         """Which batch of the phase's order its step of this number takes."""
@@ -110,6 +111,43 @@ class TrainingPhase:
             return None
         engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, known))
         return f"positions {known:,} to {rows - 1:,} begin as copies of those before them"
+
+    @torch.no_grad()
+    def evaluate(
+        self, engine: Engine, step: int, mark: Callable[[], None], gives_up: Callable[[], bool]
+    ) -> EvaluationRecord:
+        """Scores every held-out example once, or as many as the recipe says, over all ranks; the result does not depend
+        on their number but for rounding.
+
+        Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
+        raised.
+        """
+        assert self.validation is not None, "no examples of this length are held out"
+        begin = time.perf_counter()
+        engine.deepspeed.eval()
+        objective = find_objective(engine.model.shape)
+        names = (*objective.sums(engine.model.shape), *COUNTS)
+        found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
+        place = dist.get_rank(), dist.get_world_size()
+        for batch, counts in validation_batches(self.validation, *place, self.micro_batch, self.scored):
+            mark()
+            if gives_up():
+                raise GivenUpError
+            losses = engine.forward(batch.to(engine.device))
+            sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
+            found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)]) * counts
+        engine.deepspeed.train()
+        dist.all_reduce(found)
+        totals = dict(zip(names, found.tolist(), strict=True))
+        figures = objective.score(objective.measure(totals))
+        return EvaluationRecord(
+            step=step,
+            phase=self.number + 1,
+            learns=figures,
+            said=objective.said(figures),
+            scored_examples=int(totals["sequences"]),
+            evaluation_seconds=time.perf_counter() - begin,
+        )
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

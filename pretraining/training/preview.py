@@ -1,4 +1,4 @@
-"""What a run will be, worked out without training: what `train.py --check` prints."""
+"""The plan of a run, worked out without training, which `train.py --check` prints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from rich.console import RenderableType
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
-from pretraining.planning.fitting import Room
-from pretraining.planning.plan import Plan, build_plan
-from pretraining.planning.site import Site
+from pretraining.planning.machines import Site
+from pretraining.planning.memory import Room
+from pretraining.planning.plan import Target, build_plan
 from pretraining.planning.table import render_plan
-from pretraining.reporting.hardware import matrix_rate, total_memory
+from pretraining.reporting.hardware import matrix_rate
+from pretraining.training.micro_batch import room_of
 
 UNKNOWN_HOURS = (
     "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
@@ -24,10 +25,10 @@ def preview(
     recipe: Recipe,
     manifest: Manifest | None,
     ranks: int,
-    pieces_per_second: float | None = None,
-    gpu_memory: float | None = None,
-    site: Site | None = None,
-    here: bool = True,
+    pieces_per_second: float | None,
+    gpu_memory: float | None,
+    site: Site | None,
+    here: bool,
 ) -> RenderableType:
     """Plans a run. Its hours follow from a given throughput, from the GPUs of a `site` that is named, or from this
     machine's matrix rate if it will run here.
@@ -36,49 +37,19 @@ def preview(
     those of this command; a CPU here says nothing of others elsewhere.
     """
     if site is not None:
-        return render_plan(plan_for(site, recipe, manifest, ranks, pieces_per_second))
+        assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
+        target = site.target(recipe, manifest)
+        return render_plan(build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
     if dtype == "auto":
         dtype = "bf16" if elsewhere and gpu_memory else name_dtype(choose_dtype(dtype, device))
-    will_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
-    will_run_here = will_run_here and not elsewhere
-    if will_run_here and measured is None and pieces_per_second is None:
+    can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
+    if can_run_here and not elsewhere and measured is None and pieces_per_second is None:
         measured = matrix_rate(device, DTYPES[dtype])
-    plan = build_plan(
-        recipe,
-        ranks=ranks,
-        dtype=dtype,
-        room=find_room(device, ranks, gpu_memory),
-        manifest=manifest,
-        pieces_per_second=pieces_per_second,
-        flops_per_second=measured,
-        assumed=[] if pieces_per_second or measured else [UNKNOWN_HOURS],
-    )
+    room = room_of(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
+    assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
+    target = Target(recipe, manifest, dtype, room, ranks)
+    plan = build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)
     return render_plan(plan)
-
-
-def plan_for(
-    site: Site, recipe: Recipe, manifest: Manifest | None, ranks: int, pieces_per_second: float | None
-) -> Plan:
-    """Plans a run on GPUs that are named; a throughput that is given counts for more than the model of them."""
-    return build_plan(
-        recipe,
-        ranks=ranks,
-        dtype=site.dtype,
-        room=site.room,
-        manifest=manifest,
-        pieces_per_second=pieces_per_second,
-        cluster=site.cluster,
-        assumed=[] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"],
-    )
-
-
-def find_room(device: torch.device, ranks: int, gpu_memory: float | None) -> Room:
-    """The memory to plan for: as given, or that of this machine, whose CPU ranks share it."""
-    if gpu_memory is not None:
-        return Room(1e9 * gpu_memory)
-    if device.type == "cuda":
-        return Room(total_memory(device))
-    return Room(total_memory(device) / ranks, on_cpu=True)

@@ -1,4 +1,4 @@
-"""What a training command asks for."""
+"""A training command, read and checked."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.shards import Manifest
+from pretraining.checkpoint.models import Model
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
-from pretraining.training.origin import Origin
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command asks for: what to train, on what, from where on, and where it goes."""
+    """A command to train a recipe on a folder of shards, with the results in a folder of its own."""
 
     recipe: Recipe
     data: Path
     manifest: Manifest
     out: Path
     """folder of the run"""
-    origin: Origin | None = None
+    origin: Model | None = None
     """the model whose weights a new run begins with; None where they are drawn, or the run goes on"""
     resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None

@@ -10,15 +10,9 @@ import torch
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.reading import newest_whole, parameter_sizes, read_weights_together, restore_engine
-from pretraining.checkpoint.record import (
-    RECIPE,
-    TOKENIZER,
-    CheckpointRecord,
-    finished_checkpoints,
-    read_record,
-)
-from pretraining.checkpoint.state import RunRecord, RunState
+from pretraining.checkpoint.reading import newest_whole, restore_engine, restore_model
+from pretraining.checkpoint.record import RECIPE, TOKENIZER, finished_checkpoints
+from pretraining.checkpoint.state import RunState, Saved
 from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -37,30 +31,20 @@ from pretraining.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Latest:
-    """The newest checkpoint of a run that is whole."""
-
-    checkpoint: Path
-    record: CheckpointRecord
-    run: RunRecord
-    """the section of the record that says where the run stands"""
-
-
-@dataclass(frozen=True)
 class StartingPoint:
     """Where a run begins or goes on."""
 
     model: Bert
     state: RunState
     """where it stands, and what the model's weights were trained on before"""
-    latest: Latest | None
+    latest: Saved | None
     """the checkpoint that the model's weights are from; None for a new run"""
     skips: list[Skip]
     begins: str | None = None
     """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
-def find_starting_point(request: Request, context: Context, latest: Latest | None) -> StartingPoint:
+def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
     """Makes the model: all that may fail on one rank, before ranks need one another."""
     compute = request.recipe.compute
     torch.set_num_threads(compute.threads or default_threads(context.world))
@@ -69,7 +53,7 @@ def find_starting_point(request: Request, context: Context, latest: Latest | Non
     state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)
     begins = None
     if latest is not None:
-        model.load_state_dict(read_weights_together(latest.checkpoint, parameter_sizes(request.shape)))
+        restore_model(latest.folder, model)
         state = latest.run.state
     elif request.origin is not None:
         begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
@@ -83,43 +67,40 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     engine = Engine(start.model, settings, context.device)
     latest, state = start.latest, start.state
     if latest is not None:
-        restore_engine(latest.checkpoint, engine)
+        restore_engine(latest.folder, engine)
     if context.world.rank == 0:
         write_run_folder(request)
-        describe(request, context, engine, None if latest is None else latest.record)
+        describe(request, context, engine, latest)
         if start.begins is not None:
             context.console.print(start.begins, markup=False, soft_wrap=True)
     micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
     micro_batches.find(state.phase)
     trainer = Trainer(request, context, engine, state, start.skips, micro_batches)
     if latest is not None:
-        trainer.restore(latest.record)
+        trainer.restore(latest)
     return trainer
 
 
-def find_latest(request: Request, context: Context) -> Latest | None:
+def find_latest(request: Request, context: Context) -> Saved | None:
     """Finds the checkpoint to go on from; None for a new run."""
     out = request.out
     if finished_checkpoints(out) and request.resume == "never":
         raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
     checkpoint = newest_whole(out, context.warn)
-    if checkpoint is None:
-        return None
-    record = read_record(checkpoint)
-    return Latest(checkpoint, record, RunRecord.of(record))
+    return None if checkpoint is None else Saved.read(checkpoint)
 
 
 def write_run_folder(request: Request) -> None:
     """Writes what a run folder holds before there is a checkpoint: the recipe as it was understood, the vocabulary."""
     with replacing(request.out / RECIPE) as file:
         file.write(request.recipe.as_toml().encode())
-    for record in request.manifest.tables():
+    for record in request.manifest.tables:
         if Path(record.path).suffix in (".txt", ".json"):
             with replacing(request.out / TOKENIZER / record.path) as file:
                 file.write((request.data / record.path).read_bytes())
 
 
-def describe(request: Request, context: Context, engine: Engine, record: CheckpointRecord | None) -> None:
+def describe(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
     """Prints what is about to happen, in a few lines."""
     world, console, shape = context.world, context.console, request.shape
     count, threads = num_parameters(shape), torch.get_num_threads()
@@ -138,11 +119,11 @@ def describe(request: Request, context: Context, engine: Engine, record: Checkpo
     if note := find_objective(shape).note(shape):
         console.print(note, markup=False)
     steps = [schedule.steps for schedule in build_schedules(request.recipe)]
-    if record is None and (warning := disproportion(request.recipe, request.manifest, steps)):
+    if latest is None and (warning := disproportion(request.recipe, request.manifest, steps)):
         context.warn(warning)
     if request.recipe.compute.compile:
         console.print("the first step compiles the layers, which takes minutes", markup=False)
-    if record is not None:
-        console.print(f"continues after step {record.step:,}", markup=False)
-        for change in what_has_changed(record, request, context, engine):
+    if latest is not None:
+        console.print(f"continues after step {latest.record.step:,}", markup=False)
+        for change in what_has_changed(latest, request, context, engine):
             console.print(f"changed since then: {change}", markup=False, soft_wrap=True)

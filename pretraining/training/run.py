@@ -68,7 +68,7 @@ def run(
             context = Context(world, device, console, control, watch)
             latest = find_latest(request, context)
             if latest is not None:
-                request = continued(request, latest.record)
+                request = continued(request, latest)
             trained = latest is not None and latest.run.is_trained
             with waiting(console, "making the model", world.rank == 0):
                 start = None if trained else find_starting_point(request, context, latest)
@@ -84,7 +84,7 @@ def require_one_request(request: Request) -> None:
     """Raises an error on every rank unless all were started with the same command on the same data."""
     agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
     agree(request.stop_after, "--stop-after")
-    agree(request.origin.content if request.origin else None, f"the model {request.recipe.base_model}")
+    agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
 
 
 def train_through(request: Request, context: Context, start: StartingPoint) -> Trainer:
@@ -92,9 +92,11 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
     while True:
         with waiting(context.console, "getting ready to train", context.world.rank == 0):
             trainer = make_trainer(request, context, start)
-        wrong = what_goes_wrong(trainer)
-        if wrong is None:
+        try:
+            trainer.train()
             return trainer
+        except DivergedError as error:  # which would keep the whole trainer alive, beyond this block
+            wrong = error.skip
         with context.watch.pause():
             leave_out(wrong, request, context, trainer)
             trainer.close()
@@ -102,15 +104,6 @@ def train_through(request: Request, context: Context, start: StartingPoint) -> T
             gc.collect()
             request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
             start = find_starting_point(request, context, find_latest(request, context))
-
-
-def what_goes_wrong(trainer: Trainer) -> Skip | None:
-    """Trains; returns what to leave out, if it comes to that. (An exception would keep the whole trainer alive.)"""
-    try:
-        trainer.train()
-    except DivergedError as error:
-        return error.skip
-    return None
 
 
 def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer) -> None:

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.record import CheckpointRecord, finished_checkpoints, step_of
-from pretraining.checkpoint.state import RunRecord, RunState
-from pretraining.checkpoint.writing import Saver
+from pretraining.checkpoint.loop import Loop, is_due
+from pretraining.checkpoint.record import finished_checkpoints, step_of
+from pretraining.checkpoint.state import RunRecord, RunState, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
@@ -24,8 +24,6 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
-from pretraining.reporting.run_log import RunLog
-from pretraining.training.evaluate import evaluate
 from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.phases import TrainingPhase
@@ -34,7 +32,7 @@ from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
 
-class Trainer:
+class Trainer(Loop):
     """One rank's part of a run, from where it stands to its end."""
 
     def __init__(
@@ -47,8 +45,11 @@ class Trainer:
         micro_batches: MicroBatches,
     ):
         recipe, world = request.recipe, context.world
-        self.request, self.context, self.engine, self.state = request, context, engine, state
-        self.micro_batches = micro_batches
+        ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
+        self.objective = find_objective(request.shape)
+        meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
+        super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
+        self.request, self.state, self.micro_batches = request, state, micro_batches
         self.skips = list(skips)
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
@@ -57,27 +58,16 @@ class Trainer:
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.remaining = RemainingWork(recipe, request.manifest)
-        ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
-        self.objective = find_objective(request.shape)
-        self.meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
-        self.log = RunLog(
-            request.out,
-            context.console,
-            tensorboard=recipe.logging.tensorboard,
-            first_step=state.step + 1 if state.step else 0,
-            active=world.rank == 0,
-        )
-        self.saver = Saver(request.out, recipe.checkpoints, self.log.say)
         self.guard = Guard(world.rank, recipe.guards.spike, scaled=engine.loss_scale is not None)
         profiles = request.profile > 0 and world.rank == 0
         self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
         """number of the batch that follows the last checkpoint within this phase"""
 
-    def restore(self, record: CheckpointRecord) -> None:
+    def restore(self, saved: Saved) -> None:
         """Takes up what a checkpoint says of meters and guards; where the run stands, it knows already."""
-        run = RunRecord.of(record)
-        self.meter.restore(record.rank_states, self.context.world.rank, self.context.world.size)
+        run = saved.run
+        self.meter.restore(saved.record.rank_states, self.context.world.rank, self.context.world.size)
         self.guard.losses.extend(run.logged_losses)
         self.scores, self.base = run.scores, run.base
         self.log.keep(EvaluationRecord.kind, 0 if run.scores is None else run.scores.step)
@@ -105,7 +95,10 @@ class Trainer:
                         self.train_phase()
                     self.saver.finish()
             finally:
-                self.say_what_saving_took(time.monotonic() - begin)
+                if waited := self.saver.stalled:
+                    took = time.monotonic() - begin
+                    share = f"{duration(waited)} of {duration(took)} for saving: {waited / took:.1%}"
+                    self.log.say(f"training waited {share}")
             if not self.is_done:
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
@@ -123,31 +116,24 @@ class Trainer:
         self.meter.begin()
         with phase.batches(self.state) as steps:
             self.evaluate_what_a_stop_left(phase)
-            for batches in steps:
+            for batches, waited in steps:
                 if phase.is_over(self.state):
                     break
                 self.show_progress(phase, f"step {self.state.step + 1:,}")
-                self.train_step(phase, batches)
+                self.train_step(phase, batches, waited)
                 self.after_step(phase, last=phase.is_last_step(self.state))
         self.finish_phase(phase)
 
-    def train_step(self, phase: TrainingPhase, batches: PretrainingBatches) -> None:
+    def train_step(self, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
         """Makes one optimizer step, and notes what it gave."""
         state, world = self.state, self.context.world
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
         seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
+        mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
         result = None
         try:
-            result = train_step(
-                self.engine,
-                batches,
-                learning_rate,
-                seeds,
-                self.objective.loss,
-                mark=self.context.watch.mark,
-                gives_up=self.context.control.asked_anywhere,
-            )
+            result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
         except CollapseError:
@@ -161,14 +147,13 @@ class Trainer:
                 raise self.micro_batches.explain_shortage(phase.number, phase.settings)
         state.advance(batches.sequences, phase.settings.length)
         self.guard.add(state.step, number, result, batches)
-        self.measure(phase, batches, result, learning_rate)
+        self.measure(phase, batches, result)
+        self.meter.step(learning_rate, waited)
         if self.profile is not None:
             with self.context.watch.pause(), self.meter.watch.pause():
                 self.profile.step()
 
-    def measure(
-        self, phase: TrainingPhase, batches: PretrainingBatches, result: StepResult, learning_rate: float
-    ) -> None:
+    def measure(self, phase: TrainingPhase, batches: PretrainingBatches, result: StepResult) -> None:
         """Adds a step to what the next line of the log will say."""
         for batch, losses in zip(batches.micro, result.outputs, strict=True):
             self.meter.add(
@@ -179,7 +164,6 @@ class Trainer:
                 padded=len(batch.lengths) * phase.settings.length,
                 flops=step_flops(self.engine.model.shape, batch.lengths, len(batch.labels)),
             )
-        self.meter.step(learning_rate, batches.waited)
 
     def after_step(self, phase: TrainingPhase, last: bool) -> None:
         """Looks, logs, evaluates and saves where it is time to; what the last step of a phase needs, its end does.
@@ -225,7 +209,7 @@ class Trainer:
             self.evaluate(phase)
         self.state.begin_phase(phase.number + 1)
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
-        self.write_checkpoint()
+        self.write_checkpoint(self.state.step, self.section())
 
     def decide(self, checks: bool) -> Decision:
         """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
@@ -241,14 +225,12 @@ class Trainer:
         if phase.batch_number(self.state.phase_step) != self.batch_saved:
             phase.clock.agree()
             self.save(phase)
-        self.saver.finish()
         if not self.state.step:
             raise StoppedError(f"stopped by {decision.cause} in the first step; the same command begins anew", decision)
-        after = f"after step {self.state.step:,}, and saved"
-        raise StoppedError(f"stopped by {decision.cause} {after}; the same command continues from there", decision)
+        self.end(decision, self.state.step)
 
     def what_is_lost(self) -> str:
-        """What is not in the last checkpoint, for whoever ends the run at once."""
+        """Says how many steps are lost when the run ends at once, since they are in no checkpoint."""
         saved = max((step_of(path) for path in finished_checkpoints(self.request.out)), default=0)
         lost = max(0, self.state.step - saved)
         steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
@@ -289,7 +271,7 @@ class Trainer:
         """Writes what happened since the last line of the log."""
         state, steps = self.state, self.meter.steps
         totals, speed = self.meter.flush(*self.work_left(phase))
-        state.count_pieces(totals["pieces"])
+        state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
         record = StepRecord(
             **figures_of(self.objective, totals, width=5),
@@ -321,16 +303,8 @@ class Trainer:
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
-                self.scores = evaluate(
-                    self.engine,
-                    phase.validation,
-                    micro_batch=phase.micro_batch,
-                    limit=self.request.recipe.evaluation.examples or None,
-                    step=self.state.step,
-                    phase=phase.number + 1,
-                    mark=self.context.watch.mark,
-                    gives_up=self.context.control.asked_anywhere,
-                )
+                mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
+                self.scores = phase.evaluate(self.engine, self.state.step, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         self.log.write(self.scores)
@@ -340,25 +314,10 @@ class Trainer:
         self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved = phase.batch_number(self.state.phase_step)
-        self.write_checkpoint()
+        self.write_checkpoint(self.state.step, self.section())
 
-    def write_checkpoint(self) -> None:
-        """Copies the state, and writes it while training goes on."""
-        request, meter = self.request, self.meter.state()
-        data = DataSummary.of(request.manifest)
-        recipe, losses = request.recipe, list(self.guard.losses)
-        record = RunRecord(self.state, recipe, data, self.scores, losses, self.micro_batches.found, self.base)
-        with self.meter.watch.pause():
-            self.log.sync()
-            self.saver.save(self.engine, self.state.step, record.as_json(), meter)
-
-    def say_what_saving_took(self, seconds: float) -> None:
-        """Tells the share of these seconds in which training waited for saving."""
-        if waited := self.saver.stalled:
-            share = f"{waited / seconds:.1%}"
-            self.log.say(f"training waited {duration(waited)} of {duration(seconds)} for saving: {share}")
-
-
-def is_due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps happens after this one; 0 is never."""
-    return bool(every) and step % every == 0
+    def section(self) -> RunRecord:
+        """The section of a checkpoint's record that says where the run stands."""
+        data, losses = DataSummary.of(self.request.manifest), list(self.guard.losses)
+        found = self.micro_batches.found
+        return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, self.base)

@@ -133,7 +133,9 @@ def test_a_loss_that_is_not_finite(place: Place, zero: int) -> None:
     """Told once, by all ranks together; what was saved is sound."""
     wild = "--phases.0.learning_rate 1e30 --optimizer.clip 0 --checkpoints.every 1 --parallel.zero"
     going = launch(place.command("run", *wild.split(), zero))
-    errors = assert_ended(going, 2, "\nerror: the ", "lower the rate, lengthen its warm-up or clip the gradient")
+    errors = assert_ended(
+        going, 2, "\nerror: the ", "lower the learning rate, lengthen its warm-up or clip the gradient"
+    )
     assert errors.count("warning: the ") == 3
     assert all(
         bool(torch.isfinite(weight).all())

@@ -25,7 +25,7 @@ def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Pla
     assert "sequences of length 48, cut out of examples of 64, " in said
     assert len(records(shorter.folder / "alone", "evaluation")) == 2
     card = (shorter.folder / "alone" / "export" / "README.md").read_text()
-    trained_with = read_toml(card.partition("```toml\n")[2].partition("```")[0])
+    trained_with = read_toml(card.rpartition("```toml\n")[2].partition("```")[0])
     assert [(phase["length"], phase["cut_out_of"]) for phase in trained_with["phases"]] == [(24, 32), (48, 64)]
     assert_well(train(shorter.command("two"), ranks=2))
     assert_same_curve(shorter.folder / "two", shorter.folder / "alone", 1e-4)

@@ -21,7 +21,7 @@ SHORT = ["--phases.1.length", "32"]
 def lengths(folder: Path) -> tuple[int, int]:
     """What the tokenizer lets through, and what the model has positions for; the card says both."""
     length = AutoTokenizer.from_pretrained(folder).model_max_length
-    assert f"| positions | 128, of which {length} were trained |" in (folder / "README.md").read_text()
+    assert f"| longest text it was trained on | {length} pieces |" in (folder / "README.md").read_text()
     return length, AutoConfig.from_pretrained(folder).max_position_embeddings
 
 

@@ -21,7 +21,7 @@ from pretraining.processes.group import disconnect
 from pretraining.processes.stopping import Control, Decision
 from pretraining.reporting import meter as meter_module
 from pretraining.reporting.meter import Meter
-from pretraining.training import evaluate as evaluate_module
+from pretraining.training import phases as phases_module
 from pretraining.training.phases import Clock
 
 
@@ -54,14 +54,15 @@ def measured(device: torch.device) -> dict[str, float]:
 
 def scored(device: torch.device) -> int:
     batch = random_batch([5, 9], SMALL.vocabulary)
-    setattr(evaluate_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
+    setattr(phases_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
     )
-    dataset: Any = None
-    return evaluate_module.evaluate(engine, dataset, micro_batch=2, limit=None, step=1, phase=0).scored_examples
+    phase: Any = SimpleNamespace(validation="held out", micro_batch=2, scored=None, number=0)
+    evaluate = phases_module.TrainingPhase.evaluate
+    return evaluate(phase, engine, 1, mark=lambda: None, gives_up=lambda: False).scored_examples
 
 
 class SimpleBatch:

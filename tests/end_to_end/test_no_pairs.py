@@ -62,8 +62,8 @@ def test_nothing_tells_of_next_sentences(unpaired: Place) -> None:
     for text in (said, (run / "metrics.jsonl").read_text(), (run / "export" / "config.json").read_text()):
         assert not TRACES.search(text), TRACES.search(text)
     card = (run / "export" / "README.md").read_text()
-    assert set(TRACES.findall(card)) == {"sentence", "pooler"}
-    assert "full sentences up to the length, no pairs" in card
+    assert set(TRACES.findall(card)) == {"pooler"}
+    assert 'pairs = "none"' in card
     assert "no trained pooler" in card
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()

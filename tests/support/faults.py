@@ -26,7 +26,7 @@ from pretraining.checkpoint import writing
 from pretraining.engine.engine import Engine
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.bert import Bert
-from pretraining.planning.fitting import Heaviest
+from pretraining.planning.memory import Heaviest
 from pretraining.processes import group, stopping
 from pretraining.training import micro_batch
 from pretraining.training.phases import TrainingPhase
@@ -248,11 +248,11 @@ class Poison:
         """Finds the bad ones."""
         train_step = Trainer.train_step
 
-        def found(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches) -> None:
+        def found(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
             state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
             number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
             self.now, self.micro = here and phase.number == 0 and number == self.number, 0
-            train_step(trainer, phase, batches)
+            train_step(trainer, phase, batches, waited)
             if state.step == self.die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 

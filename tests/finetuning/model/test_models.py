@@ -25,7 +25,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.models import find_model, in_order_of, newest_export
+from finetuning.model.models import find_model, in_order_of, newest_export, notes_on, read_fine_tuned
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import all_checkpoints, read_record, write_record
 from pretraining.huggingface.folders import read_encoder, write_fine_tuned
@@ -49,12 +49,12 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
-    assert (model.found.folder, model.vocabulary, model.head, model.notes) == (bert, VOCABULARY, None, ())
+    assert (model.folder, model.vocabulary, model.head, notes_on(model)) == (bert, VOCABULARY, None, [])
     assert asdict(model.shape) == {**asdict(SHAPE), "positions": 64, "pairs": False}
-    assert model.has_pooler
-    assert same(model.weights, read_encoder(bert)[1])
+    assert "pooler.weight" in model.encoder
+    assert same(model.encoder, read_encoder(bert)[1])
     with pytest.raises(UserError, match=f"{bert}: not fine-tuned for a task"):
-        model.read_fine_tuned()
+        read_fine_tuned(model)
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForQuestionAnswering])
@@ -67,25 +67,25 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     model = find_model(str(tmp_path))
     assert model.head is not None
     assert model.head.architecture == kind.__name__
-    assert model.has_pooler == model.head.has_pooler
-    weights, notes = model.read_fine_tuned()
-    assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.weights)
+    assert ("pooler.weight" in model.encoder) == model.head.has_pooler
+    weights, notes = read_fine_tuned(model)
+    assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
     assert notes == ()
 
 
 def test_a_run_and_its_checkpoints(straight: Path) -> None:
     """The newest checkpoint of a run, or the one that is named; heads of pre-training are left out."""
     model = find_model(str(straight))
-    record, weights = load_checkpoint(straight)
-    assert model.shape == replace(record.shape, pairs=False)
-    assert same(model.weights, {name: value for name, value in weights.items() if "_head." not in name})
-    assert same(model.weights, find_model(str(straight / "export")).weights)
-    assert model.has_pooler
+    saved, weights = load_checkpoint(straight)
+    assert model.shape == replace(saved.record.shape, pairs=False)
+    assert same(model.encoder, {name: value for name, value in weights.items() if "_head." not in name})
+    assert same(model.encoder, find_model(str(straight / "export")).encoder)
+    assert "pooler.weight" in model.encoder
     assert model.head is None
-    assert model.found.summary().name == straight.name
-    assert model.found.trained == 64
+    assert model.summary().name == straight.name
+    assert model.trained == 64
     first = all_checkpoints(straight)[0]
-    assert not same(find_model(str(first)).weights, model.weights)
+    assert not same(find_model(str(first)).encoder, model.encoder)
 
 
 def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
     file = next(newest.glob("weight-*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=f"{file.name}: its SHA-256 is not that of its record"):
-        find_model(str(run)).weights  # noqa: B018
+        find_model(str(run)).encoder  # noqa: B018
     (newest / "DAMAGED").touch()
-    assert find_model(str(run)).found.folder == all_checkpoints(run)[-2]
+    assert find_model(str(run)).folder == all_checkpoints(run)[-2]
 
 
 def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> None:
@@ -107,25 +107,25 @@ def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> No
     record.caller["progress"]["trained_segments"] = 1
     write_record(newest, record)
     model = find_model(str(run))
-    assert not model.has_pooler
-    rows = model.weights["embeddings.segment.weight"]
+    assert "pooler.weight" not in model.encoder
+    rows = model.encoder["embeddings.segment.weight"]
     assert torch.equal(rows[0], rows[1])
 
 
 def test_files_of_a_sentence_model_are_said_to_be_left_out(bert: Path) -> None:
     (bert / "modules.json").write_text("[]")
     (bert / "1_Pooling").mkdir()
-    (note,) = find_model(str(bert)).notes
+    (note,) = notes_on(find_model(str(bert)))
     assert "modules.json, 1_Pooling/" in note
 
 
 def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
-    whole = find_model(str(bert)).weights["embeddings.word.weight"]
+    whole = find_model(str(bert)).encoder["embeddings.word.weight"]
     Vocabulary((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
     model = find_model(str(bert))
-    assert model.notes == (f"{bert}: 38 rows of its embeddings that belong to no piece are left out",)
+    assert notes_on(model) == [f"{bert}: 38 rows of its embeddings that belong to no piece are left out"]
     assert model.shape.vocabulary == 61
-    rows = model.weights["embeddings.word.weight"]
+    rows = model.encoder["embeddings.word.weight"]
     assert rows.shape == (64, 32)
     assert torch.equal(rows[:61], whole[:61])
     assert not rows[61:].any()
@@ -151,7 +151,7 @@ def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note:
     folder = write_bert(tmp_path / name, Vocabulary(pieces, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
-    notes = find_model(str(folder)).notes
+    notes = notes_on(find_model(str(folder)))
     assert len(notes) == (note is not None)
     assert all(line.startswith(f"{folder}: {note}") for line in notes)
 
@@ -171,7 +171,7 @@ def test_the_newest_exported_model_is_taken(tmp_path: Path, monkeypatch: pytest.
     shutil.copytree("build/older", "exported/.newer.tmp")
     for wanted in ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]:
         assert newest_export() == Path(wanted)
-        assert find_model().found.name == wanted
+        assert find_model().name == wanted
         shutil.rmtree(wanted)
     with pytest.raises(UserError, match="there is no exported model here"):
         find_model()
@@ -190,7 +190,7 @@ def find_together(folder: Path, world: World) -> None:
     """A rank that says what it has found in a folder."""
     os.chdir(folder)
     model = find_model()
-    sys.stdout.write(f"{world.rank} {model.found.name} {len(model.weights)}\n")
+    sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)}\n")
 
 
 def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
 FIND = """
 from finetuning.model.models import find_model
 model = find_model("owner/bert")
-print(model.found.on_hub, len(model.weights), model.found.summary().hub_model)
+print(model.on_hub, len(model.encoder), model.summary().hub_model)
 """
 
 
@@ -238,7 +238,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
     model = find_model(str(tmp_path))
-    weights, notes = model.read_fine_tuned(MNLI)
+    weights, notes = read_fine_tuned(model, MNLI)
     assert notes == ()
     batch = probe(model.shape)
     ours = logits_of(model.shape, MNLI, weights, batch)[0]

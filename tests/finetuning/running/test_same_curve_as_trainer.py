@@ -27,7 +27,7 @@ from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch
 from finetuning.ragged import Ragged
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.loop import Run
+from finetuning.running.loop import Tuner
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.sentences import SentenceTask
 from pretraining.engine.precision import set_arithmetic
@@ -65,7 +65,7 @@ class Made:
         return Encoded(sequences, Ragged.even(self.labels[numbers]))
 
 
-class NotedRun(Run):
+class NotedRun(Tuner):
     """A run that notes its losses, and scores nothing."""
 
     losses: list[float]
@@ -139,7 +139,7 @@ def test_the_losses_of_a_whole_run_are_those_of_transformers(kind: str, tmp_path
     config = their_config(replace(SHAPE, dropout=0.0, attention_dropout=0.0), **named)
     model = getattr(transformers, head.architecture)(config).train()
     model.save_pretrained(tmp_path / "model")
-    batches = list(islice(TrainingBatches(items, settings).iterate(0), STEPS))
+    batches = [step for step, _ in islice(TrainingBatches(items, settings).iterate(0), STEPS)]
     assert len(batches) == STEPS
     found = ours(items, tmp_path / "model", settings, tmp_path / "run", context)
     expected = theirs(model, batches, settings, kind)

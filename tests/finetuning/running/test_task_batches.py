@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Sequences
 from finetuning.ragged import Ragged
-from finetuning.running.batches import TaskBatches, TrainingBatches, evaluation_batches, in_thread, split_by_pieces
+from finetuning.running.batches import TaskBatches, TrainingBatches, evaluation_batches, split_by_pieces
 from finetuning.settings import FineTuning
 
 
@@ -45,7 +44,7 @@ def items_of(step: TaskBatches) -> list[int]:
 
 def drawn(count: int, start: int = 0, rank: int = 0, ranks: int = 1, **values: object) -> list[list[int]]:
     batches = TrainingBatches(Counted(count), settings(**values), rank, ranks)
-    return [items_of(step) for step in batches.iterate(start)]
+    return [items_of(step) for step, _ in batches.iterate(start)]
 
 
 @hypothesis.settings(max_examples=40)
@@ -69,10 +68,8 @@ def test_ranks_share_the_batch_of_one_rank(count: int, batch: int, ranks: int, m
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_ranks_meet_in_as_many_micro_batches_and_divide_by_the_same(ranks: int) -> None:
     """A rank without items in a batch, which is smaller than the number of ranks, computes all the same."""
-    steps = [
-        list(TrainingBatches(Counted(13), settings(batch=6, micro_batch=1, epochs=1.0), rank, ranks).iterate(0))
-        for rank in range(ranks)
-    ]
+    own = settings(batch=6, micro_batch=1, epochs=1.0)
+    steps = [[step for step, _ in TrainingBatches(Counted(13), own, rank, ranks).iterate(0)] for rank in range(ranks)]
     for step in zip(*steps, strict=True):
         assert len({len(batches.micro) for batches in step}) == 1
         assert {batches.labels for batches in step} == {sum(len(items_of(batches)) for batches in step)}
@@ -113,20 +110,3 @@ def test_batches_for_evaluation_are_bounded(lengths: list[int]) -> None:
     batches = split_by_pieces(np.arange(len(lengths)), np.array(lengths))
     assert np.array_equal(np.concatenate(batches), np.arange(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[item] for item in batch) <= 8192 for batch in batches)
-
-
-def test_an_error_behind_the_loop_reaches_it() -> None:
-    def broken() -> Iterator[int]:
-        yield 1
-        raise ValueError("no such row")
-
-    values = in_thread(broken(), 4)
-    assert next(values) == 1
-    with pytest.raises(ValueError, match="no such row"):
-        next(values)
-
-
-def test_batches_that_nobody_takes_do_not_keep_the_thread() -> None:
-    values = in_thread(iter(range(10**9)), 2)
-    assert next(values) == 0
-    values.close()

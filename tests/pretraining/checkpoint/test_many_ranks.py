@@ -151,6 +151,6 @@ def test_rank_0_asks_little_while_it_waits_for_the_files_of_others(
         return False
 
     monkeypatch.setattr(Path, "exists", note)
-    save = Save(tmp_path, tmp_path, {}, CheckpointRecord(*[None] * 6), {}, 0.0)  # type: ignore[arg-type]
+    save = Save(tmp_path, tmp_path, {}, CheckpointRecord(*[None] * 6), None, 0.0)  # type: ignore[arg-type]
     assert not saver._others_have_written(save)
     assert len(asked) == 100, "one file in each look, not all that are missing"

@@ -23,7 +23,7 @@ from pretraining.checkpoint.record import (
     read_record,
     write_record,
 )
-from pretraining.engine.engine import Engine
+from pretraining.engine.engine import Engine, LossScaler
 from pretraining.model.shape import Shape
 from pretraining.optimizers.adamw import OPTIMIZER
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_pa
 
 
 @pytest.mark.parametrize("scaler", [{"cur_scale": 4096.0, "cur_iter": 7}, None])
-def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: dict[str, float] | None) -> None:
+def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: LossScaler | None) -> None:
     write_record(tmp_path, CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, scaler, MadeBy(1, 0, "fp16"), {}))
     engine = SimpleNamespace(flat_tensors=[], optimizer=SimpleNamespace(kind=OPTIMIZER), loss_scaler="its own")
     restore_engine(tmp_path, cast(Engine, engine))

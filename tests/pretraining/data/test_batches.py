@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shards import make_shards
 
-from data_prep.common.errors import DamageError
-from data_prep.shards import Manifest, ShardSet, read_shard
-from pretraining.data.batches import Loader, deal, step_batches, validation_batches
+from data_prep.arrow_files import read_shard
+from data_prep.shards import Manifest, ShardSet
+from pretraining.data.batches import deal, step_batches, training_batches, validation_batches
 from pretraining.data.dataset import Dataset
-from pretraining.data.order import BatchOrder, Examples, Order
+from pretraining.data.order import BatchOrder, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 
@@ -177,91 +174,18 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
         assert sums.max() / sums.min() < 1.02
 
 
-class SlowOrder(BatchOrder):
-    """Takes its time, counts its steps, and fails at a step."""
-
-    def __init__(self, dataset: Dataset, seconds: float = 0.0, fails_at: int = 1 << 60) -> None:
-        super().__init__(Order(5, dataset.shard_rows), GLOBAL_BATCH)
-        self.seconds, self.fails_at = seconds, fails_at
-        self.prepared = 0
-
-    def examples(self, step: int) -> Examples:
-        time.sleep(self.seconds)
-        if step >= self.fails_at:
-            raise DamageError("shard-00003.arrow: missing")
-        self.prepared += 1
-        return super().examples(step)
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
-def loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
-
-
-def test_a_loader_gives_the_steps_in_their_order_and_ends(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
+def test_batches_of_training_come_in_the_order_of_their_steps(
+    dataset: Dataset, folder: Path, manifest: Manifest
+) -> None:
     order = order_of(dataset)
-    with Loader(dataset, order, rank=1, ranks=2, accumulation=3, start=4, stop=9) as loader:
-        found = [keys(step.micro) for step in loader]
+    found = [keys(step.micro) for step, _ in training_batches(dataset, order, range(4, 9), 1, 2, 3)]
     other = Dataset(folder, manifest, 32)
     assert found == [keys(step_batches(other, order, step, 1, 2, 3).micro) for step in range(4, 9)]
-    assert not loader_threads()
-
-
-def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
-    order = SlowOrder(dataset)
-    with Loader(dataset, order, depth=3) as loader:
-        assert len(loader_threads()) == 1, "or no test would notice one that is left"
-        wait_until(lambda: order.prepared == 4)  # three are ready and one is held
-        time.sleep(0.1)
-        assert order.prepared == 4
-        next(loader)
-        wait_until(lambda: order.prepared == 5)
-        assert next(loader).waited < 0.5
-
-
-def test_waiting_is_measured(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, seconds=0.3)) as loader:
-        assert 0.4 < sum(step.waited for step in islice(loader, 3)) < 20
-
-
-def test_an_error_comes_where_its_step_would_have_come(dataset: Dataset) -> None:
-    with Loader(dataset, SlowOrder(dataset, fails_at=2)) as loader:
-        assert len(list(islice(loader, 2))) == 2
-        for _ in range(2):  # and again for who asks again
-            with pytest.raises(DamageError, match=r"shard-00003\.arrow: missing"):
-                next(loader)
-    assert not loader_threads()
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
-    order = SlowOrder(dataset, seconds=0.0 if full else 0.2)
-    loader = Loader(dataset, order, depth=1)
-    if full:
-        wait_until(lambda: order.prepared == 2)
-    begin = time.monotonic()
-    loader.close()
-    loader.close()  # does no harm
-    assert time.monotonic() - begin < 2
-    assert not loader_threads()
-    assert order.prepared <= 2
-
-
-def test_an_error_of_the_trainer_closes_the_loader(dataset: Dataset) -> None:
-    with pytest.raises(ZeroDivisionError), Loader(dataset, order_of(dataset)) as loader:
-        assert next(loader).sequences / 0
-    assert not loader_threads()
 
 
 def test_what_does_not_divide_is_a_mistake_of_ours(dataset: Dataset) -> None:
     with pytest.raises(AssertionError):
-        Loader(dataset, order_of(dataset, batch_size=10), ranks=4)
+        step_batches(dataset, order_of(dataset, batch_size=10), 0, ranks=4)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""The model card says how a model came about, with units and without what means nothing; and is a card without it."""
+"""Model cards say how a model came about, with units and without what means nothing; and are cards without it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import metadata_load
+import transformers
+from huggingface_hub import ModelCard, metadata_load
 from support.records import SCORES
 from support.shards import make_shards
+from support.task_models import HEADS, TaskModel
+from support.transformers_models import SHAPE
 
-from data_prep.shards import Manifest
-from pretraining.huggingface.model_card import BaseSummary, DataSummary, Provenance, model_card
+from data_prep.common.toml_text import read_toml
+from data_prep.shards import Manifest, RecordedSettings
+from pretraining.huggingface.model_card import (
+    BaseSummary,
+    DataSummary,
+    Provenance,
+    TaskProvenance,
+    model_card,
+    read_base_model,
+    task_card,
+)
+from pretraining.huggingface.weights import TaskHead
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
+
+FINE_TUNED = TaskProvenance(
+    task="mnli",
+    base=BaseSummary("google-bert/bert-base-uncased", on_hub=True),
+    items={"train": 392702, "dev_matched": 9815},
+    scores={"dev_matched": {"accuracy": 0.8412}},
+    settings={"learning_rate": 3e-5, "seed": 1},
+    licence="mit",
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +55,7 @@ def provenance(manifest: Manifest) -> Provenance:
     return Provenance(
         DataSummary.of(manifest),
         "seed = 7\n",
-        SCORES.figures(),
+        SCORES,
         step=120,
         examples_seen=7040,
         dtype="bf16",
@@ -70,10 +92,8 @@ def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Proven
     text = card(shape, replace(provenance, data=data))
     for part in (
         f"| parameters | {num_parameters(shape):,} |",
-        "| shards-text | 50 |",
-        f"{data.pieces:,} pieces of text in `de`; 15% of the pieces masked, single pieces, 2 times anew; pairs of segm",
-        f"| 32 pieces | {data.examples['32']:,} | {data.examples['32, held out']:,} |",
-        f"`{data.fingerprint}`",
+        f"| layers | {shape.layers} |",
+        f"| vocabulary | {shape.vocabulary:,} |",
         "- optimizer: AdamW; betas 0.9 and 0.999",
         "```toml\nseed = 7\n```",
         "- precision: bf16; weights are kept and gradients added up in fp32",
@@ -84,12 +104,18 @@ def test_the_card_says_how_the_model_came_about(shape: Shape, provenance: Proven
         "| next-sentence accuracy | 55.0% |",
     ):
         assert part in text, part
+    told = read_toml(text.partition("```toml\n")[2].partition("```")[0])
+    assert told["sources"] == {"shards-text": 50}
+    assert told["examples"] == data.examples
+    assert (told["pieces"], told["fingerprint"]) == (data.pieces, data.fingerprint)
+    assert told["settings"] == {name: value for name, value in data.settings.items() if value is not None}
+    assert {"language", "mask_rate", "duplicates", "pairs", "cased"} <= told["settings"].keys()
 
 
 def test_a_length_below_the_positions_is_told(shape: Shape, provenance: Provenance) -> None:
-    assert "| positions | 64 |" in card(shape, provenance)
     text = card(shape, provenance, length=32)
-    assert "| positions | 64, of which 32 were trained |" in text
+    assert "| positions | 64 |" in text
+    assert "| longest text it was trained on | 32 pieces |" in text
     assert "cuts texts at 32 pieces" in text
 
 
@@ -103,29 +129,30 @@ def test_the_command_that_loads_it_fits_the_heads_and_the_place(shape: Shape, pr
 
 def test_what_was_not_given_is_not_told(shape: Shape, provenance: Provenance, tmp_path: Path) -> None:
     data = replace(provenance.data, settings={**provenance.data.settings, "language": None})
-    text = card(shape, replace(provenance, data=data, scores={}))
+    text = card(shape, replace(provenance, data=data, scores=None))
     assert not {"language", "license", "base_model"} & front(text, tmp_path).keys()
-    assert f"{data.pieces:,} pieces of text; 15%" in text
+    assert "language =" not in text
     assert "| licence | not specified |" in text
     assert "## Validation" not in text
 
 
 def test_all_examples_are_counted(manifest: Manifest) -> None:
-    sets = [entry for entry in manifest.content["sets"] if entry["length"] == 32]
-    training, held_out = (sum(e["examples"] for e in sets if e["validation"] == held) for held in (False, True))
+    sets = [entry for entry in manifest.figures if entry.length == 32]
+    training, held_out = (sum(e.examples for e in sets if e.validation == held) for held in (False, True))
     summary = DataSummary.of(manifest)
     assert (summary.examples["32"], summary.examples["32, held out"]) == (training, held_out)
 
 
 def test_a_manifest_without_a_language_has_none(manifest: Manifest) -> None:
-    settings = {name: value for name, value in manifest.content["settings"].items() if name != "language"}
-    assert DataSummary.of(Manifest({**manifest.content, "settings": settings})).settings["language"] is None
+    settings = {name: value for name, value in manifest.settings if name != "language"}
+    other = manifest.model_copy(update={"settings": RecordedSettings(**settings)})
+    assert DataSummary.of(other).settings["language"] is None
 
 
 def test_a_card_of_nothing_known_is_still_a_card(shape: Shape, tmp_path: Path) -> None:
     text = card(shape, length=32)
     assert front(text, tmp_path)["tags"] == ["bert", "fill-mask"]
-    assert "64, of which 32 were used by the tokenizer" in text
+    assert "| longest text | 32 pieces |" in text
     assert "## Data" not in text
     assert "pre-trained with Cloze" not in text
 
@@ -133,8 +160,44 @@ def test_a_card_of_nothing_known_is_still_a_card(shape: Shape, tmp_path: Path) -
 def test_names_from_outside_do_not_break_the_card(shape: Shape, provenance: Provenance, tmp_path: Path) -> None:
     data = replace(provenance.data, sources={"a|b\n# c": 3}, settings={"language": "no"})
     text = card(shape, replace(provenance, data=data, base=BaseSummary("folder: [x]\n---\n# y", on_hub=False)))
-    assert "| a\\|b # c | 3 |" in text
+    assert '"a|b\\n# c" = 3\n' in text
     found = front(text, tmp_path)
     assert found["language"] == "no"
     assert "base_model" not in found
     assert "weights of folder: [x] --- # y." in text
+
+
+def test_a_fine_tuned_model_tells_what_it_was_made_from_and_how_good_it_is(tmp_path: Path) -> None:
+    text = task_card(SHAPE, HEADS["classes"], Path("runs/base/glue/mnli"), 128, FINE_TUNED)
+    (tmp_path / "README.md").write_text(text)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.license, card.data.pipeline_tag) == ("mit", "text-classification")
+    assert read_base_model(tmp_path / "README.md") == "google-bert/bert-base-uncased"
+    for line in [
+        "# BERT for mnli",
+        "fine-tuned with Cloze. Made from google-bert/bert-base-uncased.",
+        "| labels | contradiction, entailment, neutral |",
+        "| longest sequence | 128 pieces |",
+        "[items]\ntrain = 392702\n",
+        "learning_rate = 3e-05\n",
+        "[dev_matched]\naccuracy = 0.8412\n",
+        'model = AutoModelForSequenceClassification.from_pretrained("runs/base/glue/mnli")',
+        "$ python finetuning/predict.py runs/base/glue/mnli",
+    ]:
+        assert line in text
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_every_kind_of_head_has_a_card(head: TaskHead, tmp_path: Path) -> None:
+    """The class that it names is one of transformers; of a path on this machine only the last name is told."""
+    made = TaskProvenance("own", BaseSummary("mini", on_hub=False), pretrained=False)
+    text = task_card(SHAPE, head, tmp_path / "model", 16, made)
+    kind = text.partition("import ")[2].partition(",")[0]
+    assert hasattr(transformers, kind)
+    assert "but not the weights, are those of mini." in text
+    assert str(tmp_path) not in text
+    assert "base_model" not in text
+    sizes = sum(weight.numel() for weight in TaskModel(SHAPE, head).parameters())
+    padding = (SHAPE.padded_vocabulary - SHAPE.vocabulary) * SHAPE.hidden
+    assert f"| parameters | {sizes - padding:,} |" in text
+    assert "## Scores" not in text

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
 from pretraining.optimizers.declaration import optimizers
-from pretraining.planning.cost import Cluster, MicroBatch, Sharing, efficiency, gpu_cluster, step_time
-from pretraining.planning.machines import GPUS, find_network
+from pretraining.planning.cost import Cluster, Exchange, MicroBatch, efficiency, step_time
+from pretraining.planning.machines import GPUS, find_network, gpu_cluster
 from pretraining.planning.memory import count_parameters
 
 names = st.sampled_from(sorted(GPUS))
@@ -32,8 +32,8 @@ def work(size: str = "large", length: int = 128, sequences: int = 64) -> MicroBa
     return MicroBatch.of(shape, "bf16", sequences, statistics.pieces, statistics.flops)
 
 
-def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Sharing:
-    return Sharing.of(count_parameters(Shape.named(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
+def sharing(zero: int = 1, size: str = "large", dtype: Any = "bf16") -> Exchange:
+    return Exchange.of(count_parameters(Shape.named(size, 30522)), zero, dtype, optimizers()["lamb"].traffic)
 
 
 @given(names, kinds, stages, powers, powers, st.floats(1.0, 10.0))

@@ -16,17 +16,18 @@ from rich.console import Console
 from support.recipes import completing
 
 from data_prep.common.errors import UserError
-from data_prep.shards import KEYS, Manifest
+from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
+from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import num_parameters, step_flops
-from pretraining.planning.fitting import Room
-from pretraining.planning.memory import plan_memory
-from pretraining.planning.plan import Plan, build_plan
+from pretraining.planning.memory import Room, plan_memory
+from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
 
 RECIPES = ROOT / "pretraining/recipes"
+GPU = Room(80e9)
 LENGTHS = {32: [20, 32, 32], 128: [60, 100, 128, 128], 512: [100, 300, 512]}
 
 
@@ -45,18 +46,27 @@ def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
     settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15, "pairs": "nsp"}
-    known = {"format": 1, "sets": sets, "files": [], "sources": [], "bytes": 0, "fingerprint": "", "settings": settings}
+    known: dict[str, Any] = {
+        "format": 1,
+        "sets": sets,
+        "files": [],
+        "sources": [],
+        "bytes": 0,
+        "fingerprint": "",
+        "settings": settings,
+    }
     known["vocabulary"] = {"size": 1000, "sha256": "", "cased": False}
+    known["given_vocabulary"] = None
     known["corpus"] = {"documents": 1, "validation_documents": 0}
-    return Manifest({key: {} for key in KEYS} | known)
+    return Manifest(**known)
 
 
-def plan(name: str, **options: Any) -> Plan:
-    ranks = options.setdefault("ranks", 8 if "mini" not in name and "demo" not in name else 2)
-    options.setdefault("dtype", "bf16")
-    options.setdefault("room", Room(80e9))
-    path = RECIPES / f"{name}.toml"
-    return build_plan(load_recipe(path, completing(path), ranks=ranks), **options)
+def plan(
+    name: str, *, dtype: Dtype = "bf16", room: Room = GPU, manifest: Manifest | None = None, **options: Any
+) -> Plan:
+    ranks, path = 8 if "mini" not in name and "demo" not in name else 2, RECIPES / f"{name}.toml"
+    recipe = load_recipe(path, completing(path), ranks=ranks)
+    return build_plan(Target(recipe, manifest, dtype, room, ranks), **options)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,7 @@ def plan(name: str, **options: Any) -> Plan:
     [("bert_base_adam", 109e6, 111e6), ("bert_large_lamb", 335e6, 340e6), ("bert_mini", 11e6, 12e6)],
 )
 def test_parameters_are_those_of_the_paper(name: str, low: float, high: float) -> None:
-    assert low < num_parameters(plan(name).shape) < high
+    assert low < num_parameters(plan(name).target.shape) < high
 
 
 @pytest.mark.parametrize(
@@ -79,22 +89,27 @@ def test_operations_are_those_that_others_count(size: str, length: int, gigaflop
 
 def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: Manifest) -> None:
     """The steps that it names are in the same proportion, make some 40 epochs, and are warned of no more."""
-    for each in manifest.content["sets"]:
-        each.update({name: 1000 * each[name] for name in ("examples", "pieces", "masked")})
-        each["histogram"] = [1000 * count for count in each["histogram"]]
+    figures = []
+    for each in manifest.figures:
+        more = {name: 1000 * getattr(each, name) for name in ("examples", "pieces", "masked")}
+        figures.append(each.model_copy(update={**more, "histogram": [1000 * count for count in each.histogram]}))
+    manifest = manifest.model_copy(update={"figures": figures})
     recipe = load_recipe(RECIPES / "demo.toml", ["--phases.0.steps=90000", "--phases.1.steps=9000"])
-    options: dict[str, Any] = {"ranks": 1, "dtype": "fp32", "room": Room(80e9), "manifest": manifest}
-    [text] = [line for line in (build_plan(recipe, **options).warning or "").splitlines() if "--phases.0.steps" in line]
+
+    def planned(recipe: Recipe) -> Plan:
+        return build_plan(Target(recipe, manifest, "fp32", GPU, 1))
+
+    [text] = [line for line in (planned(recipe).warning or "").splitlines() if "--phases.0.steps" in line]
     words = text.partition(": ")[2].split()
     steps = {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
     assert list(steps) == ["--phases.0.steps", "--phases.1.steps"]
     assert steps["--phases.0.steps"] / steps["--phases.1.steps"] == pytest.approx(10, rel=0.05)
     told = load_recipe(RECIPES / "demo.toml", [f"{name}={count}" for name, count in steps.items()])
-    suited = build_plan(told, **options)
+    suited = planned(told)
     assert suited.warning is None
     assert sum(phase.epochs or 0 for phase in suited.phases) == pytest.approx(40, rel=0.05)
     steps_of_one = ["--phases.0.steps=1", "--phases.1.steps=1", "--phases.0.batch=4000000"]
-    said = build_plan(load_recipe(RECIPES / "demo.toml", steps_of_one), **options).warning or ""
+    said = planned(load_recipe(RECIPES / "demo.toml", steps_of_one)).warning or ""
     assert "smaller batches (--phases.N.batch)" in said
     assert "--phases.0.steps" not in said
 
@@ -112,9 +127,9 @@ def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
 
 def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
     made = plan("bert_mini", manifest=manifest, pieces_per_second=1000.0)
-    assert made.shape.vocabulary == 1000
+    assert made.target.shape.vocabulary == 1000
     for planned in made.phases:
-        assert planned.phase.batch == planned.micro_batch * planned.accumulation * made.ranks
+        assert planned.phase.batch == planned.micro_batch * planned.accumulation * made.target.ranks
         assert planned.steps == planned.phase.steps
         assert planned.sequences == planned.phase.batch * (planned.steps or 0)
         assert planned.pieces == pytest.approx((planned.sequences or 0) * planned.statistics.pieces)
@@ -124,16 +139,16 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
 
 
 def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
-    alone = Manifest({**manifest.content, "settings": {"pairs": "none"}})
+    alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
     with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
-    assert without.shape == replace(with_pairs.shape, pairs=False)
+    assert without.target.shape == replace(with_pairs.target.shape, pairs=False)
     assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
     assert (without.seconds or 0) < (with_pairs.seconds or 0)
 
 
 def test_hours_from_a_matrix_rate() -> None:
     made = plan("bert_large_lamb", flops_per_second=1e15, useful_share=0.6)
-    operations = sum(planned.flops or 0 for planned in made.phases)
+    operations = sum((planned.sequences or 0) * planned.statistics.flops for planned in made.phases)
     assert made.seconds == pytest.approx(operations / (8 * 0.6e15))
     assert 8 * 3600 < (made.seconds or 0) < 12 * 3600
     assert plan("bert_large_lamb").seconds is None
@@ -148,7 +163,7 @@ def test_steps_by_the_clock_follow_from_the_speed() -> None:
 
 def count_padded(made: Plan) -> int:
     """Parameters with the rows and biases that pad the vocabulary."""
-    return num_parameters(made.shape) + (30528 - 30522) * (made.shape.hidden + 1)
+    return num_parameters(made.target.shape) + (30528 - 30522) * (made.target.shape.hidden + 1)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +244,11 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, speed: float | Non
         console = Console(file=io.StringIO(), width=160)
         console.print(render_plan(made))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert f"{num_parameters(made.shape) / 1e6:,.1f}M parameters" in shown
+        assert f"{num_parameters(made.target.shape) / 1e6:,.1f}M parameters" in shown
         assert ("vocabulary of 30,522" in shown) == (data is None)
         for planned in made.phases:
             about = "~" if planned.phase.micro_batch == "auto" else ""
-            sizes = f"{about}{planned.micro_batch} x {about}{planned.accumulation} x {made.ranks}"
+            sizes = f"{about}{planned.micro_batch} x {about}{planned.accumulation} x {made.target.ranks}"
             assert f"{planned.phase.batch:,} = {sizes}" in shown
         guessed = 'a micro-batch with ~ is "auto", an estimate for a GPU of 80 GB; the run finds by trial what fits'
         assert (guessed in shown) == path.stem.startswith(("bert_base", "bert_large", "adapt"))
@@ -252,7 +267,7 @@ def test_what_is_estimated_to_fit_follows_the_memory() -> None:
 def test_more_fits_where_activations_are_computed_again() -> None:
     path, room = RECIPES / "bert_large_lamb.toml", Room(16e9)
     recipe = load_recipe(path, ["--compute.checkpoint_activations", "true"])
-    again = build_plan(recipe, ranks=8, dtype="bf16", room=room)
+    again = build_plan(Target(recipe, None, "bf16", room, 8))
     for planned, kept in zip(again.phases, plan("bert_large_lamb", room=room).phases, strict=True):
         assert planned.micro_batch >= 4 * kept.micro_batch
 
@@ -266,7 +281,7 @@ def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Ma
     assert f"--data {tmp_path / 'nothing'}: no such folder" in lines
     assert sum("does not divide by 3 ranks" in line for line in lines) == 3
 
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest.content))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest.as_json()))
     recipe, read = load_recipe_and_data(path, [], tmp_path)
     assert read is not None
     assert len(recipe.phases) == 3

@@ -7,8 +7,7 @@ import torch
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes.capability import require_code
-from pretraining.processes.group import choose_device
+from pretraining.processes.group import choose_device, require_code
 
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pretraining.processes import environment
 from pretraining.processes.environment import SPINS_ALONE, SPINS_AMONG_OTHERS, prepare_process
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -39,7 +38,7 @@ def test_threads_wait_long_only_where_nobody_else_works(
     looks: tuple[int, ...], spins: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stat = tmp_path / "stat"
-    monkeypatch.setattr(environment, "STAT", stat)
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     if looks:
         stat.write_text(lines(looks[0]))
         monkeypatch.setattr("time.sleep", lambda _: stat.write_text(lines(looks[1])))

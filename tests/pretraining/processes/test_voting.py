@@ -14,8 +14,7 @@ from support.processes import spawn
 from torch import Tensor
 
 from data_prep.common.launchers import find_world
-from pretraining.processes.group import connect, disconnect
-from pretraining.processes.voting import find_greatest
+from pretraining.processes.group import connect, disconnect, find_greatest
 
 
 class Done:

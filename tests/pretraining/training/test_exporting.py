@@ -30,7 +30,7 @@ from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Exported, Source, export, trained_with
+from pretraining.training.exporting import Exportable, Exported, export, trained_with
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monk
     """The folder of a run, whose checkpoint is these weights."""
     summary = DataSummary.of(Manifest.read(data))
 
-    def read_run(run: Path, checkpoint: str | None) -> Source:
+    def read_run(run: Path, checkpoint: str | None) -> Exportable:
         if checkpoint not in (None, "last"):
             raise UserError(f"{run}: no checkpoint {checkpoint}")
-        provenance = Provenance(summary, "seed = 1\n", {}, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
-        return Source(shape, state, data, 32, "mit", vocabulary_sha256=summary.vocabulary, provenance=provenance)
+        made = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
+        return Exportable(shape, state, data, 32, "mit", made=made)
 
     monkeypatch.setattr(exporting, "_read_run", read_run)
     (tmp_path / "run").mkdir()
@@ -80,7 +80,7 @@ def test_a_run_becomes_a_folder(
     assert all(torch.equal(weights[name], state[name]) for name in state)
     card = (tmp_path / "out/README.md").read_text()
     assert "after step 8,601" in card
-    assert "| positions | 64, of which 32 were trained |" in card
+    assert "| longest text it was trained on | 32 pieces |" in card
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 32
     assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 64
 
@@ -190,7 +190,7 @@ def test_a_masked_language_model_of_transformers_is_exported(
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     (theirs / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": said}))
     assert main([str(theirs), "--out", str(out)]) == 0
-    assert ("left out: pooler, half of what predicts next sentences" in capsys.readouterr().out) == pooler
+    assert ("left out: pooler, half of the head for next sentences" in capsys.readouterr().out) == pooler
     kind: Any = BertForMaskedLM
     model, report = kind.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())
@@ -198,7 +198,7 @@ def test_a_masked_language_model_of_transformers_is_exported(
     assert all(torch.equal(weight, wanted[name]) for name, weight in model.state_dict().items())
     assert AutoTokenizer.from_pretrained(out).model_max_length == length
     card = (out / "README.md").read_text()
-    assert ("| positions | 40, of which 24 were used by the tokenizer |" in card) == (length == 24)
+    assert f"| longest text | {length} pieces |" in card
     assert "AutoModelForMaskedLM.from_pretrained" in card
 
 

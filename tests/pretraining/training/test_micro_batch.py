@@ -16,8 +16,7 @@ from pretraining.data.batches import full_sequences
 from pretraining.engine.engine import is_shortage
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.planning.fitting import Heaviest, largest_that_fits
-from pretraining.planning.memory import plan_activations
+from pretraining.planning.memory import Heaviest, largest_that_fits, plan_activations
 from pretraining.training import micro_batch
 from pretraining.training.micro_batch import fits_in_trial, memory_to_reserve
 

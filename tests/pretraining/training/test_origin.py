@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +14,14 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, BertModel
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.checkpoint.models import Model
 from pretraining.checkpoint.state import RunState
 from pretraining.config.base import sizes_of
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
-from pretraining.training.origin import Origin, begin_with, extended
+from pretraining.training.origin import begin_with, difference, extended
 
 BASE = Vocabulary(PIECES, cased=False)
 MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
@@ -26,8 +29,9 @@ MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
 
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
     """A new model with the weights of a folder, and what was said of it."""
-    origin = Origin.open(str(folder))
-    shape = Shape(**{**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions})
+    origin = Model.open(str(folder))
+    sizes: dict[str, Any] = {**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
+    shape = Shape(**sizes)
     model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
 
@@ -77,7 +81,7 @@ def test_an_encoder_without_heads(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     BertModel.from_pretrained(bert).save_pretrained(tmp_path / "encoder")
     with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"):
-        Origin.open(str(tmp_path / "encoder"))
+        Model.open(str(tmp_path / "encoder"))
     BASE.write(tmp_path / "encoder")
     model, said = begun(tmp_path / "encoder", MORE)
     assert "anew: masked head, next-sentence head, 3 pieces" in said
@@ -88,27 +92,27 @@ def test_more_pieces_than_rows_are_refused(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     MORE.write(bert)
     with pytest.raises(UserError, match="102 pieces, but the model has only 99"):
-        Origin.open(str(bert))
+        Model.open(str(bert))
 
 
 def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
-    origin = Origin.open(str(write_bert(tmp_path / "bert", BASE)))
-    assert origin._difference(BASE, BASE) is None
-    assert origin._difference(MORE, BASE) is None
+    origin = Model.open(str(write_bert(tmp_path / "bert", BASE)))
+    assert difference(origin, BASE) is None
+    assert difference(origin, MORE) is None
     said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
-    assert origin._difference(swapped(BASE, 20, 30), BASE) == said
-    assert "the data only the first 99 of them" in str(origin._difference(BASE, MORE))
+    assert difference(origin, swapped(BASE, 20, 30)) == said
+    assert "the data only the first 99 of them" in str(difference(replace(origin, vocabulary=MORE), BASE))
     assert "puts text into lower case, that of the data keeps" in str(
-        origin._difference(Vocabulary(PIECES, cased=True), BASE)
+        difference(origin, Vocabulary(PIECES, cased=True))
     )
 
 
 def test_text_was_as_long_as_the_tokenizer_lets_through(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
-    assert Origin.open(str(bert)).trained == 64
+    assert Model.open(str(bert)).trained == 64
     config = bert / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
-    assert (Origin.open(str(bert)).trained, Origin.open(str(bert)).known) == (48, 64)
+    assert (Model.open(str(bert)).trained, Model.open(str(bert)).known) == (48, 64)
 
 
 def test_means() -> None:

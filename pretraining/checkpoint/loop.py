@@ -1,0 +1,57 @@
+"""The part that the loops of pre-training and fine-tuning share: the log, checkpoints, and stopping in good order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from pretraining.checkpoint.writing import Saver, Section
+from pretraining.config.settings import Checkpoints, Logging
+from pretraining.engine.engine import Engine
+from pretraining.processes.context import Context
+from pretraining.processes.stopping import Decision, StoppedError
+from pretraining.reporting.meter import Meter
+from pretraining.reporting.run_log import RunLog
+
+
+class Loop:
+    """One rank's part of a training that logs, saves and stops in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        context: Context,
+        engine: Engine,
+        meter: Meter,
+        step: int,
+        logging: Logging,
+        checkpoints: Checkpoints,
+    ) -> None:
+        """`step` is the last that is done: what the log says of later ones will be written again."""
+        self.context, self.engine, self.meter = context, engine, meter
+        self.log = RunLog(
+            folder,
+            context.console,
+            tensorboard=logging.tensorboard,
+            first_step=step + 1 if step else 0,
+            active=context.world.rank == 0,
+            name=context.run,
+        )
+        self.saver = Saver(folder, checkpoints, self.log.say)
+
+    def write_checkpoint(self, step: int, section: Section) -> None:
+        """Copies the state, and writes it while training goes on."""
+        with self.meter.watch.pause():
+            self.log.sync()
+            self.saver.save(self.engine, step, section, self.meter.state())
+
+    def end(self, decision: Decision, step: int, name: str = "") -> NoReturn:
+        """Ends a run before its end, once what it has saved is written."""
+        self.saver.finish()
+        stopped = f"{name}stopped by {decision.cause} after step {step:,}, and saved"
+        raise StoppedError(f"{stopped}; the same command continues from there", decision)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps happens after this one; 0 is never."""
+    return bool(every) and step % every == 0
