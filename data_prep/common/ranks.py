@@ -24,6 +24,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats, tell_supervisor
 from data_prep.common.launchers import mpi_rank, mpi_size
 
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 PATIENCE = 10.0
@@ -118,20 +119,14 @@ def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> N
     print(f"{name}{text}", file=sys.stderr, flush=True)
 
 
-class OnRank:
-    """A function that another rank calls for rank 0: a fault of the code is told with the rank and its host."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, task: Any) -> Any:
-        """Calls the function; raises RankError where it fails by a fault of the code."""
-        try:
-            return self._function(task)
-        except UserError:
-            raise
-        except Exception:
-            raise RankError(f"rank {mpi_rank()} on {socket.gethostname()}:\n{traceback.format_exc()}") from None
+def on_rank(function: Callable[[Task], Result], task: Task) -> Result:
+    """Does a task of rank 0 on another rank; a fault of the code is told with the rank and its host."""
+    try:
+        return function(task)
+    except UserError:
+        raise
+    except Exception:
+        raise RankError(f"rank {mpi_rank()} on {socket.gethostname()}:\n{traceback.format_exc()}") from None
 
 
 class RankError(Exception):

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_size
-from data_prep.common.ranks import Meeting, OnRank, serving_ranks
+from data_prep.common.ranks import Meeting, on_rank, serving_ranks
 from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
 
 Task = TypeVar("Task")
@@ -50,7 +51,7 @@ class Workers:
                 yield task, function(task)
             return
         waiting: dict[Future[Result], tuple[Task, Lane]] = {}
-        call = function if self._meeting is None else OnRank(function)
+        call = function if self._meeting is None else partial(on_rank, function)
         try:
             for task in tasks:
                 lane = min(self._lanes, key=lambda lane: lane.waiting / lane.room)

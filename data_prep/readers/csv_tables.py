@@ -65,8 +65,8 @@ def _rows(span: Span) -> Rows:
     tabs = unpacked_name(Path(span.path)).lower().endswith(".tsv")
     parts = "\t" if tabs else delimiter_of(header)
 
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    table = csv.reader(itertools.chain([header], lines), delimiter=parts, quoting=quoting, strict=True)
+    rows = itertools.chain([header], lines)
+    table = csv.reader(rows, delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
     while True:
         number = table.line_num + 1
         try:

@@ -213,15 +213,14 @@ def hub_items(name: str, mirror: str | None) -> list[Item]:
 def fetch_and_remember(client: Client, item: Item) -> None:
     """Fetches a file whose checksum nobody says, and compares it with the first that was fetched of it."""
     record = item.path.with_name(item.path.name + ".sha256")
-    if item.checksum or not record.exists():
-        Download(client, item).run()
-    else:
+    if record.exists():
         known = record.read_text().partition(" ")[0]
         if not re.fullmatch(r"[0-9a-f]{64}", known):
             raise UserError(f"{record}: no checksum; delete it, and the same command writes it anew")
         said = f"by {record}, of the first download; delete that if the file was published anew"
-        Download(client, replace(item, checksum=known, said=said)).run()
-    if not item.checksum and not record.exists():
+        item = replace(item, checksum=known, said=said)
+    Download(client, item).run()
+    if not record.exists():
         with replacing(record) as file:
             file.write(f"{sha256(item.path)}  {item.path.name}\n".encode())
 
