@@ -18,21 +18,20 @@ if __name__ == "__main__":
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Group
 from rich.table import Table
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
-from finetuning.places import RESULTS
+from finetuning.results import RESULTS, TaskResult
 
-Result = Mapping[str, Any]
-"""What results.json says of a task; nothing where it has no such task."""
+RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
 
 
 @dataclass(frozen=True)
@@ -43,32 +42,22 @@ class Compare:
     """Folders with results of run_glue.py, run_squad.py, run_swag.py, run_ner.py or run_task.py."""
 
 
-def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
+def read_results(folder: Path) -> dict[str, TaskResult]:
     """The results of a command by their tasks."""
     folder = folder.parent if folder.name == RESULTS and folder.is_file() else folder
     try:
-        results: dict[str, dict[str, Any]] = read_json(folder / RESULTS)
+        content = read_json(folder / RESULTS)
     except FileNotFoundError:
         raise UserError(f"{folder}: no {RESULTS}; name the folder that a command of finetuning/ had as --out") from None
-    if isinstance(results, dict) and "metric" in results:
+    if isinstance(content, dict) and "metric" in content:
         raise UserError(f"{folder}: the results of one task or run alone; name the folder above it")
-    if not isinstance(results, dict) or not results or not all(map(_is_result, results.values())):
+    try:
+        results = RESULTS_OF_TASKS.validate_python(content)
+    except ValidationError:
+        results = {}
+    if not results:
         raise UserError(f"{folder / RESULTS}: no results of a command of finetuning/, or damaged; run it again")
     return results
-
-
-def _is_result(task: Any) -> bool:
-    """Whether something has the parts of a task's results that are read here."""
-    if not isinstance(task, dict) or not isinstance(task.get("metric"), str) or not isinstance(task.get("runs"), dict):
-        return False
-    score, tables = task.get("score"), [task.get(name, {}) for name in ("scores", "spreads", "data")]
-    if not all(isinstance(table, dict) for table in (*tables, *task["runs"].values())):
-        return False
-    if not all(isinstance(figures, dict) for table in tables[:2] for figures in table.values()):
-        return False
-    spreads = [figure for figures in tables[1].values() for figure in figures.values()]
-    numbers = all(each is None or isinstance(each, (int, float)) for each in (score, *spreads))
-    return numbers and (score is None or math.isfinite(score))
 
 
 def compared(folders: tuple[Path, ...]) -> Group:
@@ -79,15 +68,15 @@ def compared(folders: tuple[Path, ...]) -> Group:
             "no folder is named; name those that commands of finetuning/ had as --out:\n"
             "    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
         )
-    every = [read_scores(folder) for folder in folders]
+    every = [read_results(folder) for folder in folders]
     table, notes = Table(box=None, pad_edge=False), []
     for name in ("task", "metric"):
         table.add_column(name)
     for name in [*distinct(folders), *["difference", "by chance"] * (len(folders) > 1)]:
         table.add_column(name, justify="right")
     for task in dict.fromkeys(task for results in every for task in results):
-        found = [results.get(task, {}) for results in every]
-        metric = next(result["metric"] for result in found if result)
+        found = [results.get(task) for results in every]
+        metric = next(result.metric for result in found if result)
         scores = [*map(_spelled, found), *(_difference(found[0], found[-1]) if len(folders) > 1 else ())]
         table.add_row(task, metric, *scores)
         for name, other in zip(distinct(folders)[1:], found[1:], strict=True):
@@ -98,41 +87,39 @@ def compared(folders: tuple[Path, ...]) -> Group:
     return Group(table, *notes)
 
 
-def _spelled(result: Result) -> str:
+def _spelled(result: TaskResult | None) -> str:
     """The score of a task in a folder."""
-    score = result.get("score")
-    return "" if score is None else f"{100 * score:.1f}"
+    return "" if result is None or result.score is None else f"{100 * result.score:.1f}"
 
 
-def _difference(first: Result, last: Result) -> tuple[str, str]:
+def _difference(first: TaskResult | None, last: TaskResult | None) -> tuple[str, str]:
     """How far two scores are apart, and what of it may be chance: the standard errors of both together. Models that
     were asked about the same items differ less by chance, so that it is rather too much."""
-    before, after, spreads = first.get("score"), last.get("score"), [_spread(each) for each in (first, last)]
-    if before is None or after is None or find_unlike(first, last):
+    if not first or not last or first.score is None or last.score is None or find_unlike(first, last):
         return "", ""
-    difference = after - before
-    if None in spreads:
+    difference = last.score - first.score
+    one, other = (each.spread_of(first_split(each), each.metric) for each in (first, last))
+    if one is None or other is None:
         return f"{100 * difference:+.1f}", ""
-    chance = math.hypot(*spreads)
+    chance = math.hypot(one, other)
     return f"{100 * difference:+.1f}", f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
 
 
-def _spread(result: Result) -> Any:
-    """The standard error of the score of a task; None in results of earlier versions."""
-    split = next(iter(result.get("scores", {})), "")
-    return result.get("spreads", {}).get(split, {}).get(result.get("metric", ""))
+def first_split(result: TaskResult) -> str:
+    """The split by which runs are compared."""
+    return next(iter(result.scores), "")
 
 
-def find_unlike(first: Result, other: Result) -> list[str]:
+def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]:
     """What two results of a task do not have alike, so that their difference tells nothing of the models."""
-    if first.get("score") is None or other.get("score") is None:
+    if not first or not other or first.score is None or other.score is None:
         return []
-    faults = [f"{first['metric']} and {other['metric']}"] if first["metric"] != other["metric"] else []
-    split = next(iter(first.get("scores", {})), "")
-    items = [each.get("data", {}).get(split) for each in (first, other)]
+    faults = [f"{first.metric} and {other.metric}"] if first.metric != other.metric else []
+    split = first_split(first)
+    items = [each.data.get(split) for each in (first, other)]
     if None not in items and items[0] != items[1]:
         faults.append(f"other items in {split} ({items[0]}, and {items[1]})")
-    runs = [sum(run.get("score") is not None for run in each["runs"].values()) for each in (first, other)]
+    runs = [sum(run.score is not None for run in each.runs.values()) for each in (first, other)]
     if runs[0] != runs[1]:
         faults.append(" and ".join("one run" if count == 1 else f"the best of {count} runs" for count in runs))
     return faults

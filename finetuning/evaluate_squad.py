@@ -25,7 +25,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
-from finetuning.tasks.squad_rules import Numbers, Squad, evaluate_1, evaluate_2, read_by_id, read_squad
+from finetuning.tasks.squad_rules import Numbers, SquadFile, evaluate_1, evaluate_2, read_by_id, read_squad
 
 NAMED = 3
 """How many ids of a kind are named."""
@@ -76,7 +76,7 @@ def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
     return evaluate_2(squad.questions, predictions, odds, wanted.na_prob_thresh), notes
 
 
-def _compare(squad: Squad, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
+def _compare(squad: SquadFile, given: dict[str, str] | dict[str, float]) -> tuple[list[str], list[str]]:
     """The ids of questions that nothing is given for, and those given that no question has."""
     asked = {question.id for question in squad.questions}
     return [question.id for question in squad.questions if question.id not in given], [*(given.keys() - asked)]

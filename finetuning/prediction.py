@@ -30,14 +30,14 @@ from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.model.serving import ServedModel, check_int8
-from finetuning.places import MODEL
 from finetuning.ragged import Ragged
-from finetuning.running.feature_folder import has_features, read_features
+from finetuning.results import MODEL
+from finetuning.running.base import has_features, read_features
 from finetuning.running.outputs import in_order, logits_in_batches
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.scores import answers, probabilities
 from finetuning.tasks.sentences import SentenceItems
-from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.config.settings import Dtype
@@ -140,7 +140,7 @@ class FineTuned:
 
     def fields(self, first: Row | None = None) -> tuple[str, ...]:
         """The names of the texts of a row. Where the folder does not say, the first row tells how many there are."""
-        return self._use.fields or self._use.usual_fields(first)
+        return self._use.fields(first)
 
     def texts(self, row: Row, fields: Sequence[str]) -> Texts:
         """Finds the texts of these fields in a row; UserError where they are not there."""
@@ -170,19 +170,16 @@ class _Use(ABC):
     usual: ClassVar[tuple[str, ...]] = ()
     """What fields are called where task.json does not say."""
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return tuple(self.task.get("fields", ()))
+    def fields(self, first: Row | None) -> tuple[str, ...]:
+        return tuple(self.task.get("fields", ())) or self.usual_fields(first)
 
     def usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
-        """What fields are called where task.json does not say."""
+        """What fields are called where task.json does not say, but a first row may."""
         return self.usual
 
     def texts(self, row: Row, fields: Sequence[str]) -> Texts:
         if isinstance(row, Mapping):
-            if missing := [name for name in fields if name not in row]:
-                raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
-            row = [row[name] for name in fields]
+            row = values_of(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
         if len(texts) != len(fields):
             raise UserError(f"{count(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
@@ -195,6 +192,13 @@ class _Use(ABC):
 
     @abstractmethod
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]: ...
+
+
+def values_of(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any]:
+    """The values of these fields in a row; UserError where one is not there."""
+    if missing := [name for name in fields if name not in row]:
+        raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
+    return [row[name] for name in fields]
 
 
 def count(things: Sequence[object], name: str) -> str:
@@ -213,12 +217,11 @@ class _Sentences(_Use):
     usual = ("text", "text_pair")
 
     def usual_fields(self, first: Row | None) -> tuple[str, ...]:
-        pair = (
-            self.usual[1] in first
-            if isinstance(first, Mapping)
-            else not isinstance(first, str | None) and len(first) > 1
-        )
-        return self.usual[: 1 + pair]
+        if isinstance(first, Mapping):
+            is_pair = self.usual[1] in first
+        else:
+            is_pair = not isinstance(first, str | None) and len(first) > 1
+        return self.usual[: 1 + is_pair]
 
     def items(self, rows: Sequence[Texts]) -> Items:
         return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
@@ -245,14 +248,12 @@ class _Choice(_Use):
     def usual_fields(self, first: Row | None) -> tuple[str, ...]:
         if isinstance(first, Mapping):
             return tuple(first)
-        return (
-            "text",
-            *(f"choice{number}" for number in range(1 if isinstance(first, str | None) else len(first) - 1)),
-        )
+        choices = 1 if isinstance(first, str | None) else len(first) - 1
+        return ("text", *(f"choice{number}" for number in range(choices)))
 
     def items(self, rows: Sequence[Texts]) -> Items:
         before, *others = zip(*rows, strict=True)
-        begun = [] if self.fields else [("",) * len(rows)]
+        begun = [] if "fields" in self.task else [("",) * len(rows)]
         return Endings(self.cutter, self.settings.length, (before, *begun, *others), None)
 
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
@@ -270,11 +271,11 @@ class _Spans(_Use):
 
     usual = ("question", "context")
 
-    def items(self, rows: Sequence[Texts]) -> Windows:
-        return Windows([(question, context) for question, context in rows], self.cutter, self.settings)
+    def items(self, rows: Sequence[Texts]) -> TextWindows:
+        return TextWindows([(question, context) for question, context in rows], self.cutter, self.settings)
 
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
-        assert isinstance(items, Windows)
+        assert isinstance(items, TextWindows)
         threshold = self.task.get("threshold")
         found = []
         for each in find_answers(items, outputs, optional=threshold is not None):
@@ -293,9 +294,7 @@ class _Tags(_Use):
 
     def texts(self, row: Row, fields: Sequence[str]) -> Texts:
         if isinstance(row, Mapping):
-            if fields[0] not in row:
-                raise UserError(f"no field {fields[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
-            row = row[fields[0]]
+            (row,) = values_of(row, fields[:1])
         words = row.split() if isinstance(row, str) else row
         if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{fields[0]!r} should be a text or a list of words")

@@ -16,40 +16,28 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from pretraining.processes.environment import begin_rank
+
+    begin_rank(small_steps=True)
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-from pretraining.processes.environment import outlive_mpirun, prepare_process
-
-prepare_process(small_steps=True)
-if __name__ == "__main__":
-    outlive_mpirun()  # before PyTorch starts threads
 
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from finetuning.inputs import Cutter
-from finetuning.places import PREDICTIONS
-from finetuning.session.command import Command, find_data
-from finetuning.session.session import main
-from finetuning.settings import FineTuning
-from finetuning.tasks.glue import TASKS, find_glue, open_glue
-from finetuning.tasks.submission import write_submission
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.ending import exit_now
+from finetuning.results import PREDICTIONS
+from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.session.session import run
+from finetuning.tasks.glue import TASKS, find_glue, open_glue, write_submission
+from finetuning.tasks.task import Setup, Task
 
 SUBMISSION = "submission.zip"
 
 
 @dataclass(frozen=True)
-class RunGlue(Command):
+class RunGlue(TuningFlags):
     """Fine-tunes a model on the tasks of GLUE; every value of the recipe can be given as --section.key VALUE."""
-
-    suite: ClassVar[str] = "glue"
-    recipes: ClassVar[tuple[str, str]] = ("glue", "miniature")
 
     task: tuple[str, ...] = ()
     """cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (default: all that are found)."""
@@ -64,7 +52,10 @@ class RunGlue(Command):
     faults: list[str] = field(default_factory=list, init=False)
     """What is wrong with the tasks that are left out."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+    def suite(self) -> Suite:
+        return Suite("glue", "glue", "miniature")
+
+    def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the tasks that were asked for, or of all that are there."""
         data = find_data(self.data, "glue")
         names = self.task or find_glue(data)
@@ -73,7 +64,7 @@ class RunGlue(Command):
         tasks: list[Task] = []
         for name in names:
             try:
-                tasks.append(open_glue(name, data, cutter, settings, trained))
+                tasks.append(open_glue(name, data, setup))
             except UserError as error:
                 if not self.keep_going:
                     raise
@@ -105,4 +96,4 @@ class RunGlue(Command):
 
 
 if __name__ == "__main__":
-    exit_now(main(RunGlue, sys.argv[1:], "run_glue.py"))
+    run(RunGlue)

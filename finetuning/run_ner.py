@@ -15,30 +15,24 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from pretraining.processes.environment import begin_rank
+
+    begin_rank(small_steps=True)
 
 from dataclasses import dataclass
 
-from pretraining.processes.environment import outlive_mpirun, prepare_process
-
-prepare_process(small_steps=True)
-if __name__ == "__main__":
-    outlive_mpirun()  # before PyTorch starts threads
-
-from finetuning.inputs import Cutter
-from finetuning.session.command import Command, find_data
-from finetuning.session.session import main
-from finetuning.settings import FineTuning, LayerChoice
+from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.session.session import run
+from finetuning.settings import LayerChoice
 from finetuning.tasks.ner import open_ner
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.ending import exit_now
+from finetuning.tasks.task import Setup, Task
 
 CURE = "put the train.txt, valid.txt and test.txt of CoNLL-2003, which may not be given on, into data/ner"
 """What a user can do who has no data."""
 
 
 @dataclass(frozen=True)
-class RunNer(Command):
+class RunNer(TuningFlags):
     """Fine-tunes a model for names; every value of the recipe can be given as --section.key VALUE."""
 
     data: Path | None = None
@@ -49,24 +43,20 @@ class RunNer(Command):
     features: LayerChoice = ""
     """Train a BiLSTM on the frozen activations of these layers, instead of the whole model."""
 
-    @property
-    def suite(self) -> str:  # type: ignore[override]
-        return "ner" + f"-{self.features}" * bool(self.features)
-
-    @property
-    def recipes(self) -> tuple[str, str]:  # type: ignore[override]
-        name = "ner_features" if self.features else "ner"
-        return name, name
+    def suite(self) -> Suite:
+        if self.features:
+            return Suite(f"ner-{self.features}", "ner_features")
+        return Suite("ner", "ner")
 
     def overrides(self) -> list[str]:
         """The settings that the command's own flags stand for."""
         own = ["--tags.document_context=true"] * self.document_context
         return [*super().overrides(), *own, *[f"--features.layers={self.features}"] * bool(self.features)]
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+    def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""
-        return [open_ner(find_data(self.data, "ner", CURE), cutter, settings, trained)]
+        return [open_ner(find_data(self.data, "ner", CURE), setup)]
 
 
 if __name__ == "__main__":
-    exit_now(main(RunNer, sys.argv[1:], "run_ner.py"))
+    run(RunNer)

@@ -15,34 +15,27 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from pretraining.processes.environment import begin_rank
+
+    begin_rank(small_steps=True)
 
 import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from pretraining.processes.environment import outlive_mpirun, prepare_process
-
-prepare_process(small_steps=True)
-if __name__ == "__main__":
-    outlive_mpirun()  # before PyTorch starts threads
-
 from data_prep.common.errors import UserError
 from finetuning.files.splits import find_splits
-from finetuning.inputs import Cutter
-from finetuning.session.command import Command, find_data
-from finetuning.session.session import main
-from finetuning.settings import FineTuning
+from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.session.session import run
 from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.ending import exit_now
+from finetuning.tasks.task import Setup, Task
 
 HELD_OUT = 0.1
 """Share of the questions that is kept from training and scored where there is no dev file."""
 
 
 @dataclass(frozen=True)
-class RunSquad(Command):
+class RunSquad(TuningFlags):
     """Fine-tunes a model on SQuAD; every value of the recipe can be given as --section.key VALUE."""
 
     version: Literal["1.1", "2.0"] = "1.1"
@@ -60,24 +53,18 @@ class RunSquad(Command):
     strict: bool = False
     """Refuse a file with an answer that is not at its offset, instead of leaving that out."""
 
-    @property
-    def suite(self) -> str:  # type: ignore[override]
-        return f"squad-{self.version}"
+    def suite(self) -> Suite:
+        return Suite(f"squad-{self.version}", f"squad{self.version[0]}")
 
-    @property
-    def recipes(self) -> tuple[str, str]:  # type: ignore[override]
-        name = "squad1" if self.version == "1.1" else "squad2"
-        return name, name
-
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+    def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""
-        train = self.train or self._find("train", needed=trained is None)
+        train = self.train or self._find("train", needed=setup.trained is None)
         if self.hold_out and self.dev:
             raise UserError("--hold-out and --dev: both say what is scored; choose one")
         dev = self.dev or (None if self.hold_out else self._find("dev", needed=False))
         train = train or dev  # of a model that is scored alone
         held_out = self.hold_out or (HELD_OUT if dev is None else 0.0)
-        return [open_squad(self.version, train, dev, cutter, settings, strict=self.strict, held_out=held_out)]
+        return [open_squad(self.version, train, dev, setup, strict=self.strict, held_out=held_out)]
 
     def _find(self, split: str, needed: bool) -> Path | None:
         """The file of a split in the folder of data, without which only a file that is named is enough."""
@@ -98,4 +85,4 @@ class RunSquad(Command):
 
 
 if __name__ == "__main__":
-    exit_now(main(RunSquad, sys.argv[1:], "run_squad.py"))
+    run(RunSquad)

@@ -14,40 +14,32 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from pretraining.processes.environment import begin_rank
+
+    begin_rank(small_steps=True)
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from pretraining.processes.environment import outlive_mpirun, prepare_process
-
-prepare_process(small_steps=True)
-if __name__ == "__main__":
-    outlive_mpirun()  # before PyTorch starts threads
-
-from finetuning.inputs import Cutter
-from finetuning.session.command import Command, find_data
-from finetuning.session.session import main
-from finetuning.settings import FineTuning
+from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.session.session import run
 from finetuning.tasks.swag import open_swag
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.ending import exit_now
+from finetuning.tasks.task import Setup, Task
 
 
 @dataclass(frozen=True)
-class RunSwag(Command):
+class RunSwag(TuningFlags):
     """Fine-tunes a model on SWAG; every value of the recipe can be given as --section.key VALUE."""
-
-    suite: ClassVar[str] = "swag"
-    recipes: ClassVar[tuple[str, str]] = ("swag", "swag")
 
     data: Path | None = None
     """Folder with train.csv, val.csv and test.csv (default: data/swag, then swag in CLOZE_DATA)."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+    def suite(self) -> Suite:
+        return Suite("swag", "swag")
+
+    def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""
-        return [open_swag(find_data(self.data, "swag"), cutter, settings, trained)]
+        return [open_swag(find_data(self.data, "swag"), setup)]
 
 
 if __name__ == "__main__":
-    exit_now(main(RunSwag, sys.argv[1:], "run_swag.py"))
+    run(RunSwag)

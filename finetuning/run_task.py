@@ -14,45 +14,38 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from pretraining.processes.environment import begin_rank
+
+    begin_rank(small_steps=True)
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pretraining.processes.environment import outlive_mpirun, prepare_process
-
-prepare_process(small_steps=True)
-if __name__ == "__main__":
-    outlive_mpirun()  # before PyTorch starts threads
+from typing import Annotated
 
 import tyro
 
 from data_prep.common.errors import UserError
-from finetuning.inputs import Cutter
-from finetuning.session.command import Command
-from finetuning.session.session import main
-from finetuning.settings import FineTuning
+from finetuning.session.flags import Suite, TuningFlags
+from finetuning.session.session import run
 from finetuning.tasks.own import open_own
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
-from pretraining.processes.ending import exit_now
+from finetuning.tasks.task import Setup, Task
 
 
 @dataclass(frozen=True)
-class RunTask(Command):
+class RunTask(TuningFlags):
     """Fine-tunes a model on tasks of your own; every value of the recipe can be given as --section.key VALUE."""
-
-    suite: ClassVar[str] = "own"
-    recipes: ClassVar[tuple[str, str]] = ("own", "miniature")
 
     tasks: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """TOML files that describe tasks, at least one."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
+    def suite(self) -> Suite:
+        return Suite("own", "own", "miniature")
+
+    def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the tasks."""
         if not self.tasks:
             raise UserError("no task: name a TOML file that describes one; docs/own-tasks.md says what is in it")
-        return [open_own(task, cutter, settings, trained) for task in self.tasks]
+        return [open_own(task, setup) for task in self.tasks]
 
 
 if __name__ == "__main__":
-    exit_now(main(RunTask, sys.argv[1:], "run_task.py"))
+    run(RunTask)

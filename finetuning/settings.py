@@ -15,12 +15,12 @@ from data_prep.common.reading import Form, parse_overrides, read_settings
 from data_prep.common.sections import Count, Fraction, Positive, Section
 from pretraining.config.conflicts import find_computing_faults
 from pretraining.config.schedule import Schedule
-from pretraining.config.settings import Checkpoints, Compute, Logging, Optimizer, Parallel, PositiveOrAuto, Precision
+from pretraining.config.settings import Checkpoints, Computing, Logging, PositiveOrAuto
 
 Rate = Annotated[float, Field(gt=0)]
 
 
-class Dropout(Section):
+class DropoutShares(Section):
     """How much is dropped; what is not said is as the model's config says."""
 
     hidden: Fraction | None = None
@@ -80,14 +80,14 @@ class Features(Section):
     """Layers of the BiLSTM."""
 
 
-class Glue(Section):
+class GlueSettings(Section):
     """The tasks of GLUE."""
 
     wnli_majority: bool = False
     """Answer WNLI with the most frequent class, as the paper did, without training."""
 
 
-class FineTuning(Section):
+class FineTuning(Computing):
     """All that decides how a model is fine-tuned for a task."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -110,11 +110,11 @@ class FineTuning(Section):
     """How often dev is scored in an epoch; at the end in any case."""
     patience: Count = 0
     """Stop after so many evaluations without a better score, and keep the best weights; 0: train to the end."""
-    dropout: Dropout = Dropout()
+    dropout: DropoutShares = DropoutShares()
     """How much is dropped."""
     search: Search = Search()
     """Which runs a task gets."""
-    glue: Glue = Glue()
+    glue: GlueSettings = GlueSettings()
     """The tasks of GLUE."""
     spans: Spans = Spans()
     """Questions whose answers are stretches of a text."""
@@ -122,14 +122,6 @@ class FineTuning(Section):
     """A tag for each word."""
     features: Features = Features()
     """Frozen activations instead of fine-tuning."""
-    optimizer: Optimizer = Optimizer()
-    """What turns gradients into weights."""
-    precision: Precision = Precision()
-    """In which numbers the model computes."""
-    parallel: Parallel = Parallel()
-    """How the ranks share the work."""
-    compute: Compute = Compute()
-    """How the arithmetic is done."""
     logging: Logging = Logging()
     """What is written."""
     checkpoints: Checkpoints = Checkpoints(keep=1)
@@ -161,8 +153,8 @@ def load_settings(
 
 SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
 """Settings that may be searched, and what a search calls their values."""
-VARIED = (*SEARCHED, "seed")
-"""Settings in which the runs of a task differ."""
+VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs", "seed": "seeds"}
+"""Settings in which the runs of a task differ, and what people call them."""
 
 
 def _instead_of_searches(overrides: Sequence[str]) -> list[str]:

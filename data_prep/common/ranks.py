@@ -34,6 +34,8 @@ RANKS = "ranks"
 """The folder in the work folder by which ranks hear of one another."""
 CURE = "give --out a folder that all hosts share, by its full path"
 
+CODES = {KeyboardInterrupt: Code.INTERRUPTED, UserError: Code.CURE}
+"""What all ranks end with after an error of rank 0; any other is a mistake of ours."""
 Fault = tuple[int, str]  # an exit code, and what the user is told
 
 _met = False
@@ -117,7 +119,7 @@ def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> N
 
 
 class OnRank:
-    """A function as a rank calls it for rank 0: what is no user's mistake is told with the rank and its host."""
+    """A function that another rank calls for rank 0: a fault of the code is told with the rank and its host."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -138,7 +140,7 @@ class RankError(Exception):
 
 @contextmanager
 def serving_ranks(work: Path) -> Iterator[Meeting | None]:
-    """Yields what rank 0 hands work to the other ranks by; on those None, when they have done all of it.
+    """Yields the meeting through which rank 0 hands out work; on other ranks None, once all work is done.
 
     `work` is the folder in which ranks are to hear of one another, as the user of rank 0 has named it.
     When rank 0 fails while others are busy, nothing is waited for: those that watch over the ranks end them.
@@ -162,13 +164,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     try:
         yield meeting
     except BaseException as error:
-        code = (
-            Code.INTERRUPTED
-            if isinstance(error, KeyboardInterrupt)
-            else Code.CURE
-            if isinstance(error, UserError)
-            else Code.MISTAKE
-        )
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), Code.MISTAKE)
         raise
     finally:
         if not (code and meeting.busy):

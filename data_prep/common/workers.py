@@ -28,7 +28,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 AHEAD = 4  # tasks handed out for each worker, so that none waits
-OWN_AHEAD = 2  # of them for the worker of the first rank, from which no other rank can take what waits at the end
+OWN_AHEAD = 2  # for the worker of the first rank: no other rank can take what waits for it at the end
 
 
 class Workers:
@@ -141,7 +141,7 @@ def _start_helpers() -> None:
     os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which what is started from here keeps
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as processes that are started here inherit
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -157,15 +157,13 @@ def _end_server() -> None:
         threading.excepthook = lambda _: None  # the executor's thread would stumble over that in turn
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
-            time.sleep(0.05)  # in which a worker that it has just forked begins
+            time.sleep(0.05)  # a worker that it has just forked begins
 
 
 def _start_worker() -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
-    end_with_parent(
-        signal.SIGKILL, os.getppid()
-    )  # which is the server that forks workers, and ends with the main process
+    end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers, which ends with the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
 

@@ -1,8 +1,9 @@
-"""Tables of text in files: TSV, CSV, JSON lines and Parquet, with the place of every row for messages."""
+"""Tables in TSV, CSV, JSON lines and Parquet, with the place of every row for messages; and which rows are held out."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -26,7 +27,7 @@ LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """The rows of a file, all of them as text."""
 
     path: Path
@@ -61,9 +62,9 @@ class Table:
         raise UserError(f"{self.path}:{self.lines[row]}: {fault}")
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TextTable:
     """Reads a file in the format that its name ends in; the names of the columns stand in its first line."""
-    readers: dict[str, Callable[[Path], Table]] = {
+    readers: dict[str, Callable[[Path], TextTable]] = {
         ".tsv": read_tsv,
         ".csv": read_csv,
         ".jsonl": read_jsonl,
@@ -74,7 +75,7 @@ def read_table(path: Path) -> Table:
     return readers[path.suffix.lower()](path)
 
 
-def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool = False) -> Table:
+def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool = False) -> TextTable:
     """Reads columns parted by tabulators, where a quotation mark is a character like others.
 
     `names` are those of the columns of a file whose first line does not have them. `skip_short` leaves out rows with
@@ -104,7 +105,7 @@ def _widths(text: str) -> Array:
     return widths
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> TextTable:
     """Reads columns parted by commas, semicolons or tabs, where a field in quotation marks may hold all of these."""
     cells, widths, lines = list[str](), list[int](), list[int]()
     for line, row in parse_csv(io.StringIO(read_text(path), newline=""), str(path)):
@@ -134,12 +135,12 @@ def parse_csv(text: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
 
 def _table(
     path: Path, names: Sequence[str], cells: list[str], widths: Array, lines: Sequence[int], skipped: int = 0
-) -> Table:
+) -> TextTable:
     """Makes a table of the values of all rows, one after another; all rows must be as wide as there are names."""
     if not len(widths):
         raise UserError(f"{path}: no rows after the names of the columns ({', '.join(names)})")
     columns = [cells[at :: len(names)] for at in range(len(names))]
-    table = Table(path, tuple(names), columns, lines, skipped)
+    table = TextTable(path, tuple(names), columns, lines, skipped)
     wrong = np.flatnonzero(widths != len(names))
     if len(wrong):
         table.fail(int(wrong[0]), f"{_count(int(widths[wrong[0]]))} where there are {len(names)}: {', '.join(names)}")
@@ -150,11 +151,11 @@ def _count(columns: int) -> str:
     return f"{columns} column{'s' * (columns != 1)}"
 
 
-def read_jsonl(path: Path) -> Table:
+def read_jsonl(path: Path) -> TextTable:
     """Reads one JSON object a line; the columns are all keys that there are."""
     lines, objects = zip(*read_objects(path), strict=True)
     names = tuple(dict.fromkeys(itertools.chain.from_iterable(objects)))
-    return Table(path, names, [[_spelled(found.get(name)) for found in objects] for name in names], lines)
+    return TextTable(path, names, [[_spelled(found.get(name)) for found in objects] for name in names], lines)
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -193,7 +194,7 @@ def _spelled(value: Any) -> str | None:
     return None if value is None or isinstance(value, list | dict) else json.dumps(value)
 
 
-def read_parquet(path: Path) -> Table:
+def read_parquet(path: Path) -> TextTable:
     """Reads Parquet; numbers are spelled as text."""
     with open_parquet(path) as file:
         names = [field.name for field in file.schema_arrow if _is_plain(field.type)]
@@ -201,7 +202,7 @@ def read_parquet(path: Path) -> Table:
         rows = file.metadata.num_rows
     if not rows:
         raise UserError(f"{path}: no rows")
-    return Table(path, tuple(names), columns, range(1, rows + 1))
+    return TextTable(path, tuple(names), columns, range(1, rows + 1))
 
 
 @contextmanager
@@ -245,3 +246,20 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text.replace("\r\n", "\n")
+
+
+def choose_held_out(place: Path, texts: Iterable[str], share: float) -> Array:
+    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all.
+
+    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
+    """
+    digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
+    keys = np.frombuffer(b"".join(digests), ">u8")
+    if len(keys) < 2:
+        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
+    held = min(max(1, round(share * len(keys))), len(keys) - 1)
+    order = np.argsort(keys, kind="stable")
+    chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
+    if chosen.all():
+        chosen[order[held:]] = False
+    return chosen

@@ -11,7 +11,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import has_capitals
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.places import MODEL
+from finetuning.results import MODEL
 from pretraining.checkpoint.models import Model
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC

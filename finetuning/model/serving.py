@@ -1,8 +1,8 @@
 """A fine-tuned model that only answers: with weights that are packed once, and of the last layer what the head sees.
 
 Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. An
-x86 processor multiplies fastest with weights in an order that oneDNN chooses (`Packed`); elsewhere, and where this
-PyTorch lacks the operators, weights stay as they lie (`Plain`). Results are the same but for rounding.
+x86 processor multiplies fastest with weights in an order that oneDNN chooses; elsewhere, and where this
+PyTorch lacks the operators, weights stay as they lie. Results are the same but for rounding.
 
 n pieces, s sequences, H hidden.
 """
@@ -44,7 +44,7 @@ class Product(Protocol):
         """Adds the bias, and takes gelu of the sum."""
 
 
-class Plain(Product):
+class PlainProduct(Product):
     """With the weight as it lies, on any device."""
 
     def __init__(self, linear: Linear) -> None:
@@ -57,7 +57,7 @@ class Plain(Product):
         return gelu(self(x), self.bias)
 
 
-class Packed(Product):
+class PackedProduct(Product):
     """With the weight in the order that oneDNN chooses."""
 
     def __init__(self, linear: Linear) -> None:
@@ -73,7 +73,7 @@ class Packed(Product):
         return product
 
 
-class Quantised(Product):
+class QuantisedProduct(Product):
     """With the weight in 8 bits, a scale for each output, and a scale for each row of what it is multiplied with.
 
     So the answer about a text does not depend on its neighbours in a batch.
@@ -124,7 +124,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def product(linear: Linear) -> Product:
     """The fastest product with the weight of a linear layer, in its numbers."""
-    return Packed(linear) if can_pack(linear.weight) else Plain(linear)
+    return PackedProduct(linear) if can_pack(linear.weight) else PlainProduct(linear)
 
 
 Making = Callable[[Linear], Product]
@@ -208,7 +208,7 @@ class ServedModel:
 
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
-        making = Quantised if int8 else product
+        making = QuantisedProduct if int8 else product
         self.model = model.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in model.layers)
         model.layers = nn.ModuleList()  # packed weights take their place, one after another: memory is for one of both
@@ -222,7 +222,7 @@ class ServedModel:
         model = self.model
         x = model.embeddings(batch, KEEPS)
         layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads)
-        n, spare = len(x), layout.spare_rows(x, packed=isinstance(self.last.outer, Packed))
+        n, spare = len(x), layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
         for layer in self.layers:
             x = layer(x, layout)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from finetuning.model.heads import Output
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.outputs import BrokenError, Outputs, outputs_of, shortage_told
-from finetuning.running.records import Progress, ScoreRecord, StepRecord
-from finetuning.running.starting import RunState, Weights, find_start
-from finetuning.running.without_training import certainty_of
+from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
+from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
+from finetuning.running.starting import TuningState, Weights, find_start
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.loop import Loop, is_due
@@ -29,7 +28,7 @@ from pretraining.processes.stopping import Decision
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
-class Run(Loop):
+class Tuner(Loop):
     """One task, one setting of everything, one seed. All ranks make it and go through it together."""
 
     def __init__(
@@ -50,10 +49,10 @@ class Run(Loop):
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
-        self.logged: StepRecord | None = None
+        self.logged: TuningStep | None = None
         self.next_record = 0
 
-    def train(self, keep: Callable[[Run, Outputs], None]) -> RunState:
+    def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
         batches = closing(self.batches.iterate(self.state.step))
@@ -124,7 +123,7 @@ class Run(Loop):
 
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
-        record = StepRecord.of(
+        record = TuningStep.of(
             self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
         )
         if not math.isfinite(record.loss):
@@ -142,7 +141,7 @@ class Run(Loop):
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
             left = self.seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
-            self.log.show(Progress(step, self.steps, self.next_record, seconds, left, self.logged))
+            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
 
     def seconds_left(self) -> tuple[float, float]:
         """How long the run will still take, and all runs of the task if there are others: as its steps took since this
@@ -159,17 +158,16 @@ class Run(Loop):
             return
         with self.meter.watch.pause():
             outputs = outputs_of(self.engine, task.head.kind, task.dev, self.context)
-            scores = {name: task.score(name, output) for name, output in outputs.items()}
-            first = next(iter(scores))
-            better = state.best is None or scores[first][task.metric] > state.best
+            scores = scores_of(task, outputs)
+            score = next(iter(scores.values()))[task.metric]
+            better = state.best is None or score > state.best
             kept = better if self.settings.patience else state.step == self.steps
             if kept:
                 outputs |= outputs_of(self.engine, task.head.kind, task.test, self.context)
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
-            state.best, state.worse = (scores[first][task.metric], 0) if better else (state.best, state.worse + 1)
+            state.best, state.worse = (score, 0) if better else (state.best, state.worse + 1)
             if kept:
-                state.scores, state.certainty = scores, certainty_of(task, outputs)
-                state.degenerate = task.is_degenerate(first, outputs[first])
+                state.kept = with_certainty(task, scores, outputs)
                 with self.context.watch.pause():
                     self._keep(self, outputs)
             state.scored = state.step

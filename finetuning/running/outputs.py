@@ -1,9 +1,10 @@
-"""What a model says of items: in training over all ranks, or of any items alone."""
+"""What a model says of items, in training over all ranks, or of any items alone; and what that scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,16 +12,26 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.common.reading import parse_overrides
+from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
-from finetuning.model.heads import Output, TaskBatch
+from finetuning.model.heads import Output, TaskBatch, TaskModel
+from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
+from finetuning.results import Figures, ModelScores
 from finetuning.running.batches import evaluation_batches
+from finetuning.settings import FineTuning
+from finetuning.tasks.task import Task
+from pretraining.checkpoint.models import Model
 from pretraining.engine.engine import Engine, is_shortage
+from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
+from pretraining.huggingface.folders import read_task
 from pretraining.huggingface.weights import Kind
 from pretraining.processes.context import Context
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, shared_errors
+from pretraining.processes.stopping import StoppedError
 
 Outputs = dict[str, Ragged]
 """What a model says of splits, by their names: the logits of all items, in their order."""
@@ -97,3 +108,56 @@ def in_order(parts: list[tuple[Array, Ragged]]) -> Ragged:
     numbers, first = np.unique(np.concatenate([numbers for numbers, _ in parts]), return_index=True)
     assert np.array_equal(numbers, np.arange(len(numbers))), "an item was not computed"
     return Ragged.joined(outputs for _, outputs in parts).take(first)
+
+
+LAID_OUT = ("length", "spans.stride", "spans.question", "spans.answer", "spans.best")
+"""Settings that decide how text is laid out, which the folder of a fine-tuned model knows."""
+
+
+def outputs_without_model(task: Task) -> Outputs | None:
+    """The outputs for all splits of a task that is answered without a model; None where one is trained."""
+    found = {split: task.outputs_without_model(split) for split in (*task.dev, *task.test)}
+    return {split: outputs for split, outputs in found.items() if outputs is not None} or None
+
+
+def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
+    """What a model that was fine-tuned before says of all splits. All ranks call it together."""
+    with shared_errors():
+        weights, notes = read_fine_tuned(model, task.head)
+    for note in notes:
+        context.console.print(note, markup=False, highlight=False)
+    network = TaskModel(model.shape, task.head)
+    network.load_state_dict(weights)
+    network = network.in_numbers(choose_dtype(settings.precision.dtype, context.device), context.device)
+    try:
+        return all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
+    except GivenUpError:
+        decision = context.control.decide(wrong=False, saving=0.0)
+        raise StoppedError(
+            f"{task.name}: stopped by {decision.cause}; the same command begins anew", decision
+        ) from None
+
+
+def scores_of(task: Task, outputs: Outputs) -> dict[str, Figures]:
+    """The figures of all splits that have labels."""
+    return {split: task.score(split, outputs[split]) for split in task.dev}
+
+
+def with_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> ModelScores:
+    """Adds to the figures of a model how sure they are."""
+    certain = {split: task.certainty(split, outputs[split]) for split in task.dev}
+    first = next(iter(task.dev))
+    return ModelScores(
+        scores=scores,
+        items={split: each.items for split, each in certain.items()},
+        spreads={split: each.spreads for split, each in certain.items()},
+        classes={split: each.classes for split, each in certain.items()},
+        degenerate=task.is_degenerate(first, outputs[first]),
+    )
+
+
+def as_it_was_trained(folder: Path, overrides: Sequence[str]) -> list[str]:
+    """Overrides by which text is laid out as in the training of a fine-tuned folder, but for what is given."""
+    known, given = read_task(folder), {".".join(map(str, override.key)) for override in parse_overrides(overrides)[0]}
+    own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
+    return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]

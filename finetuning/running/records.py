@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,16 +10,14 @@ from rich.text import Text
 from torch import Tensor
 
 from data_prep.common.progress import duration
+from finetuning.results import Figures, SplitScores
 from pretraining.reporting.console import cropped, left, number, progress
 from pretraining.reporting.meter import Meter, Speed
 from pretraining.reporting.run_log import Record
 
-Splits = Mapping[str, Mapping[str, float]]
-"""Figures by split and name."""
-
 
 @dataclass(frozen=True)
-class StepRecord(Record):
+class TuningStep(Record):
     """The figures of a logged step, over all steps since the one logged before."""
 
     kind: ClassVar[str] = "step"
@@ -48,7 +45,7 @@ class StepRecord(Record):
     @classmethod
     def of(
         cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None, left: tuple[float, float]
-    ) -> StepRecord:
+    ) -> TuningStep:
         """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
         begins anew. All ranks call it together."""
         steps, rate = meter.steps, meter.learning_rate
@@ -88,7 +85,7 @@ class StepRecord(Record):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TuningProgress:
     """How far a run is between two records."""
 
     step: int
@@ -101,7 +98,7 @@ class Progress:
     """How long the run has gone on since its start."""
     seconds_left: float | None
     """How long it will still take, an estimate; None before its first step."""
-    latest: StepRecord | None
+    latest: TuningStep | None
     """The last record of steps; None before the first."""
 
     @property
@@ -130,7 +127,7 @@ class ScoreRecord(Record):
     kind: ClassVar[str] = "scores"
     epoch: float
     """Epochs that are done, with the part of the one at work."""
-    scores: Splits
+    scores: dict[str, Figures]
     """The figures of every split."""
     metric: str = ""
     """The figure by which runs are compared, which a line shows. In no file."""
@@ -143,17 +140,18 @@ class ScoreRecord(Record):
         return {f"{split}/{name}": value for split, table in self.scores.items() for name, value in table.items()}
 
     def line(self) -> str:
-        return f"after step {self.step:,}  epoch {self.epoch:.2f}  {describe(self.scores, self.metric)}"
+        scored = SplitScores(scores=self.scores)
+        return f"after step {self.step:,}  epoch {self.epoch:.2f}  {describe(scored, self.metric)}"
 
 
-def describe(scores: Splits, metric: str, items: Mapping[str, int] | None = None, spreads: Splits | None = None) -> str:
-    """What a line shows of the scores of every split: the one by which runs are compared, and where it is known what
-    so many items leave open; the files have all."""
-    shown, items, spreads = [], items or {}, spreads or {}
-    for split, figures in scores.items():
-        on = f" on {items[split]:,}" if split in items else ""
-        shown.append(f"{split} {percent(figures[metric], spreads.get(split, {}).get(metric))}{on}")
-    return f"{metric}  " + "  ".join(shown)
+def describe(scored: SplitScores, metric: str) -> str:
+    """What a line shows of every split: the score by which runs are compared, and where it is known what so many items
+    leave open; the files have all."""
+    shown = [metric]
+    for split, figures in scored.scores.items():
+        on = f" on {scored.items[split]:,}" if split in scored.items else ""
+        shown.append(f"{split} {percent(figures[metric], scored.spread_of(split, metric))}{on}")
+    return "  ".join(shown)
 
 
 def percent(figure: float | None, spread: float | None = None) -> str:

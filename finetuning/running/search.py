@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json, write_json
-from finetuning.places import BEGUN, MODEL, PREDICTIONS, RESULTS
-from finetuning.running.base import Base, differences
-from finetuning.running.feature_folder import write_features
-from finetuning.running.loop import Run
-from finetuning.running.outputs import BrokenError, Outputs
-from finetuning.running.without_training import score
+from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
+from finetuning.running.base import Base
+from finetuning.running.loop import Tuner
+from finetuning.running.outputs import BrokenError, Outputs, scores_of, with_certainty
+from finetuning.scale import Scale
 from finetuning.settings import VARIED, FineTuning
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 from pretraining.engine.precision import name_dtype
 from pretraining.processes.context import Context
@@ -29,24 +29,35 @@ from pretraining.processes.group import gather, shared_errors
 
 SHOWN = 8
 """Differences that a message names."""
-THREADS = "threads"
-"""What begun.json calls the threads of every rank."""
 NOT_COMPARED = {"search", "logging", "checkpoints", "micro_batch", "parallel", "compute"}
 """Settings that may change while a search goes on: they do not change a run's outcome but for rounding."""
 
+NO_SCORES = ModelScores()
+
 
 @dataclass(frozen=True)
-class Member:
-    """One of the runs of a search."""
+class Run:
+    """One of the runs of a task, with one setting of everything, one seed and a folder of its own."""
 
-    name: str
+    task: Task
     settings: FineTuning
+    folder: Path
+    begun: Begun
+    """What its outcome depends on."""
     trains: bool = True
-    """whether a model learns in it, rather than being scored as it is"""
+    """Whether a model learns in it, rather than being scored as it is."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / RESULTS).exists()
 
 
-def list_members(settings: FineTuning) -> list[Member]:
-    """The runs that the settings ask for, those of the first seed first."""
+def settings_of_runs(settings: FineTuning) -> dict[str, FineTuning]:
+    """The settings of the runs that a recipe asks for, by their names; those of the first seed come first."""
     search = settings.search
     rates, batches, epochs = (
         given or (default,)
@@ -56,30 +67,59 @@ def list_members(settings: FineTuning) -> list[Member]:
             (search.epochs, settings.epochs),
         )
     )
-    members = []
+    runs = {}
     for number, batch, epoch, rate in product(range(search.seeds), batches, epochs, rates):
         seed = settings.seed + number
         parts = [f"lr{rate:g}", *[f"batch{batch}"] * (len(batches) > 1), *[f"epochs{epoch:g}"] * (len(epochs) > 1)]
         own = {"learning_rate": rate, "batch": batch, "epochs": epoch, "seed": seed}
-        members.append(Member("-".join([*parts, f"seed{seed}"]), settings.model_copy(update=own)))
-    return members
+        runs["-".join([*parts, f"seed{seed}"])] = settings.model_copy(update=own)
+    return runs
+
+
+def list_runs(task: Task, settings: FineTuning, folder: Path, model: dict[str, Any], trains: bool) -> list[Run]:
+    """The runs of a task in its folder, each with what it depends on, to which the `model` belongs; one where nothing
+    is trained. UserError where one was begun otherwise."""
+    data = identity_of(task)
+    runs = []
+    for name, own in (settings_of_runs(settings) if trains else {"scored": settings}).items():
+        begun = Begun(settings=what_decides(own), model=model, data=data)
+        runs.append(Run(task, own, folder / name, begun, trains))
+    require_same(folder, {run.name: run.begun for run in runs})
+    return runs
 
 
 def what_decides(settings: FineTuning) -> dict[str, Any]:
     """The settings that a run's outcome depends on."""
-    return {name: value for name, value in settings.model_dump(mode="json").items() if name not in NOT_COMPARED}
+    return settings.model_dump(mode="json", exclude=NOT_COMPARED)
 
 
-def require_same(task: Path, wanted: Mapping[str, dict[str, Any]]) -> None:
+def identity_of(task: Task) -> dict[str, str]:
+    """What tells the data of a task from others: how many rows every split has, and a checksum of them; and the scale
+    of its numbers, on which a run that was begun without one cannot go on."""
+    data = {split: _describe(task.content(split)) for split in ("train", *task.dev)}
+    return data if task.scale == Scale() else {**data, "scale": f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
+
+
+def _describe(columns: Sequence[Column]) -> str:
+    seen = hashlib.sha256()
+    for column in columns:
+        if isinstance(column, np.ndarray):
+            seen.update(column.tobytes())
+        else:
+            seen.update("\0".join(column).encode(errors="surrogatepass"))
+    return f"{len(columns[0]):,} rows, checksum {seen.hexdigest()[:16]}"
+
+
+def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     """Refuses to go on in the folder of a task where a run was begun with another model, other data or other settings.
 
     `wanted` says what the runs depend on that are to be made, by name. Other runs, with which they will be compared,
     may differ in what a search varies, and in nothing else.
     """
-    for folder in sorted(path.parent for path in task.glob(f"*/{BEGUN}")):
-        begun = {name: value for name, value in _begun(folder).items() if name != THREADS}
+    for path in sorted(task.glob(f"*/{BEGUN}")):
+        begun, folder = Begun.read(path) or Begun(), path.parent
         now = wanted.get(folder.name) or _in_place_of(begun, next(iter(wanted.values())))
-        if changes := differences(begun, now):
+        if changes := differences(begun.without_threads(), now.without_threads()):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
             raise UserError(
                 "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
@@ -87,18 +127,29 @@ def require_same(task: Path, wanted: Mapping[str, dict[str, Any]]) -> None:
             )
 
 
-def _in_place_of(begun: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def _in_place_of(begun: Begun, wanted: Begun) -> Begun:
     """What a wanted run depends on, with the values that another one has of what a search varies."""
-    varied = {name: value for name, value in begun["settings"].items() if name in VARIED}
-    return {**wanted, "settings": {**wanted["settings"], **varied}}
+    varied = {name: value for name, value in begun.settings.items() if name in VARIED}
+    return wanted.model_copy(update={"settings": {**wanted.settings, **varied}})
 
 
-def _begun(folder: Path) -> dict[str, Any]:
-    """What a run was begun with; nothing where it was not."""
-    return read_json(folder / BEGUN) if (folder / BEGUN).exists() else {}
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """What is not the same in two nested tables, each with its name and both values."""
+    found = []
+    for name in {**now, **before}:
+        then, new = before.get(name, {}), now.get(name, {})
+        if isinstance(then, Mapping) and isinstance(new, Mapping):
+            found += differences(then, new, f"{within}{name}.")
+        elif then != new:
+            found.append(f"{within}{name}: {_spelled(then)} -> {_spelled(new)}")
+    return found
 
 
-def begin(folder: Path, identity: dict[str, Any], settings: FineTuning, context: Context) -> None:
+def _spelled(value: Any) -> str:
+    return "none" if value in ({}, None, "") else str(value)
+
+
+def begin(run: Run, context: Context) -> None:
     """Notes what a run depends on. All ranks call it together.
 
     A run that goes on on as many ranks has the threads that it was begun with, unless the settings say how many: they
@@ -107,27 +158,23 @@ def begin(folder: Path, identity: dict[str, Any], settings: FineTuning, context:
     threads = gather(torch.get_num_threads())
     with shared_errors():
         if context.world.rank == 0:
-            noted = _begun(folder).get(THREADS, [])
-            if len(noted) == len(threads) and not settings.compute.threads:
-                threads = noted
-            write_json(folder / BEGUN, {**identity, THREADS: threads})
+            before = Begun.read(run.folder / BEGUN)
+            if before and len(before.threads) == len(threads) and not run.settings.compute.threads:
+                threads = before.threads
+            run.begun.model_copy(update={"threads": threads}).write(run.folder / BEGUN)
     torch.set_num_threads(gather(threads)[0][context.world.rank])
 
 
-def results_in(folder: Path) -> dict[str, Any] | None:
-    """The results of a run; None while it has none."""
-    return read_json(folder / RESULTS) if (folder / RESULTS).exists() else None
-
-
-def results_of(task: Path) -> dict[str, dict[str, Any]]:
+def results_of(task: Path) -> dict[str, RunResult]:
     """The results of the runs of a task that are done, by the names of their folders."""
-    return {path.parent.name: read_json(path) for path in sorted(task.glob(f"*/{RESULTS}"))}
+    found = {path.parent.name: RunResult.read(path) for path in sorted(task.glob(f"*/{RESULTS}"))}
+    return {name: result for name, result in found.items() if result is not None}
 
 
-def best_of(runs: Mapping[str, dict[str, Any]]) -> str | None:
+def best_of(runs: Mapping[str, RunResult]) -> str | None:
     """The name of the run with the best score, the first of equal ones; None where all have failed."""
-    scored = [name for name, results in runs.items() if results["score"] is not None]
-    return max(scored, key=lambda name: runs[name]["score"], default=None)
+    scores = {name: result.score for name, result in runs.items() if result.score is not None}
+    return max(scores, key=scores.__getitem__, default=None)
 
 
 def remove_worse_models(task: Path) -> None:
@@ -137,69 +184,67 @@ def remove_worse_models(task: Path) -> None:
         shutil.rmtree(task / name / MODEL, ignore_errors=True)
 
 
-def run_member(
-    task: Task,
-    member: Member,
-    base: Base,
-    folder: Path,
-    identity: dict[str, Any],
-    context: Context,
-    epochs_after: float,
-) -> dict[str, Any]:
-    """Goes through one run, from where it was stopped, and writes its results; other runs of the task will go through
+def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunResult:
+    """Goes through a run, from where it was stopped, and writes its results; other runs of the task will go through
     so many epochs after it. All ranks call it together."""
-    settings, leads = member.settings, context.world.rank == 0
-    begin(folder, identity, settings, context)
-    run = Run(task, base.shape_for(settings.dropout), base.weights_for(task), settings, folder, context, epochs_after)
-    results: dict[str, Any] = {"run": member.name, "metric": task.metric, "score": None}
-    results |= {"settings": what_decides(settings), "predicted": [*task.dev, *task.test]}
+    task, settings, folder = run.task, run.settings, run.folder
+    begin(run, context)
+    shape, weights = base.shape_for(settings.dropout), base.weights_for(task)
+    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after)
+    predicted = [*task.dev, *task.test]
     try:
-        state = run.train(partial(keep, base=base))
+        state = tuner.train(partial(keep, base=base))
     except BrokenError as error:
-        results |= {"failed": str(error)}
+        result = _result(run, predicted, failed=str(error))
     else:
-        results |= {"score": next(iter(state.scores.values()))[task.metric], "scores": state.scores}
-        results |= {
-            **state.certainty,
-            "degenerate": state.degenerate,
-            "steps": state.step,
-            "seconds": round(state.seconds, 2),
-        }
-        results |= {"items_per_second": round(state.items / state.seconds, 2)}
-        results |= {"dtype": name_dtype(run.engine.dtype), "ranks": context.world.size, "device": context.device.type}
-    run.close()
-    with shared_errors():
-        if leads:
-            write_json(folder / RESULTS, results)
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-            for name in (MODEL, PREDICTIONS) if "failed" in results else ():
-                shutil.rmtree(folder / name, ignore_errors=True)
-    return results
-
-
-def score_member(
-    task: Task, member: Member, outputs: Outputs, folder: Path, identity: dict[str, Any], context: Context
-) -> dict[str, Any]:
-    """Writes the results of a run that trains nothing, of which all outputs are known. All ranks call it together."""
-    results = {"run": member.name, "metric": task.metric, "settings": what_decides(member.settings)}
-    results |= {"predicted": [*outputs]}
+        result = _result(
+            run,
+            predicted,
+            state.kept,
+            steps=state.step,
+            seconds=round(state.seconds, 2),
+            items_per_second=round(state.items / state.seconds, 2),
+            dtype=name_dtype(tuner.engine.dtype),
+            ranks=context.world.size,
+            device=context.device.type,
+        )
+    tuner.close()
     with shared_errors():
         if context.world.rank == 0:
-            write_json(folder / BEGUN, identity)
-            results |= score(task, outputs, folder / PREDICTIONS)
-            write_json(folder / RESULTS, results)
-    return results
+            result.write(folder / RESULTS)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            for name in (MODEL, PREDICTIONS) if result.failed else ():
+                shutil.rmtree(folder / name, ignore_errors=True)
+    return result
 
 
-def keep(run: Run, outputs: Outputs, *, base: Base) -> None:
-    """Writes what a run has learned: its predictions, and the model. All ranks call it together."""
-    weights = run.task.scale.folded(dict(run.engine.weights()))
+def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
+    """Writes the results of a run that trains nothing, of which all outputs are known. All ranks call it together."""
+    task, result = run.task, _result(run, [*outputs])
     with shared_errors():
-        if run.context.world.rank == 0:
+        if context.world.rank == 0:
+            run.begun.write(run.folder / BEGUN)
             for split, output in outputs.items():
-                run.task.write_predictions(split, output, run.folder / PREDICTIONS)
-            use = run.task.description(next(iter(outputs.values())))
-            if run.settings.features.layers:  # transformers has no BiLSTM
-                write_features(run, base, weights, use)
-            else:
-                base.write(run, weights, use)
+                task.write_predictions(split, output, run.folder / PREDICTIONS)
+            result = _result(run, [*outputs], with_certainty(task, scores_of(task, outputs), outputs))
+            result.write(run.folder / RESULTS)
+    return result
+
+
+def _result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
+    """What came of a run whose model was asked about these splits."""
+    metric = run.task.metric
+    score = next((table[metric] for table in scores.scores.values()), None)
+    figures |= {"settings": run.begun.settings, "predicted": predicted, **scores.as_dict()}
+    return RunResult(run=run.name, metric=metric, score=score, **figures)
+
+
+def keep(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
+    """Writes what a run has learned: its predictions, and the model. All ranks call it together."""
+    weights = tuner.task.scale.folded(dict(tuner.engine.weights()))
+    with shared_errors():
+        if tuner.context.world.rank == 0:
+            for split, output in outputs.items():
+                tuner.task.write_predictions(split, output, tuner.folder / PREDICTIONS)
+            use = tuner.task.description(next(iter(outputs.values())))
+            base.write(tuner, weights, use)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
+from finetuning.results import ModelScores
 from finetuning.scale import Scale
 from finetuning.settings import FineTuning
-from finetuning.tasks.task import Scores, Task
+from finetuning.tasks.task import Task
 from pretraining.checkpoint.reading import newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
@@ -28,36 +29,31 @@ Weights = Mapping[str, Tensor]
 """Weights to begin with, by their names in the model."""
 
 
-@dataclass
-class RunState:
+class TuningState(BaseModel):
     """Where a run stands, besides its engine."""
 
     step: int = 0
     seconds: float = 0.0
-    """spent in logged steps, without evaluation and saving"""
+    """Seconds of logged steps, without evaluation and saving."""
     items: int = 0
-    """items of these steps, over all ranks"""
+    """Items of these steps, over all ranks."""
     best: float | None = None
-    """the best score so far, by the metric of the task"""
+    """The best score so far, by the metric of the task."""
     worse: int = 0
-    """evaluations since then"""
+    """Evaluations since then."""
     scored: int = -1
-    """the step after which dev was scored last"""
-    scores: dict[str, Scores] = field(default_factory=dict)
-    """the scores of every split, of the weights that are kept"""
-    certainty: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """how sure these scores are, as results.json has it"""
-    degenerate: bool = False
-    """whether these weights say the same of every item"""
+    """The step after which dev was scored last."""
+    kept: ModelScores = ModelScores()
+    """What the weights score that are kept."""
 
     def as_json(self) -> dict[str, Any]:
         """The section of a checkpoint's record that says it."""
-        return asdict(self)
+        return self.model_dump()
 
 
 def find_start(
     task: Task, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
-) -> tuple[Engine, Meter, RunState]:
+) -> tuple[Engine, Meter, TuningState]:
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
     checkpoint = newest_whole(folder, context.warn)
     model = build_model(task.head, shape, weights, settings, fresh=checkpoint is None, scale=task.scale)
@@ -65,11 +61,11 @@ def find_start(
         restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
-    meter, state = Meter(engine.device, ("loss",), ("labels", "items")), RunState()
+    meter, state = Meter(engine.device, ("loss",), ("labels", "items")), TuningState()
     if checkpoint is not None:
         record = restore_engine(checkpoint, engine)
         meter.restore(record.rank_states, context.world.rank, context.world.size)
-        state = RunState(**record.caller)
+        state = TuningState.model_validate(record.caller)
     return engine, meter, state
 
 

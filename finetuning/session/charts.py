@@ -1,6 +1,6 @@
-"""Charts of fine-tuning, as PNG: how runs went, what a model confuses, and which settings were best.
+"""Charts of fine-tuning, as PNG beside results.json: how runs went, what a model confuses, which settings were best.
 
-Every function draws a figure.
+What cannot be drawn is told, and stops nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.arrays import Array
+from finetuning.results import ClassFigures, RunResult
 from finetuning.session.look import Measured
-from finetuning.tasks.certainty import wilson
+from finetuning.tasks.scores import wilson
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from finetuning.results import PREDICTIONS, TaskResult
+from finetuning.session.look import measure
+from finetuning.tasks.task import Task
+from pretraining.reporting.figures import save
+from pretraining.reporting.metrics_file import METRICS
+
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST = 24  # characters of a name
@@ -123,7 +136,7 @@ MOST_CLASSES = 40
 """Classes that are drawn; of more, those with the lowest recall."""
 
 
-def by_class(classes: Mapping[str, Mapping[str, float | None]], title: str) -> Figure:
+def by_class(classes: Mapping[str, ClassFigures], title: str) -> Figure:
     """Recall and precision of every class, as results.json has them, with the interval that so many items leave."""
     names = [*classes]
     recall, precision, items, said = (
@@ -200,25 +213,24 @@ VARIED = {"batch": "batch {}", "epochs": "{:g} epochs", "seed": "seed {}"}
 """The settings that make the rows of a grid, and how a row says them."""
 
 
-def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str, items: int) -> Figure:
+def grid(runs: Mapping[str, RunResult], best: str | None, title: str, items: int) -> Figure:
     """The scores of all runs by learning rate, and by batch, epochs and seed where they differ.
 
     The colours reach as far as scores on so many items differ by chance, or farther: what may be one is alike.
-    `runs` has the settings of each with its `score`, which is None where the run failed, and whether it is
-    `degenerate`: such runs are hatched. The best one has a frame.
+    Runs that failed, or whose model says the same of every item, are hatched. The best one has a frame.
     """
-    rates = sorted({run["learning_rate"] for run in runs.values()})
-    values = {name: sorted({run[name] for run in runs.values()}) for name in VARIED}
+    rates = sorted({run.settings["learning_rate"] for run in runs.values()})
+    values = {name: sorted({run.settings[name] for run in runs.values()}) for name in VARIED}
     rows = list(product(*values.values()))
     figure = new_figure(1.9 + 0.36 * len(rows))
     axes = figure.subplots()
-    scored = [run["score"] for run in runs.values() if run["score"] is not None and not run.get("degenerate")]
+    scored = [run.score for run in runs.values() if run.score is not None and not run.degenerate]
     high = max(scored, default=1.0)
     least, most = wilson(np.clip(high, 0.0, 1.0) * items, items)
     low = min([*scored, high - float(most - least)])
     for name, run in runs.items():
-        place = (rates.index(run["learning_rate"]), rows.index(tuple(run[key] for key in VARIED)))
-        height = None if run["score"] is None else (run["score"] - low) / (high - low)
+        place = (rates.index(run.settings["learning_rate"]), rows.index(tuple(run.settings[key] for key in VARIED)))
+        height = None if run.score is None else (run.score - low) / (high - low)
         _cell(axes, place, run, height, name == best)
     said = [[VARIED[key].format(v) for key, v in zip(VARIED, row, strict=True) if len(values[key]) > 1] for row in rows]
     rounded = [re.sub(r"\.?0*e([+-])0?", r"e\1", f"{rate:e}") for rate in rates]
@@ -234,19 +246,19 @@ def grid(runs: Mapping[str, Mapping[str, Any]], best: str | None, title: str, it
     return figure
 
 
-def _cell(axes: Axes, place: tuple[int, int], run: Mapping[str, Any], height: float | None, is_best: bool) -> None:
+def _cell(axes: Axes, place: tuple[int, int], run: RunResult, height: float | None, is_best: bool) -> None:
     """Draws one run of a grid; `height` says where its score lies between those of all, from 0 to 1."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     column, row = place
-    doubtful = height is None or run.get("degenerate")
+    doubtful = height is None or run.degenerate
     color = "white" if doubtful or height is None else colormaps["Blues"](0.1 + 0.75 * height)
     box = Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=color)
     box.set(edgecolor=ORANGE if is_best else GREY if doubtful else "white", linewidth=3 if is_best else 1)
     box.set(hatch="///" if doubtful else None, zorder=3 if is_best else 2)
     axes.add_patch(box)
-    text = "failed" if run["score"] is None else f"{100 * run['score']:.1f}"
+    text = "failed" if run.score is None else f"{100 * run.score:.1f}"
     said = axes.text(column, row, text, ha="center", va="center", zorder=4)
     said.set(weight="bold" if is_best else "normal")
     if doubtful:
@@ -276,3 +288,50 @@ def _column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tupl
     pairs = [(record[along], record[name]) for record in records if record.get(name) is not None]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
+
+
+def draw(task: Task, folder: Path, result: TaskResult) -> list[str]:
+    """Draws the charts of a task; returns lines on those that could not be drawn."""
+    warnings = []
+    for name, make in _charts(task, folder, result):
+        try:
+            if (figure := make()) is not None:
+                save(figure, folder / f"{name}.png")
+        except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than charts
+            warnings.append(f"{folder / name}.png: not drawn: {type(error).__name__}: {error}")
+    return warnings
+
+
+def _charts(task: Task, folder: Path, result: TaskResult) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
+    """The names of the charts that there can be, and how each is drawn."""
+    runs, best, metric = result.runs, result.best, result.metric
+    if metrics := {name: folder / name / METRICS for name in runs if (folder / name / METRICS).exists()}:
+        yield "curves", lambda: curves(metrics, best, metric, task.name)
+    if len(metrics) > 1:
+        shown, items = {name: runs[name] for name in metrics}, len(next(iter(task.dev.values())))
+        yield "grid", partial(grid, shown, best, f"{task.name}: {metric}", items)
+    if metrics:
+        yield "lengths", partial(_lengths, task)
+    for split in task.dev if best is not None else ():
+        yield f"answers_{split}", partial(_answers, task, folder / PREDICTIONS, split)
+        if found := result.classes.get(split):
+            classes = {name: found[name] for name in (*task.head.labels, *found) if name in found}  # in their order
+            yield f"classes_{split}", partial(by_class, classes, f"{task.name}, {split}")
+
+
+def _lengths(task: Task) -> Figure | None:
+    """How long the training items are; None where none of them is longer than a model is given."""
+    measured = list(measure(task.seen("train")))
+    if not any((each.pieces > each.lengths.limit).any() for each in measured):
+        return None
+    return lengths(measured, f"{task.name}, train")
+
+
+def _answers(task: Task, predictions: Path, split: str) -> Figure | None:
+    """What the best run says of a split, against what is right; None where the task has no picture of that."""
+    if (compared := task.compared(split, predictions)) is None:
+        return None
+    title = f"{task.name}, {split}"
+    if compared.names:
+        return confusion(compared.right, compared.said, compared.names, title)
+    return scatter(compared.right, compared.said, title)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.common.arrays import Array
-from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Lengths, Seen, Task
 
 SAMPLE, SAMPLE_CHARACTERS = 20_000, 4_000_000
 """Items of a split whose lengths are measured, and characters of them: about a second."""

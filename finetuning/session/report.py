@@ -1,4 +1,4 @@
-"""What came of a command of fine-tuning: tables and results.json."""
+"""What a command of fine-tuning says: its plan beforehand; in the end tables, and results.json."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from data_prep.common.files import replaced_name, write_json
+from data_prep.common.files import replaced_name
 from data_prep.common.progress import duration
-from finetuning.places import MODEL, PREDICTIONS, RESULTS
+from finetuning.inputs import Items
+from finetuning.results import MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
+from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe, percent
-from finetuning.running.search import best_of, remove_worse_models, results_of
-from finetuning.running.without_training import CERTAINTY
+from finetuning.running.search import Run, best_of, remove_worse_models, results_of
+from finetuning.session.workers import MachineShare
+from finetuning.settings import VARIED, FineTuning
+from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 
@@ -26,17 +29,55 @@ TOGETHER = 2
 """Figures of a line, which terminals of 80 columns have room for."""
 
 
-def outcome(results: Mapping[str, Any]) -> str:
+def plan(
+    runs: Mapping[str, Sequence[Run]], settings: FineTuning, share: MachineShare, memory: float
+) -> Iterator[RenderableType]:
+    """The runs that a command will make of every task, and what they have in common."""
+    table = table_of("task", "kind", ">train", ">dev", ">test", ">runs", ">steps of a run")
+    for name, own in runs.items():
+        task = own[0].task
+        steps = {TrainingBatches(task.train, run.settings).steps if run.trains else 0 for run in own}
+        row = (name, task.head.kind, items_of(task.train), splits_of(task.dev), splits_of(task.test))
+        table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
+    yield from ("", table, "")
+    every = [run.settings for own in runs.values() for run in own]
+    common = table_of("how", "")
+    for field, name in VARIED.items():
+        values = dict.fromkeys(getattr(own, field) for own in every)
+        common.add_row(name, ", ".join(f"{value:g}" for value in values))
+    common.add_row("warm-up", f"{settings.warmup:.0%} of the steps, then {settings.decay}")
+    common.add_row("length", f"{settings.length} pieces")
+    common.add_row("precision", settings.precision.dtype)
+    s = "s" * (share.threads > 1)
+    common.add_row("at a time", f"{share.jobs} of {len(every)} runs, {share.threads} thread{s} each")
+    common.add_row("memory of a run", f"{memory / 1e9:.1f} GB, an estimate")
+    yield common
+
+
+def splits_of(splits: Mapping[str, Items]) -> str:
+    """The items of every split of a kind, with what tells the splits apart."""
+    if len(splits) < 2:
+        return "".join(map(items_of, splits.values()))
+    return "\n".join(f"{name.partition('_')[2] or name} {items_of(items)}" for name, items in splits.items())
+
+
+def items_of(items: Items) -> str:
+    """How many items there are; of questions also how many windows they are read through."""
+    if isinstance(items, TextWindows):
+        return f"{len(items.places.first) - 1:,} questions\n{len(items):,} windows"
+    return f"{len(items):,}"
+
+
+def outcome(result: RunResult) -> str:
     """One line on what came of a run."""
-    if "failed" in results:
-        return f"failed: {results['failed']}"
-    scores = describe(results["scores"], results["metric"], results.get("items"), results.get("spreads"))
-    doubt = "  degenerate" * results.get("degenerate", False)
-    took = f"  ({duration(results['seconds'])})" if "steps" in results else ""
-    return f"{scores}{took}{doubt}"
+    if result.failed:
+        return f"failed: {result.failed}"
+    doubt = "  degenerate" * result.degenerate
+    took = "" if result.steps is None else f"  ({duration(result.seconds or 0.0)})"
+    return f"{describe(result, result.metric)}{took}{doubt}"
 
 
-def conclude(task: Task, folder: Path, data: Mapping[str, str]) -> dict[str, Any]:
+def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
     """Puts the best run's model and predictions beside the runs, and writes what came of all of them; `data` tells the
     items of every split from others."""
     remove_worse_models(folder)
@@ -48,24 +89,24 @@ def conclude(task: Task, folder: Path, data: Mapping[str, str]) -> dict[str, Any
         for name in (MODEL, PREDICTIONS):
             if (folder / best / name).exists():
                 replace_folder(folder / best / name, folder / name)
-    scores = [results["score"] for results in runs.values() if results["score"] is not None]
-    results = {
-        "task": task.name,
-        "metric": task.metric,
-        "best": best,
-        "score": None if best is None else runs[best]["score"],
-        "median": median(scores) if scores else None,
-        "spread": [min(scores), max(scores)] if scores else None,
-        "scores": {} if best is None else runs[best]["scores"],
-        **{name: {} if best is None else runs[best].get(name, {}) for name in CERTAINTY},
-        "data": data,
-        "unanswered": [] if best is None else [*{**task.dev, **task.test}.keys() - {*runs[best]["predicted"]}],
-        "degenerate": [name for name, results in runs.items() if results.get("degenerate")],
-        "failed": [name for name, results in runs.items() if "failed" in results],
-        "runs": runs,
-    }
-    write_json(folder / RESULTS, results)
-    return results
+    scores = [result.score for result in runs.values() if result.score is not None]
+    kept = RunResult() if best is None else runs[best]
+    result = TaskResult(
+        task=task.name,
+        metric=task.metric,
+        best=best,
+        score=kept.score,
+        median=median(scores) if scores else None,
+        spread=[min(scores), max(scores)] if scores else None,
+        **{name: getattr(kept, name) for name in SplitScores.model_fields},
+        data=data,
+        unanswered=[] if best is None else [*{**task.dev, **task.test}.keys() - {*kept.predicted}],
+        degenerate=[name for name, result in runs.items() if result.degenerate],
+        failed=[name for name, result in runs.items() if result.failed],
+        runs=runs,
+    )
+    result.write(folder / RESULTS)
+    return result
 
 
 def replace_folder(source: Path, target: Path) -> None:
@@ -78,47 +119,45 @@ def replace_folder(source: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def summary(all_results: Sequence[Mapping[str, Any]], out: Path) -> Iterator[RenderableType]:
+def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
     """What came of every task: its runs, the best first; how much they differ; all scores of the best; what is next."""
     runs = table_of("task", "run", ">score", ">time", "")
     tasks = table_of("task", "metric", ">best", ">median", ">lowest", ">highest", ">runs")
     scores = table_of("task", "split", ">items", "scores of the best run, ± by chance")
-    for results in all_results:
-        name, spread = results["task"], results["spread"] or [None, None]
-        for row in rows_of(results["runs"]):
-            runs.add_row(name, *row)
-        figures = [percent(figure) for figure in (results["score"], results["median"], *spread)]
-        tasks.add_row(name, results["metric"], *figures, str(len(results["runs"])))
-        for split, table in results["scores"].items():
-            spreads, items = results["spreads"].get(split, {}), results["items"].get(split)
-            said = [f"{figure} {percent(value, spreads.get(figure))}" for figure, value in table.items()]
-            place = (name, split, "" if items is None else f"{items:,}")
+    for result in results:
+        for row in rows_of(result.runs):
+            runs.add_row(result.task, *row)
+        figures = [percent(figure) for figure in (result.score, result.median, *(result.spread or (None, None)))]
+        tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
+        for split, table in result.scores.items():
+            said = [f"{name} {percent(value, result.spread_of(split, name))}" for name, value in table.items()]
+            place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
             for begin in range(0, len(said), TOGETHER):
                 scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
-    for results in all_results:
-        for kind, text in (("degenerate", "the same answer for every item"), ("failed", "failed")):
-            if named := results[kind]:
-                yield f"{results['task']}: {len(named)} of {len(results['runs'])} runs: {text}: {', '.join(named)}"
-        if late := results["unanswered"]:
+    for result in results:
+        for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
+            if names:
+                yield f"{result.task}: {len(names)} of {len(result.runs)} runs: {text}: {', '.join(names)}"
+        if result.unanswered:
             yield (
-                f"{results['task']}: {', '.join(late)} came after the best run, and is not answered: give --evaluate "
-                f"--model {out / results['task'] / MODEL}"
+                f"{result.task}: {', '.join(result.unanswered)} came after the best run, and is not answered: give "
+                f"--evaluate --model {out / result.task / MODEL}"
             )
     yield f"the best models, their predictions and all figures are in {out}"
-    models = [out / results["task"] for results in all_results if (out / results["task"] / MODEL).exists()]
+    models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     if models:
         yield f"next:\n    python finetuning/predict.py {models[0]}"
 
 
-def rows_of(runs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+def rows_of(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
     """Rows on the runs of a task, the best first: name, score, time, and what is to be said of it."""
-    names = sorted(runs, key=lambda name: (runs[name]["score"] is None, -(runs[name]["score"] or 0.0)))
+    names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
     for name in names[:SHOWN]:
         run = runs[name]
-        flag = "failed" * ("failed" in run) or "degenerate" * run.get("degenerate", False)
-        yield name, percent(run["score"]), duration(run["seconds"]) if "seconds" in run else "", flag
-    if rest := [percent(runs[name]["score"]) or "failed" for name in names[SHOWN:]]:
+        flag = "failed" if run.failed else "degenerate" * run.degenerate
+        yield name, percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
+    if rest := [percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
         yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""
 
 

@@ -1,7 +1,8 @@
-"""The tasks of GLUE, from the files of gluebenchmark.com or from the Parquet of the Hugging Face hub."""
+"""The tasks of GLUE, as gluebenchmark.com or the Hugging Face hub have them, and the zip for the leaderboard."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,29 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from finetuning.files.glue_files import AX, AX_FOLDER, FOLDERS, LABELLED, file_names, find_task, plain, task_folder
-from finetuning.files.splits import find_splits, name_files, on_the_hub
-from finetuning.files.tables import Table, read_parquet, read_tsv
-from finetuning.inputs import Cutter
+from finetuning.files.splits import (
+    AX,
+    AX_FOLDER,
+    FOLDERS,
+    LABELLED,
+    file_names,
+    find_splits,
+    find_task,
+    name_files,
+    on_the_hub,
+    plain,
+    task_folder,
+)
+from finetuning.files.tables import TextTable, read_parquet, read_tsv
 from finetuning.ragged import Ragged
-from finetuning.settings import FineTuning
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes
+from finetuning.tasks.task import Setup
 from pretraining.huggingface.weights import TaskHead
 
 
 @dataclass(frozen=True)
-class Columns:
+class GlueFormat:
     """Where a task has its texts and labels, in TSV, whose columns are counted from 0, and on the hub."""
 
     labels: tuple[str, ...]
@@ -52,15 +63,15 @@ SCORES = (0.0, 5.0)
 COLA = ("source", "label", "mark", "sentence")
 DUPLICATE, QUESTIONS = ("not_duplicate", "duplicate"), ("question1", "question2")
 TASKS = {
-    "cola": Columns(("unacceptable", "acceptable"), (3,), 1, (1,), ("sentence",), ("matthews",), names=COLA),
-    "sst2": Columns(("negative", "positive"), (0,), 1, (1,), ("sentence",)),
-    "mrpc": Columns(("not_equivalent", "equivalent"), (3, 4), 0, (3, 4), metrics=F1),
-    "qqp": Columns(DUPLICATE, (3, 4), 5, PAIR, QUESTIONS, F1, short_rows=True),
-    "stsb": Columns((), (7, 8), 9, (7, 8), metrics=CORRELATION),
-    "mnli": Columns(NLI, (8, 9), -1, (8, 9), ("premise", "hypothesis"), spelled=True),
-    "qnli": Columns(ENTAILED, PAIR, 3, PAIR, ("question", "sentence"), spelled=True),
-    "rte": Columns(ENTAILED, PAIR, 3, PAIR, spelled=True),
-    "wnli": Columns(ENTAILED[::-1], PAIR, 3, PAIR),
+    "cola": GlueFormat(("unacceptable", "acceptable"), (3,), 1, (1,), ("sentence",), ("matthews",), names=COLA),
+    "sst2": GlueFormat(("negative", "positive"), (0,), 1, (1,), ("sentence",)),
+    "mrpc": GlueFormat(("not_equivalent", "equivalent"), (3, 4), 0, (3, 4), metrics=F1),
+    "qqp": GlueFormat(DUPLICATE, (3, 4), 5, PAIR, QUESTIONS, F1, short_rows=True),
+    "stsb": GlueFormat((), (7, 8), 9, (7, 8), metrics=CORRELATION),
+    "mnli": GlueFormat(NLI, (8, 9), -1, (8, 9), ("premise", "hypothesis"), spelled=True),
+    "qnli": GlueFormat(ENTAILED, PAIR, 3, PAIR, ("question", "sentence"), spelled=True),
+    "rte": GlueFormat(ENTAILED, PAIR, 3, PAIR, spelled=True),
+    "wnli": GlueFormat(ENTAILED[::-1], PAIR, 3, PAIR),
 }
 """The tasks by the names that the hub has for them."""
 
@@ -111,20 +122,17 @@ def find_glue(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in TASKS if find_splits(task_folder(folder, name), file_names(name)))
 
 
-def open_glue(
-    name: str, folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None
-) -> GlueTask:
-    """Reads a task from its folder in this one; `name` may be spelled as the folder is. What is `trained` already needs
-    no train split."""
+def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
+    """Reads a task from its folder in this one; `name` may be spelled as the folder is."""
     if (key := plain(name)) not in TASKS:
         raise UserError(f"{name}: no task of GLUE; there is {', '.join(TASKS)}")
-    files, columns = find_task(folder, key, trained is not None), TASKS[key]
+    files, columns = find_task(folder, key, setup.trained is not None), TASKS[key]
     if key == "mnli":
         files |= find_splits(task_folder(folder, AX), {AX: (f"{AX_FOLDER}.tsv", "test.tsv", *on_the_hub("test"))})
     items, notes = {}, [name_files(files)]
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
-        items[split] = join([SentenceItems(cutter, settings.length, *each) for each in read])
+        items[split] = join([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
     learns, train = "train" in items, items.pop("train", None) or next(iter(items.values()))
     return GlueTask(
         name=key,
@@ -136,11 +144,11 @@ def open_glue(
         dev={split: found for split, found in items.items() if found.labels is not None},
         test={split: found for split, found in items.items() if found.labels is None},
         notes=tuple(notes),
-        majority=key == "wnli" and settings.glue.wnli_majority and learns,
+        majority=key == "wnli" and setup.settings.glue.wnli_majority and learns,
     )
 
 
-def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
+def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tuple[tuple[list[str], ...], Array | None]:
     """Reads the texts of a split and its labels, where it has any; adds to the notes what was left out."""
     labelled = split.startswith(LABELLED)
     texts: Sequence[str | int] = columns.fields
@@ -157,8 +165,49 @@ def _read(path: Path, columns: Columns, split: str, notes: list[str]) -> tuple[t
     return found, _labels(table, label, columns.labels) if labelled else None
 
 
-def _labels(table: Table, column: str | int, names: tuple[str, ...]) -> Array:
+def _labels(table: TextTable, column: str | int, names: tuple[str, ...]) -> Array:
     if not names:
         return read_scores(table, column, SCORES)
     spelled = {spelled: number for number, name in enumerate(names) for spelled in (name, str(number))}
     return read_classes(table, column, spelled)
+
+
+TEST_ROWS = {
+    ("cola", "test"): 1_063,
+    ("sst2", "test"): 1_821,
+    ("mrpc", "test"): 1_725,
+    ("stsb", "test"): 1_379,
+    ("mnli", "test_matched"): 9_796,
+    ("mnli", "test_mismatched"): 9_847,
+    ("qnli", "test"): 5_463,
+    ("qqp", "test"): 390_965,
+    ("rte", "test"): 3_000,
+    ("wnli", "test"): 146,
+    ("mnli", AX): 1_104,
+}
+"""What the leaderboard wants answers to: the test splits of all tasks, with their numbers of rows."""
+MADE = (1980, 1, 1, 0, 0, 0)
+"""The time of files in the zip, which is the same every time."""
+
+
+def write_submission(folders: Sequence[Path], path: Path, *, fill: bool = False) -> None:
+    """Puts the answers that the tasks wrote into these folders into a zip.
+
+    `fill` answers what no task answered: with the first class, or with 0. Without it that is a UserError.
+    """
+    contents, missing = {}, []
+    for (name, split), rows in TEST_ROWS.items():
+        file = leaderboard_file(name, split)
+        if found := next((folder / file for folder in folders if (folder / file).is_file()), None):
+            if (answers := len(read_tsv(found))) != rows:
+                raise UserError(f"{found}: {answers:,} answers; the leaderboard has {rows:,} questions")
+            contents[file] = found.read_bytes()
+        else:
+            missing.append(file)
+            contents[file] = leaderboard_content(name, np.zeros(rows, np.int64))
+    if missing and not fill:
+        count = f"{len(missing)} of its {len(TEST_ROWS)} files"
+        raise UserError(f"{path.name}: {count} have no answers yet; --submission fills them in")
+    with replacing(path) as target, zipfile.ZipFile(target, "w") as archive:
+        for file, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(file, MADE), content, zipfile.ZIP_DEFLATED)

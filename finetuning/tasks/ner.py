@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from seqeval.metrics import classification_report
 from seqeval.metrics.sequence_labeling import get_entities
 
 from data_prep.common.arrays import Array
@@ -24,15 +23,11 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_splits, name_files, on_the_hub
 from finetuning.files.tag_files import DOCUMENT, Fields, Sentence, hold_out, read_sentences
-from finetuning.inputs import Cutter
-from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
-from finetuning.settings import FineTuning
-from finetuning.tasks.certainty import Certainty, of_classes, spreads
-from finetuning.tasks.scores import Tally, tally
-from finetuning.tasks.seen import Lengths, Seen
+from finetuning.results import Figures, predictions_file
+from finetuning.tasks.scores import Certainty, Tally, of_classes, spreads, tally
 from finetuning.tasks.tagged_words import TaggedWords, Words
-from finetuning.tasks.task import Column, Compared, Scores, Task
+from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
 FILES = {
@@ -48,24 +43,22 @@ IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 """What marks of other schemes mean in IOB."""
 
 
-def open_ner(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> Task:
+def open_ner(folder: Path, setup: Setup) -> Task:
     """Reads CoNLL-2003, or what has its files, from a folder."""
-    files = find_splits(folder, FILES, needed=("dev",) if trained else ("train", "dev"))
-    return open_tags("ner", files, cutter, settings, trained=trained)
+    files = find_splits(folder, FILES, needed=("dev",) if setup.trained else ("train", "dev"))
+    return open_tags("ner", files, setup)
 
 
 def open_tags(
     name: str,
     files: Mapping[str, Sequence[Path]],
-    cutter: Cutter,
-    settings: FineTuning,
+    setup: Setup,
     fields: Fields | None = None,
     held_out: float = 0.0,
-    trained: TaskHead | None = None,
 ) -> Task:
     """Reads the files of `train`, `dev` and, where there is one, `test`; `fields` is for Parquet and JSON lines.
 
-    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of what is `trained`.
+    Without `dev`, this share of `train` is held out for it. Without `train`, the labels are those of the model.
     """
     fields, notes = fields or Fields(), [name_files(files)]
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
@@ -73,7 +66,7 @@ def open_tags(
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
         splits = {**splits, "train": train, "dev": dev}
         notes.append(note)
-    return Tagging(name, splits, cutter, settings, fields.words, notes, () if trained is None else trained.labels)
+    return Tagging(name, splits, setup, fields.words, notes)
 
 
 class Tagging(Task):
@@ -83,14 +76,12 @@ class Tagging(Task):
         self,
         name: str,
         splits: Mapping[str, Sequence[Sentence]],
-        cutter: Cutter,
-        settings: FineTuning,
+        setup: Setup,
         field: str = Fields().words,
         notes: Sequence[str] = (),
-        labels: tuple[str, ...] = (),
     ) -> None:
-        """`field` is what other text calls its words, `notes` are lines for the user on what was read. `labels` are
-        those of a model that was trained on others, where there is no train split."""
+        """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
+        settings, labels = setup.settings, setup.trained.labels if setup.trained else ()
         self.name, self._length, self._field = name, settings.length, field
         context = settings.tags.document_context
         notes = list(notes)
@@ -103,7 +94,7 @@ class Tagging(Task):
         labels = _labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
-            items[split] = TaggedWords(_words(sentences, labels), cutter, settings.length, context)
+            items[split] = TaggedWords(_words(sentences, labels), setup.cutter, settings.length, context)
             if context and not any(sentence.parts_documents for sentence in sentences):
                 notes.append(f"{sentences[0].place} no {DOCUMENT} parts documents: all of it counts as one")
         self.head, self.metric = TaskHead("tags", labels), "f1" if self._by_entity else "accuracy"
@@ -113,80 +104,77 @@ class Tagging(Task):
         self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
 
-    def content(self, split: str) -> list[Column]:
-        """The words of a split with their tags, and where sentences and documents end."""
+    def _tagged(self, split: str) -> tuple[Words, Array]:
+        """The words of a split with their tags."""
         words = self._items[split].words
         assert words.tags is not None
-        return [words.texts, words.tags, words.sentence_ends, words.document_ends]
+        return words, words.tags
+
+    def content(self, split: str) -> list[Column]:
+        """The words of a split with their tags, and where sentences and documents end."""
+        words, tags = self._tagged(split)
+        return [words.texts, tags, words.sentence_ends, words.document_ends]
 
     def seen(self, split: str) -> Seen:
         """The sentences of a split, with how many entities it has of each type, or words of each tag."""
-        items, words = self._items[split], self._items[split].words
-        assert words.tags is not None
+        words, tags = self._tagged(split)
         ends = words.sentence_ends
-        stretches = list(itertools.pairwise([0, *ends.tolist()]))
-        texts = [" ".join(words.texts[begin:end]) for begin, end in stretches]
-        counts = dict(zip(self.head.labels, np.bincount(words.tags, minlength=len(self.head.labels)), strict=True))
+        texts = [" ".join(words.texts[begin:end]) for begin, end in itertools.pairwise([0, *ends.tolist()])]
+        counts = dict(zip(self.head.labels, np.bincount(tags, minlength=len(self.head.labels)).tolist(), strict=True))
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
-        answers = [tags.tobytes() for tags in np.split(words.tags, ends[:-1])]
-        lengths = Lengths("sentences", "length", self._length, items.whole_lengths, cuts=False)
-        return Seen((texts,), answers, (lengths,), {name: int(count) for name, count in counts.items()})
+        answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
+        lengths = Lengths("sentences", "length", self._length, self._items[split].whole_lengths, cuts=False)
+        return Seen((texts,), answers, (lengths,), counts)
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Counts an entity as right where its words and its type are, as the official conlleval does, and words."""
-        words = self._items[split].words
-        assert words.tags is not None
+        words, tags = self._tagged(split)
         predicted = outputs.values.argmax(1)
-        scores = {"accuracy": float(np.mean(predicted == words.tags))}
+        accuracy = {"accuracy": float(np.mean(predicted == tags))}
         if not self._by_entity:
-            return scores
-        if not (words.tags.any() or predicted.any()):  # nothing but O, the first label
-            return {"f1": 0.0, "precision": 0.0, "recall": 0.0, **scores}
-        report: Any = classification_report(
-            self._named(words, words.tags), self._named(words, predicted), output_dict=True, zero_division=0
-        )
-        total = report["micro avg"]
-        types = [name for name in report if not name.endswith(" avg")]
-        by_type = {f"f1_{name}": float(report[name]["f1-score"]) for name in types}
-        figures = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
-        return {name: float(value) for name, value in figures.items()} | scores | by_type
+            return accuracy
+        tallies = self._entities(words, predicted).sum(0)
+        types = zip(self._types, tallies.T.tolist(), strict=True)
+        by_type = {f"f1_{name}": _shares(*each)["f1"] for name, each in types if any(each)}
+        return {**_shares(*tallies.sum(1).tolist()), **accuracy, **by_type}
 
     def certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Draws sentences anew, since words of one are alike."""
-        words, predicted = self._items[split].words, outputs.values.argmax(1)
-        assert words.tags is not None
+        words, tags = self._tagged(split)
+        predicted = outputs.values.argmax(1)
         starts = np.concatenate([[0], words.sentence_ends[:-1]])
-        right = np.add.reduceat(predicted == words.tags, starts, dtype=np.int64)
+        right = np.add.reduceat(predicted == tags, starts, dtype=np.int64)
         sizes = np.diff(words.sentence_ends, prepend=0)
-        if self._by_entity:
-            names = sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
-            tallies = self._entities(words, predicted, names)
-        else:
-            names = list(self.head.labels)
-            tallies = None
+        tallies = self._entities(words, predicted) if self._by_entity else None
 
-        def figures(chosen: Array) -> dict[str, float]:
+        def figures(chosen: Array) -> Figures:
             found = {"accuracy": float(right[chosen].sum() / sizes[chosen].sum())}
             if tallies is None:
                 return found
             hit, true, said = tallies[chosen].sum((0, 2)).tolist()
-            shares = {"precision": hit / max(said, 1), "recall": hit / max(true, 1)}
-            return {"f1": 2 * hit / max(true + said, 1), **shares, **found}
+            return {**_shares(hit, true, said), "f1": 2 * hit / max(true + said, 1), **found}
 
-        counts = tally(words.tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
+        names = self.head.labels if tallies is None else self._types
+        counts = tally(tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
         return Certainty(len(starts), spreads(len(starts), figures), of_classes(names, counts))
 
-    def _entities(self, words: Words, predicted: Array, names: Sequence[str]) -> Array:
+    @property
+    def _types(self) -> list[str]:
+        """The types of entities."""
+        return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
+
+    def _entities(self, words: Words, predicted: Array) -> Array:
         """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
         assert words.tags is not None
-        found = np.zeros((len(words.sentence_ends), 3, len(names)), np.int64)
+        numbers = {name: number for number, name in enumerate(self._types)}
+        found = np.zeros((len(words.sentence_ends), 3, len(numbers)), np.int64)
         pairs = zip(self._named(words, words.tags), self._named(words, predicted), strict=True)
-        for number, each in enumerate(pairs):
+        for sentence, each in enumerate(pairs):
             true, said = (set(get_entities(tags)) for tags in each)
             for row, entities in enumerate((true & said, true, said)):
                 for name, _, _ in entities:
-                    found[number, row, names.index(name)] += 1
+                    found[sentence, row, numbers[name]] += 1
         return found
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
@@ -218,6 +206,12 @@ class Tagging(Task):
         names = np.array(self.head.labels)[tags].tolist()
         starts = [0, *words.sentence_ends.tolist()]
         return [names[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def _shares(right: int, true: int, said: int) -> Figures:
+    """F1, precision and recall; 0 where nothing is right and nothing was said."""
+    precision, recall = right / max(said, 1), right / max(true, 1)
+    return {"f1": 2 * precision * recall / ((precision + recall) or 1), "precision": precision, "recall": recall}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

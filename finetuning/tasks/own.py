@@ -10,6 +10,7 @@ label = "stars"
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,10 +22,8 @@ from data_prep.common.files import absence
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
 from finetuning.files.splits import name_files
-from finetuning.files.tables import Table, read_table
+from finetuning.files.tables import TextTable, read_table
 from finetuning.files.tag_files import Fields
-from finetuning.inputs import Cutter
-from finetuning.settings import FineTuning
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
@@ -35,7 +34,7 @@ from finetuning.tasks.sentences import (
     read_labels,
     read_scores,
 )
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]
@@ -70,9 +69,9 @@ class OwnTask(Section):
     """By which figure runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
 
 
-def open_own(path: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> Task:
-    """Reads a task as its TOML file says; what is `trained` already needs no file to train on."""
-    own = read_own(path)
+def open_own(path: Path, setup: Setup) -> Task:
+    """Reads a task as its TOML file says."""
+    own, trained = read_own(path), setup.trained
     files = {"train": own.train, "dev": own.dev, "test": own.test}
     places = {split: path.parent / file for split, file in files.items() if file}
     if trained and "dev" in places and not places["train"].exists():
@@ -82,7 +81,7 @@ def open_own(path: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead
     if own.kind == "tags":
         named = Fields(own.text, (own.label,))
         paths = {split: [place] for split, place in places.items()}
-        return open_tags(own.name, paths, cutter, settings, named, own.held_out, trained)
+        return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
     tables = {split: read_table(place) for split, place in places.items()}
     fields = (own.text, own.second) if own.second else (own.text,)
     texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
@@ -94,7 +93,7 @@ def open_own(path: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead
     for split, table in tables.items():
         labelled = split != "test" or _label_columns(own)[0] in table.names
         labels = _read_labels(own, head, table) if labelled else None
-        items[split] = SentenceItems(cutter, settings.length, texts[split], labels)
+        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files({split: [place] for split, place in places.items()})]
     if "dev" not in items:
         items["train"], items["dev"], note = hold_out(places["train"], items["train"], own.held_out)
@@ -137,7 +136,7 @@ def _checks(own: OwnTask) -> Checks:
     yield len(set(own.labels)) == len(own.labels), "labels: a name stands there twice"
 
 
-def _outputs(own: OwnTask, train: Table) -> tuple[str, ...]:
+def _outputs(own: OwnTask, train: TextTable) -> tuple[str, ...]:
     """The names of the classes or labels."""
     if own.labels or own.kind != "classes":
         return own.labels
@@ -164,7 +163,7 @@ def _label_columns(own: OwnTask) -> tuple[str, ...]:
     return own.labels if own.kind == "labels" else (own.label,)
 
 
-def _read_labels(own: OwnTask, head: TaskHead, table: Table) -> Array:
+def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:
     if own.kind == "score":
         return read_scores(table, own.label)
     if own.kind == "labels":

@@ -13,16 +13,14 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.held_out import choose_held_out
-from finetuning.files.tables import Table, read_tsv
+from finetuning.files.tables import TextTable, choose_held_out, read_tsv
 from finetuning.inputs import Cutter, Encoded
-from finetuning.places import predictions_file
 from finetuning.ragged import Ragged
+from finetuning.results import Figures, predictions_file
 from finetuning.scale import Scale
 from finetuning.tasks import scores
-from finetuning.tasks.certainty import Certainty, of_classes, spread_of_share, spreads
-from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.task import Column, Compared, Scores, Task
+from finetuning.tasks.scores import Certainty, of_classes, spread_of_share, spreads
+from finetuning.tasks.task import Column, Compared, Lengths, Seen, Task
 from pretraining.huggingface.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
@@ -105,7 +103,7 @@ class SentenceTask(Task):
         many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Computes the figures of a split of `dev`."""
         return scores.figures(self.head.kind, self.metrics, *self._answers(split, outputs))
 
@@ -189,7 +187,7 @@ def tsv_bytes(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
     return "".join("\t".join(row) + "\n" for row in (names, *rows)).encode(errors="replace")
 
 
-def read_classes(table: Table, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
+def read_classes(table: TextTable, column: str | int, known: Mapping[str, int], *, of_train: bool = False) -> Array:
     """Reads a column of classes; `known` has the number of each for all its spellings, or for those `of_train`."""
     values = table.column(column)
     numbers = [known.get(value, -1) for value in values]
@@ -205,7 +203,7 @@ def read_classes(table: Table, column: str | int, known: Mapping[str, int], *, o
     return np.array(numbers, np.int64)[:, None]
 
 
-def read_scores(table: Table, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
+def read_scores(table: TextTable, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
     """Reads a column of finite numbers within these limits."""
     values = table.column(column)
     with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
@@ -225,7 +223,7 @@ def _number(text: str) -> float:
         return float("nan")
 
 
-def read_labels(table: Table, columns: Sequence[str]) -> Array:
+def read_labels(table: TextTable, columns: Sequence[str]) -> Array:
     """Reads a column for each of several labels, which says with 0 or 1 whether it holds."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     return np.concatenate([read_classes(table, column, known) for column in columns], axis=1)

@@ -31,7 +31,7 @@ class Places(NamedTuple):
     ends: Array
 
 
-class Windows:
+class TextWindows:
     """Questions with texts, as sequences that fit the model: a long text makes several windows, which overlap.
 
     The windows of a question follow one another. Each is an item without labels. Nothing is cut into pieces before
@@ -146,7 +146,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Answers:
+class RankedAnswers:
     """What a model answers to a question."""
 
     candidates: tuple[Candidate, ...]
@@ -165,7 +165,7 @@ class Answers:
         return "" if best is None or (threshold is not None and self.odds > threshold) else best.text
 
 
-def find_answers(windows: Windows, outputs: Ragged, optional: bool) -> Iterator[Answers]:
+def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Iterator[RankedAnswers]:
     """Yields what the outputs say to every question: logits of windows as rows of (pieces, 2), for starts and ends.
 
     All spans are compared that begin where their piece has most context and have at most so many pieces as an answer
@@ -211,7 +211,7 @@ def _greatest(values: Array, number: int) -> Array:
 
 def _ranked(
     context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool, number: int
-) -> Answers:
+) -> RankedAnswers:
     """Makes answers of the best stretches (n, 2) of a text, in characters: at most a number, each text once."""
     order = np.argsort(-logits.sum(1), kind="stable")
     found: dict[str, tuple[int, float, float]] = {}
@@ -228,4 +228,4 @@ def _ranked(
     totals = np.array([each[0] for each in kept])
     shares = np.exp(totals - totals.max(initial=-np.inf))
     shares = (shares / shares.sum()).tolist()
-    return Answers(tuple(Candidate(*each[1:], share) for each, share in zip(kept, shares, strict=True)), odds)
+    return RankedAnswers(tuple(Candidate(*each[1:], share) for each, share in zip(kept, shares, strict=True)), odds)

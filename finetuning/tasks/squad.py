@@ -15,14 +15,14 @@ from data_prep.common.files import write_json
 from finetuning.files.splits import name_files
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
+from finetuning.results import Figures
 from finetuning.settings import FineTuning
-from finetuning.tasks.certainty import Certainty, spread_of_share, spreads
-from finetuning.tasks.seen import Lengths, Seen
-from finetuning.tasks.spans import Answers, Windows, find_answers, pieces_of
+from finetuning.tasks.scores import Certainty, spread_of_share, spreads
+from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, pieces_of
 from finetuning.tasks.squad_rules import (
     Gold,
     Question,
-    Squad,
+    SquadFile,
     Version,
     best_threshold,
     evaluate_1,
@@ -30,7 +30,7 @@ from finetuning.tasks.squad_rules import (
     read_squad,
     score_answer,
 )
-from finetuning.tasks.task import Column, Scores, Task
+from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
 from pretraining.huggingface.weights import TaskHead
 
 DEV = "dev"
@@ -38,6 +38,8 @@ DEV = "dev"
 NAMED = 3
 """How many answers that are not at their offset are named."""
 PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
+WRITTEN = ("text", "probability", "start_logit", "end_logit")
+"""What is written of a possible answer."""
 HELD_OUT_BY = 0
 """Decides which articles are held out: the same in every run, whatever its seed, so that runs are compared."""
 
@@ -46,8 +48,7 @@ def open_squad(
     version: Version,
     train: Path | None,
     dev: Path | None,
-    cutter: Cutter,
-    settings: FineTuning,
+    setup: Setup,
     strict: bool = False,
     held_out: float = 0.0,
 ) -> SquadTask:
@@ -68,13 +69,13 @@ def open_squad(
             f"{train}: {len(asked):,} of its {count:,} questions ({articles:,} whole articles) are held out from "
             "training and scored"
         )
-    task = SquadTask(version, learned, asked, cutter, settings, strict)
+    task = SquadTask(version, learned, asked, setup, strict)
     task.notes = (*notes, *task.notes)
     return task
 
 
 def _read(path: Path, version: Version) -> Sequence[Question]:
-    squad: Squad = read_squad(path)
+    squad: SquadFile = read_squad(path)
     if version == "1.1" and (empty := next((each for each in squad.questions if not each.golds), None)):
         raise UserError(f"{empty.where}: has no answer, as in SQuAD 2.0: use version 2.0")
     return squad.questions
@@ -123,7 +124,7 @@ def _placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question]
     return placed, f"{note}; these questions are left out of training"
 
 
-class Lessons(Windows):
+class Lessons(TextWindows):
     """Windows to learn from: each with the span of the first answer, or (0, 0) where it does not hold all of it."""
 
     def __init__(self, questions: Sequence[Question], cutter: Cutter, settings: FineTuning) -> None:
@@ -150,18 +151,18 @@ class SquadTask(Task):
 
     metric = "f1"
     head = TaskHead("spans")
-    train: Windows
-    dev: Mapping[str, Windows]
+    train: TextWindows
+    dev: Mapping[str, TextWindows]
 
     def __init__(
         self,
         version: Version,
         train: Sequence[Question],
         dev: Sequence[Question],
-        cutter: Cutter,
-        settings: FineTuning,
+        setup: Setup,
         strict: bool,
     ) -> None:
+        cutter, settings = setup.cutter, setup.settings
         self.name, self.version, self.settings = f"squad{version[0]}", version, settings
         placed, note = _placed(train, strict)
         if note:
@@ -172,19 +173,22 @@ class SquadTask(Task):
             )
         self.train = Lessons(placed, cutter, settings)
         self.learned, self.questions = placed, dev
-        self._found: tuple[Ragged, Mapping[str, Answers]] | None = None
-        self.dev = {DEV: Windows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
+        self._found: tuple[Ragged, Mapping[str, RankedAnswers]] | None = None
+        self.dev = {DEV: TextWindows([(each.text, each.context) for each in dev], cutter, settings)} if dev else {}
+
+    def _questions(self, split: str) -> tuple[Sequence[Question], TextWindows]:
+        return (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
 
     def content(self, split: str) -> list[Column]:
         """What was read of a split: the questions with their texts, and the answers."""
-        questions, items = (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
+        questions, items = self._questions(split)
         golds = [(number, gold) for number, each in enumerate(questions) for gold in each.golds]
         places = np.array([(number, gold.start) for number, gold in golds], np.int64)
         return [items.asked, items.texts, items.context, [gold.text for _, gold in golds], places]
 
     def seen(self, split: str) -> Seen:
         """The questions of a split with their texts, which other questions have too."""
-        questions, items = (self.learned, self.train) if split == "train" else (self.questions, self.dev[split])
+        questions, items = self._questions(split)
         lengths = (
             Lengths("questions", "spans.question", self.settings.spans.question, items.question_lengths),
             Lengths("texts with their questions", "length", self.settings.length, items.whole_lengths, cuts=False),
@@ -194,17 +198,17 @@ class SquadTask(Task):
         counts = {"answered": answered, "without an answer": len(answers) - answered} if self.version == "2.0" else {}
         return Seen((items.asked, [each.context for each in questions]), answers, lengths, counts)
 
-    def _answers(self, split: str, outputs: Ragged) -> Mapping[str, Answers]:
+    def _answers(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
         """What the outputs say to every question, sorted as in the files that are written; found once."""
         if self._found is None or self._found[0] is not outputs:
             self._found = outputs, self._find(split, outputs)
         return self._found[1]
 
-    def _find(self, split: str, outputs: Ragged) -> Mapping[str, Answers]:
+    def _find(self, split: str, outputs: Ragged) -> Mapping[str, RankedAnswers]:
         found = find_answers(self.dev[split], outputs, optional=self.version == "2.0")
         return dict(sorted(zip((each.id for each in self.questions), found, strict=True)))
 
-    def _threshold(self, answers: Mapping[str, Answers]) -> float | None:
+    def _threshold(self, answers: Mapping[str, RankedAnswers]) -> float | None:
         """The odds above which an answer is better left empty for F1; None in 1.1, where it never is.
 
         It lies below all odds where it is best to leave all answers empty.
@@ -217,7 +221,7 @@ class SquadTask(Task):
         _, threshold = best_threshold(scores, {each.id: bool(each.golds) for each in self.questions}, texts, odds)
         return float(np.nextafter(min(odds.values()), -np.inf)) if threshold is None else threshold
 
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split by the official rules. In 2.0 `exact` and `f1` are at the threshold that is best for F1, and
         `exact_at_zero`, `f1_at_zero` at 0, which nothing was learned from."""
         answers = self._answers(split, outputs)
@@ -255,15 +259,7 @@ class SquadTask(Task):
         write_json(
             folder / BEST,
             {
-                name: [
-                    {
-                        "text": one.text,
-                        "probability": one.probability,
-                        "start_logit": one.start_logit,
-                        "end_logit": one.end_logit,
-                    }
-                    for one in each.candidates
-                ]
+                name: [{figure: getattr(one, figure) for figure in WRITTEN} for one in each.candidates]
                 for name, each in answers.items()
             },
         )
@@ -271,13 +267,5 @@ class SquadTask(Task):
             write_json(folder / ODDS, {name: each.odds for name, each in answers.items()})
 
     def description(self, outputs: Ragged) -> dict[str, Any]:
-        spans = self.settings.spans
-        return {
-            "length": self.settings.length,
-            "stride": spans.stride,
-            "question": spans.question,
-            "answer": spans.answer,
-            "best": spans.best,
-            # null in 1.1, where no answer is empty
-            "threshold": self._threshold(self._answers(DEV, outputs)) if self.dev else None,
-        }
+        threshold = self._threshold(self._answers(DEV, outputs)) if self.dev else None  # 1.1 leaves no answer empty
+        return {"length": self.settings.length, **self.settings.spans.model_dump(), "threshold": threshold}

@@ -50,7 +50,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Squad:
+class SquadFile:
     """The questions of a file."""
 
     path: Path
@@ -151,7 +151,7 @@ def best_threshold(
     return float(reached[best]) / len(scores), odds[ranked[best - 1]] if best else None
 
 
-def read_squad(path: Path) -> Squad:
+def read_squad(path: Path) -> SquadFile:
     """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; raises UserError with the place of what is wrong."""
     try:
         with path.open("rb") as file:
@@ -168,7 +168,7 @@ def read_squad(path: Path) -> Squad:
         first[question.id] = question.where
         if version == "1.1" and not question.golds:
             raise UserError(f"{question.where}: no answer, which every question of SQuAD 1.1 has")
-    return Squad(path, version, tuple(questions))
+    return SquadFile(path, version, tuple(questions))
 
 
 def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:

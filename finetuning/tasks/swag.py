@@ -9,11 +9,11 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from finetuning.files.splits import find_splits, name_files, on_the_hub
-from finetuning.files.tables import Table, read_table
-from finetuning.inputs import Cutter, Encoded
+from finetuning.files.tables import TextTable, read_table
+from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
-from finetuning.settings import FineTuning
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes
+from finetuning.tasks.task import Setup
 from pretraining.huggingface.weights import TaskHead
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -43,20 +43,19 @@ class Endings(SentenceItems):
         return Encoded(sequences, labels, choices=len(endings))
 
 
-def open_swag(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskHead | None = None) -> SentenceTask:
-    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then. What is
-    `trained` already needs no train split."""
+def open_swag(folder: Path, setup: Setup) -> SentenceTask:
+    """Reads train.csv, val.csv and test.csv of a folder, or its only CSV, of which a share is scored then."""
     alone = sorted(folder.glob("*.csv"))
     if len(alone) == 1 and not find_splits(folder, FILES):
         files, notes = {"train": alone}, []
     else:
         files = find_splits(
-            folder, FILES, ("dev",) if trained else ("train", "dev"), f"swag --out {shlex.quote(str(folder))}"
+            folder, FILES, ("dev",) if setup.trained else ("train", "dev"), f"swag --out {shlex.quote(str(folder))}"
         )
         notes = [name_files(files)]
     items = {}
     for split, paths in files.items():
-        parts = [_items(read_table(path), split != "test", cutter, settings.length) for path in paths]
+        parts = [_items(read_table(path), split != "test", setup) for path in paths]
         items[split] = join(parts)
     if "dev" not in items:
         items["train"], items["dev"], note = hold_out(alone[0], items["train"], HELD_OUT)
@@ -74,6 +73,6 @@ def open_swag(folder: Path, cutter: Cutter, settings: FineTuning, trained: TaskH
     )
 
 
-def _items(table: Table, labelled: bool, cutter: Cutter, length: int) -> Endings:
+def _items(table: TextTable, labelled: bool, setup: Setup) -> Endings:
     labels = read_classes(table, "label", LABELS) if labelled else None
-    return Endings(cutter, length, tuple(table.column(name) for name in FIELDS), labels)
+    return Endings(setup.cutter, setup.settings.length, tuple(table.column(name) for name in FIELDS), labels)

@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.arrays import Array
-from finetuning.inputs import Items
+from finetuning.inputs import Cutter, Items
 from finetuning.ragged import Ragged
+from finetuning.results import Figures
 from finetuning.scale import Scale
+from finetuning.settings import FineTuning
 from finetuning.tasks import scores
-from finetuning.tasks.certainty import Certainty
-from finetuning.tasks.seen import Seen
+from finetuning.tasks.scores import Certainty
 from pretraining.huggingface.weights import TaskHead
 
-Scores = dict[str, float]
-"""Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long something of the items is, in pieces, and how much of it a model is given."""
+
+    what: str
+    """`texts`, `questions`."""
+    setting: str
+    """The setting that limits them: `length`."""
+    limit: int
+    measure: Callable[[Array], Array]
+    """The pieces of the sequences of the items of these numbers, if nothing were cut off."""
+    cuts: bool = True
+    """Whether what is beyond the limit is lost, rather than read in parts."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The items of a split."""
+
+    texts: tuple[Sequence[str], ...]
+    """Columns, which together are what is asked of an item."""
+    answers: Sequence[Hashable]
+    """What is right of every item, to tell where that differs."""
+    lengths: tuple[Lengths, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How often every class, label or kind of entity is right; empty where there are none."""
+    numbers: Array | None = None
+    """The numbers that are right, where the task asks for some."""
+
+    def __len__(self) -> int:
+        return len(self.texts[0])
+
 
 Column = Sequence[str] | Array
 """Values that were read of a split: texts or numbers."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What decides how the files of a task become items."""
+
+    cutter: Cutter
+    settings: FineTuning
+    trained: TaskHead | None = None
+    """The head of a model that is trained already and only scored. Files to train on may then be missing: those of dev
+    stand in for them, and the labels are the model's."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +113,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def score(self, split: str, outputs: Ragged) -> Scores:
+    def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split of `dev`. `outputs` has the logits of its items, in their order: of an item one row of
         (1, labels), or of (1, 1) for a score, of (1, choices) for a choice; for spans a row of (pieces, 2), for tags
         one of (words, tags)."""

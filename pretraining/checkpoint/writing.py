@@ -45,7 +45,7 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
-from pretraining.optimizers.steps.flat import Part
+from pretraining.optimizers.steps.flat import Slice
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
 from pretraining.reporting.meter import MeterState
@@ -245,13 +245,13 @@ def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     return copies
 
 
-def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
+def _own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
     """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for part in parts:
         first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
         if first < end:
-            yield Part(part.name, part.start + first, end - first, part.offset + first)
+            yield Slice(part.name, part.start + first, end - first, part.offset + first)
 
 
 @contextmanager

@@ -58,6 +58,12 @@ def prepare_process(small_steps: bool = False) -> None:
         mallopt(option, value)
 
 
+def begin_rank(small_steps: bool = False) -> None:
+    """Prepares a rank, which outlives mpirun; call it before PyTorch is loaded, which starts threads."""
+    prepare_process(small_steps)
+    outlive_mpirun()
+
+
 def allow_open_files(count: int) -> tuple[int, int]:
     """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
     begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""

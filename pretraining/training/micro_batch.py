@@ -24,13 +24,7 @@ from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
-from pretraining.planning.memory import (
-    CPU_PIECES,
-    MARGIN,
-    Heaviest,
-    Room,
-    largest_that_fits,
-)
+from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, largest_that_fits
 from pretraining.planning.plan import Target
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
@@ -48,8 +42,9 @@ class MicroBatches:
     def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
         """`before` are those that a checkpoint knows, by the names of their phases."""
         self._request, self._context, self._engine = request, context, engine
-        dtype, room = name_dtype(engine.dtype), room_of(engine.device, context.world.local_size)
-        self._target, self._room = Target(request.recipe, request.manifest, dtype, room, context.world.size), room
+        self._room = room_of(engine.device, context.world.local_size)
+        dtype = name_dtype(engine.dtype)
+        self._target = Target(request.recipe, request.manifest, dtype, self._room, context.world.size)
         self.found = dict(before)
 
     def of(self, phase: Phase) -> int:
@@ -83,12 +78,12 @@ class MicroBatches:
         return largest_that_fits(sizes, self._trial_of(phase))
 
     def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
-        """A function that says whether so many sequences fit on this rank: by a trial, or by an estimate."""
-        device, zero, target = self._engine.device, self._engine.zero, self._target
+        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
-            reserve = memory_to_reserve(target.memory(zero).device, device)
-            return partial(fits_in_trial, target.heaviest(phase), device, reserve)
-        return partial(target.fits, phase, zero)
+            reserve = memory_to_reserve(self._target.memory(zero).device, device)
+            return partial(fits_in_trial, self._target.heaviest(phase), device, reserve)
+        return partial(self._target.fits, phase, zero)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
         """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
@@ -146,7 +141,7 @@ class MicroBatches:
         return Conditions(
             ranks=self._context.world.size,
             devices=devices,
-            dtype=name_dtype(self._engine.dtype),
+            dtype=self._target.dtype,
             model=asdict(self._request.shape),
             batch=phase.batch,
             length=phase.length,

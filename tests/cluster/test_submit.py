@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, write_wiki
 from support.training import RECIPE
 
-from finetuning.files.glue_files import FOLDERS, plain, splits_of
+from finetuning.files.splits import FOLDERS, plain, splits_of
 
 SBATCH = """#!/bin/sh
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"

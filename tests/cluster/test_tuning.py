@@ -12,7 +12,7 @@ from support.run_folders import Look, strip
 from data_prep.common.codes import ENDED
 from data_prep.common.files import write_json
 from data_prep.common.locks import LOCK
-from finetuning.places import BEGUN, PLAN, RESULTS
+from finetuning.results import BEGUN, PLAN, RESULTS
 from pretraining.reporting.metrics_file import METRICS
 
 pytest_plugins = ["support.run_fixtures"]

@@ -18,7 +18,7 @@ def write(folder: Path, runs: int = 1, dev: str = "200 rows, checksum 12", **sco
         name: {
             "metric": "accuracy",
             "score": score,
-            "scores": {"dev": {"accuracy": score}},
+            "scores": {} if score is None else {"dev": {"accuracy": score}},
             "spreads": {"dev": {"accuracy": 0.02}},
             "data": {"train": "9 rows, checksum 34", "dev": dev},
             "runs": {f"seed{number}": {"score": score} for number in range(runs)},

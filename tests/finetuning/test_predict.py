@@ -29,7 +29,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning import predict
 from finetuning.prediction import FineTuned, load
 from finetuning.ragged import Ragged
-from finetuning.tasks.spans import Windows
+from finetuning.tasks.spans import TextWindows
 from pretraining.huggingface.folders import TASK
 from pretraining.huggingface.weights import Kind
 
@@ -189,7 +189,7 @@ def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatc
     model, text = load(folders["spans"]), "a b c d " * 50 + "word3 word4"
     seen = []
 
-    def point_at_the_end(_: FineTuned, items: Windows) -> Ragged:
+    def point_at_the_end(_: FineTuned, items: TextWindows) -> Ragged:
         """The last two pieces of the text, before the last [SEP]."""
         lengths = items.encode(np.arange(len(items))).sequences.pieces.lengths
         seen.append(len(lengths))

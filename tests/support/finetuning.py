@@ -22,6 +22,7 @@ from support.training import TIMES
 
 from finetuning.running import loop
 from finetuning.running.outputs import outputs_of
+from finetuning.session.session import main
 from pretraining.engine.step import train_step
 from pretraining.processes import stopping
 
@@ -125,8 +126,7 @@ def call(entry: str, command: Sequence[str]) -> int:
     """An entry in this process, `run_task` or another; returns its exit code."""
     module = importlib.import_module(f"finetuning.{entry}")
     kind = getattr(module, "".join(part.capitalize() for part in entry.split("_")))
-    code: int = module.main(kind, list(command), f"{entry}.py")
-    return code
+    return main(kind, list(command), f"{entry}.py")
 
 
 def launch(
@@ -187,14 +187,14 @@ def timeless(figures: Any) -> Any:
 
 def stop_at(step: int, number: int = signal.SIGTERM) -> None:
     """A fault: after this step, the last rank hears a signal."""
-    make_step = loop.Run.step
+    make_step = loop.Tuner.step
 
-    def step_and_signal(run: loop.Run, *arguments: Any) -> None:
+    def step_and_signal(run: loop.Tuner, *arguments: Any) -> None:
         make_step(run, *arguments)
         if run.state.step == step and _is_last(run):
             os.kill(os.getpid(), number)
 
-    put(loop.Run, "step", step_and_signal)
+    put(loop.Tuner, "step", step_and_signal)
 
 
 def stop_within_step(step: int) -> None:
@@ -219,10 +219,10 @@ def stop_within_step(step: int) -> None:
 def stop_within_scoring(step: int, split: str) -> None:
     """A fault: when dev is scored or test is predicted after this step, the last rank hears a signal before it."""
     stopping.QUESTION_SECONDS = 0.0
-    score = loop.Run.score_where_due
-    under_way: list[loop.Run] = []
+    score = loop.Tuner.score_where_due
+    under_way: list[loop.Tuner] = []
 
-    def noted(run: loop.Run) -> None:
+    def noted(run: loop.Tuner) -> None:
         under_way[:] = [run]
         score(run)
 
@@ -231,32 +231,32 @@ def stop_within_scoring(step: int, split: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return outputs_of(engine, kind, splits, context)
 
-    put(loop.Run, "score_where_due", noted)
+    put(loop.Tuner, "score_where_due", noted)
     put(loop, "outputs_of", heard)
 
 
 def kill_at(step: int, run: str = "") -> None:
     """A fault: after this step of a run whose name has `run` in it, the process is killed."""
-    after_step = loop.Run.after_step
+    after_step = loop.Tuner.after_step
 
-    def after_step_or_die(self: loop.Run) -> None:
+    def after_step_or_die(self: loop.Tuner) -> None:
         after_step(self)
         if self.state.step == step and run in self.folder.name:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    put(loop.Run, "after_step", after_step_or_die)
+    put(loop.Tuner, "after_step", after_step_or_die)
 
 
 def slow_steps(seconds: float) -> None:
     """A fault: every step takes longer."""
-    make_step = loop.Run.step
+    make_step = loop.Tuner.step
 
-    def slowly(run: loop.Run, *arguments: Any) -> None:
+    def slowly(run: loop.Tuner, *arguments: Any) -> None:
         time.sleep(seconds)
         make_step(run, *arguments)
 
-    put(loop.Run, "step", slowly)
+    put(loop.Tuner, "step", slowly)
 
 
-def _is_last(run: loop.Run) -> bool:
+def _is_last(run: loop.Tuner) -> bool:
     return run.context.world.rank == run.context.world.size - 1

@@ -14,6 +14,7 @@ from finetuning.fetch import main
 from finetuning.fetching.demo_task import package_of
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
+from finetuning.tasks.task import Setup
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
 
@@ -75,7 +76,7 @@ def test_the_task_is_the_same_every_time_and_can_be_opened(site: Path, tmp_path:
     make(tmp_path / "two")
     for name in ("train.jsonl", "dev.jsonl", "package.toml"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    task = open_own(tmp_path / "one" / "package.toml", CUTTER, FineTuning())
+    task = open_own(tmp_path / "one" / "package.toml", Setup(CUTTER, FineTuning()))
     assert task.head.labels == ("blueness", "pyred")
     assert (len(task.train), len(task.dev["dev"])) == (80, 40)
 

@@ -16,7 +16,15 @@ from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
 from finetuning.model import serving
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.serving import Packed, Plain, Quantised, ServedModel, can_pack, check_int8, product
+from finetuning.model.serving import (
+    PackedProduct,
+    PlainProduct,
+    QuantisedProduct,
+    ServedModel,
+    can_pack,
+    check_int8,
+    product,
+)
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.model import cpu_kernels
@@ -87,7 +95,7 @@ def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
     linear, x = Linear(48, 32), torch.randn(5, 48)
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
-    kinds = [Plain, *([Packed] if can_pack(linear.weight) else [])]
+    kinds = [PlainProduct, *([PackedProduct] if can_pack(linear.weight) else [])]
     for made in (*(kind(linear) for kind in kinds), product(linear)):
         torch.testing.assert_close(made(x), x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
         expected = torch.nn.functional.gelu(x @ linear.weight.t() + linear.bias)
@@ -102,7 +110,7 @@ def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
     torch.nn.init.normal_(linear.weight)
     x = torch.zeros(3, 16)
     x[1] = torch.linspace(-1, 1, 16)
-    made = Quantised(linear)(x)
+    made = QuantisedProduct(linear)(x)
     assert (made[[0, 2]] == 0).all()
     torch.testing.assert_close(made[1], linear.weight @ x[1], atol=0.05, rtol=0.05)
 

@@ -9,12 +9,12 @@ import pytest
 from support.squad import article, cutter, item, write_squad
 
 from finetuning.inputs import Cutter
-from finetuning.running.base import identity_of
+from finetuning.running.search import identity_of
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.ner import open_ner
 from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 
 SETTINGS = FineTuning()
 Opener = Callable[[Path, str, str], Task]
@@ -24,7 +24,7 @@ def glue(folder: Path, text: str, answer: str) -> Task:
     (folder / "SST-2").mkdir(parents=True)
     for split, said in (("train", text), ("dev", "fine")):
         (folder / "SST-2" / f"{split}.tsv").write_text(f"sentence\tlabel\n{said}\t{answer}\nbad\t0\n")
-    return open_glue("sst2", folder, cutter(), SETTINGS)
+    return open_glue("sst2", folder, Setup(cutter(), SETTINGS))
 
 
 def squad(folder: Path, text: str, answer: str) -> Task:
@@ -32,7 +32,7 @@ def squad(folder: Path, text: str, answer: str) -> Task:
     asked = [item("a", "q", ["z" if answer == "1" else "y"])]
     train = write_squad(folder / "train.json", [article("t", [(f"{text} y z", asked)])])
     dev = write_squad(folder / "dev.json", [article("t", [("a z", [item("a", "q", ["z"])])])])
-    return open_squad("1.1", train, dev, cutter(), SETTINGS)
+    return open_squad("1.1", train, dev, Setup(cutter(), SETTINGS))
 
 
 def ner(folder: Path, text: str, answer: str) -> Task:
@@ -40,7 +40,7 @@ def ner(folder: Path, text: str, answer: str) -> Task:
     for split, said in (("train", text), ("valid", "fine")):
         tag = "B-LOC" if answer == "1" else "O"
         (folder / f"{split}.txt").write_text(f"{said} {tag}\nbad B-LOC\n\n")
-    return open_ner(folder, cutter(), SETTINGS)
+    return open_ner(folder, Setup(cutter(), SETTINGS))
 
 
 @pytest.mark.parametrize("open_task", [glue, squad, ner])

@@ -27,7 +27,7 @@ from finetuning.inputs import Encoded, Sequences
 from finetuning.model.heads import TaskBatch
 from finetuning.ragged import Ragged
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.loop import Run
+from finetuning.running.loop import Tuner
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.sentences import SentenceTask
 from pretraining.engine.precision import set_arithmetic
@@ -65,7 +65,7 @@ class Made:
         return Encoded(sequences, Ragged.even(self.labels[numbers]))
 
 
-class NotedRun(Run):
+class NotedRun(Tuner):
     """A run that notes its losses, and scores nothing."""
 
     losses: list[float]

@@ -15,14 +15,14 @@ from support.training import assert_ended
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
-from finetuning.places import BEGUN, MODEL, RESULTS
-from finetuning.running.base import differences
+from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
 from finetuning.running.search import (
     best_of,
-    list_members,
+    differences,
     remove_worse_models,
     require_same,
     results_of,
+    settings_of_runs,
     what_decides,
 )
 from finetuning.session.report import replace_folder
@@ -36,35 +36,33 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 
 
 def test_one_run_where_nothing_is_searched() -> None:
-    (member,) = list_members(FineTuning(learning_rate=1e-4, seed=7))
-    assert (member.name, member.settings) == ("lr0.0001-seed7", FineTuning(learning_rate=1e-4, seed=7))
+    settings = FineTuning(learning_rate=1e-4, seed=7)
+    assert settings_of_runs(settings) == {"lr0.0001-seed7": settings}
 
 
 def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> None:
-    members = list_members(FineTuning.model_validate({"seed": 3, "search": GRID}))
-    assert len({member.name for member in members}) == len(members) == 16
-    assert [member.settings.seed for member in members] == [3] * 8 + [4] * 8
-    assert members[0].name == "lr5e-05-batch16-epochs2-seed3"
-    found = {(m.settings.learning_rate, m.settings.batch, m.settings.epochs) for m in members[:8]}
+    runs = settings_of_runs(FineTuning.model_validate({"seed": 3, "search": GRID}))
+    assert [own.seed for own in runs.values()] == [3] * 8 + [4] * 8
+    assert next(iter(runs)) == "lr5e-05-batch16-epochs2-seed3"
+    found = {(own.learning_rate, own.batch, own.epochs) for own in [*runs.values()][:8]}
     assert found == {(rate, batch, epochs) for rate in (5e-5, 3e-5) for batch in (16, 32) for epochs in (2, 3.5)}
 
 
 def test_a_run_keeps_its_name_when_learning_rates_and_seeds_join() -> None:
     """So that what is done stays done."""
-    few = list_members(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
-    more = list_members(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
-    shared = {member.name: what_decides(member.settings) for member in more}
-    assert all(shared[member.name] == what_decides(member.settings) for member in few)
+    few = settings_of_runs(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
+    more = settings_of_runs(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
+    assert all(what_decides(more[name]) == what_decides(own) for name, own in few.items())
 
 
-def identity(model: str = "mini", **settings: Any) -> dict[str, Any]:
+def begun(model: str = "mini", **settings: Any) -> Begun:
     """What a run with these settings depends on."""
-    return {"settings": what_decides(FineTuning.model_validate(settings)), "model": {"checksum": model}}
+    return Begun(settings=what_decides(FineTuning.model_validate(settings)), model={"checksum": model})
 
 
 def test_what_does_not_change_the_outcome_may_change_on_the_way(tmp_path: Path) -> None:
-    require_same(tmp_path, {"one": identity()})  # nothing was begun
-    write_json(tmp_path / "one" / BEGUN, identity(learning_rate=1e-4))
+    require_same(tmp_path, {"one": begun()})  # nothing was begun
+    begun(learning_rate=1e-4).write(tmp_path / "one" / BEGUN)
     others: dict[str, Any] = {
         "micro_batch": 4,
         "search": {"seeds": 4},
@@ -72,16 +70,16 @@ def test_what_does_not_change_the_outcome_may_change_on_the_way(tmp_path: Path) 
         "checkpoints": {"every": 5},
     }
     moved: dict[str, Any] = {"parallel": {"zero": 2}, "compute": {"threads": 1}}
-    require_same(tmp_path, {"one": identity(learning_rate=1e-4, **others, **moved)})
+    require_same(tmp_path, {"one": begun(learning_rate=1e-4, **others, **moved)})
     with pytest.raises(UserError) as refused:
-        require_same(tmp_path, {"one": identity(learning_rate=1e-4, epochs=5.0, patience=2)})
+        require_same(tmp_path, {"one": begun(learning_rate=1e-4, epochs=5.0, patience=2)})
     assert "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n" in str(refused.value)
 
 
 def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path) -> None:
-    write_json(tmp_path / "one" / BEGUN, identity(learning_rate=1e-4, seed=1))
-    require_same(tmp_path, {"two": identity(learning_rate=5e-5, seed=2, batch=64, epochs=1.0)})
-    for other, change in ((identity(length=64), "length: 128 -> 64"), (identity("base"), "checksum: mini -> base")):
+    begun(learning_rate=1e-4, seed=1).write(tmp_path / "one" / BEGUN)
+    require_same(tmp_path, {"two": begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0)})
+    for other, change in ((begun(length=64), "length: 128 -> 64"), (begun("base"), "checksum: mini -> base")):
         with pytest.raises(UserError, match=change):
             require_same(tmp_path, {"two": other})
 
@@ -108,7 +106,7 @@ def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Pat
     assert best_of(results_of(tmp_path)) == "b"
     remove_worse_models(tmp_path)
     assert sorted(path.parent.name for path in tmp_path.glob(f"*/{MODEL}")) == ["at work", "b"]
-    assert best_of({"d": {"score": None}}) is None
+    assert best_of({"d": RunResult(score=None)}) is None
 
 
 def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_zip_of_the_leaderboard_is_written_when_it_can_be(
     of_rte = ("--task", "rte", "--epochs", "1")
     assert run_glue(tmp_path, *of_rte) == 0
     assert not (tmp_path / "out/submission.zip").exists()
-    monkeypatch.setattr("finetuning.tasks.submission.TEST_ROWS", {("rte", "test"): 9, ("wnli", "test"): 9})
+    monkeypatch.setattr("finetuning.tasks.glue.TEST_ROWS", {("rte", "test"): 9, ("wnli", "test"): 9})
     assert run_glue(tmp_path, *of_rte) == 0
     assert "submission" not in capsys.readouterr().out
     assert run_glue(tmp_path, *of_rte, "--submission") == 0

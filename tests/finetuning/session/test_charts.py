@@ -19,11 +19,11 @@ from matplotlib.text import Text
 from support.marks import slow
 
 from data_prep.common.errors import UserError
+from finetuning.results import RunResult
 from finetuning.session import charts
 from finetuning.session.look import Measured
-from finetuning.tasks.certainty import of_classes
-from finetuning.tasks.scores import tally
-from finetuning.tasks.seen import Lengths
+from finetuning.tasks.scores import of_classes, tally
+from finetuning.tasks.task import Lengths
 from pretraining.reporting import figures
 
 
@@ -132,8 +132,11 @@ def test_scores_that_are_no_numbers_are_left_out() -> None:
     assert np.asarray(figure.axes[0].collections[0].get_offsets()).tolist() == [[2.0, 2.5]]
 
 
-def run(learning_rate: float, score: float | None, seed: int = 1, **other: Any) -> dict[str, Any]:
-    return {"learning_rate": learning_rate, "batch": 32, "epochs": 3.0, "seed": seed, "score": score, **other}
+def run(
+    learning_rate: float, score: float | None, seed: int = 1, batch: int = 32, degenerate: bool = False
+) -> RunResult:
+    settings = {"learning_rate": learning_rate, "batch": batch, "epochs": 3.0, "seed": seed}
+    return RunResult(score=score, settings=settings, degenerate=degenerate)
 
 
 def test_a_grid_marks_the_best_and_the_doubtful() -> None:

@@ -25,11 +25,11 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model, summary_of
+from finetuning.results import RunResult
 from finetuning.running import records
-from finetuning.session.plan import items_of, splits_of
-from finetuning.session.report import rows_of
+from finetuning.session.report import items_of, rows_of, splits_of
 from finetuning.settings import FineTuning
-from finetuning.tasks.spans import Windows
+from finetuning.tasks.spans import TextWindows
 from pretraining.huggingface.folders import write_fine_tuned
 from pretraining.huggingface.weights import TaskHead
 from pretraining.processes.group import disconnect
@@ -283,15 +283,13 @@ def test_the_command_alone_takes_the_newest_model_and_all_tasks(
 
 def test_a_long_grid_is_shown_by_its_best() -> None:
     """All scores are spelled alike, and what failed stands at the end."""
-    runs: dict[str, dict[str, Any]] = {}
-    for number in range(800, 812):
-        runs[f"lr{number}"] = {"score": number / 1000, "seconds": 3.0}
-    runs["lr0"] = {"score": None, "failed": "the loss is nan"}
+    runs = {f"lr{number}": RunResult(score=number / 1000, seconds=3.0) for number in range(800, 812)}
+    runs["lr0"] = RunResult(score=None, failed="the loss is nan")
     rows = list(rows_of(runs))
     assert [row[:2] for row in rows[:2]] == [("lr811", "81.1"), ("lr810", "81.0")]
     assert len(rows) == 11
     assert rows[-1][0] == "and 3 more, 80.1 to failed"
-    assert list(rows_of({"bad": runs["lr0"], "same": {**runs["lr800"], "degenerate": True}})) == [
+    assert list(rows_of({"bad": runs["lr0"], "same": RunResult(score=0.8, seconds=3.0, degenerate=True)})) == [
         ("same", "80.0", "3.0 s", "degenerate"),
         ("bad", "", "", "failed"),
     ]
@@ -300,10 +298,11 @@ def test_a_long_grid_is_shown_by_its_best() -> None:
 def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
     settings = FineTuning.model_validate({"length": 12, "spans": {"question": 4}})
     cutter = Cutter(read_vocabulary(toy.model))
-    windows = Windows([("a film", "a the plot film " * 10), ("a", "the plot")], cutter, settings)
+    windows = TextWindows([("a film", "a the plot film " * 10), ("a", "the plot")], cutter, settings)
     assert items_of(windows) == f"2 questions\n{len(windows)} windows"
     assert len(windows) > 2
-    assert splits_of({"dev_matched": range(9815), "dev_mismatched": range(9832)}) == "matched 9,815\nmismatched 9,832"  # type: ignore[dict-item]
+    splits: dict[str, Any] = {"dev_matched": range(9815), "dev_mismatched": range(9832)}
+    assert splits_of(splits) == "matched 9,815\nmismatched 9,832"
 
 
 @pytest.mark.parametrize(

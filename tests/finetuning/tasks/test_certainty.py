@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from finetuning.tasks.certainty import of_classes, spread_of_share, spreads, wilson
-from finetuning.tasks.scores import METRICS, figures, tally
+from finetuning.tasks.scores import METRICS, figures, of_classes, spread_of_share, spreads, tally, wilson
 
 
 def test_spreads_are_those_of_the_formulas_and_always_the_same() -> None:

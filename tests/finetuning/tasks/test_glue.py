@@ -10,11 +10,11 @@ from rich.console import Console
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
 from data_prep.common.errors import UserError
-from finetuning.files.glue_files import FOLDERS
+from finetuning.files.splits import FOLDERS
 from finetuning.run_glue import RunGlue
-from finetuning.settings import FineTuning, Glue
-from finetuning.tasks.glue import TASKS, GlueTask, find_glue, open_glue
-from finetuning.tasks.submission import TEST_ROWS
+from finetuning.settings import FineTuning, GlueSettings
+from finetuning.tasks.glue import TASKS, TEST_ROWS, GlueTask, find_glue, open_glue
+from finetuning.tasks.task import Setup
 
 PAIRS = "index\tsentence1\tsentence2\tlabel\n"
 MNLI_START = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
@@ -88,7 +88,7 @@ def write(path: Path, content: str) -> None:
 
 
 def open_task(name: str, folder: Path, **settings: object) -> GlueTask:
-    return open_glue(name, folder, CUTTER, FineTuning.model_validate(settings))
+    return open_glue(name, folder, Setup(CUTTER, FineTuning.model_validate(settings)))
 
 
 TRAIN = {
@@ -239,12 +239,12 @@ def test_a_missing_split_is_named(name: str, split: str, glue: Path) -> None:
 def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_the_end(glue: Path) -> None:
     (glue / FOLDERS["rte"] / "train.tsv").unlink()
     command = RunGlue(task=("sst2", "rte"), data=glue, keep_going=True)
-    tasks = command.open_tasks(FineTuning(), CUTTER)
+    tasks = command.open_tasks(Setup(CUTTER, FineTuning()))
     assert [task.name for task in tasks] == ["sst2"]
     with pytest.raises(UserError, match=r"left out.*\n.*rte: .*the train split is missing"):
         command.finish(glue, [], Console())
     with pytest.raises(UserError, match="the train split is missing"):
-        RunGlue(task=("sst2", "rte"), data=glue).open_tasks(FineTuning(), CUTTER)
+        RunGlue(task=("sst2", "rte"), data=glue).open_tasks(Setup(CUTTER, FineTuning()))
 
 
 def test_a_task_without_a_test_split_has_none(glue: Path) -> None:
@@ -293,8 +293,8 @@ def test_an_empty_text_is_a_sequence_all_the_same(glue: Path) -> None:
 
 def test_wnli_is_answered_with_the_majority_where_that_is_asked_for(glue: Path, tmp_path: Path) -> None:
     assert open_task("wnli", glue).outputs_without_model("dev") is None
-    assert open_task("rte", glue, glue=Glue(wnli_majority=True)).outputs_without_model("dev") is None
-    task = open_task("wnli", glue, glue=Glue(wnli_majority=True))
+    assert open_task("rte", glue, glue=GlueSettings(wnli_majority=True)).outputs_without_model("dev") is None
+    task = open_task("wnli", glue, glue=GlueSettings(wnli_majority=True))
     dev, test = task.outputs_without_model("dev"), task.outputs_without_model("test")
     assert dev is not None
     assert test is not None

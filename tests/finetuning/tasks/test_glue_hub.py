@@ -12,10 +12,11 @@ from support.tasks import CUTTER, labels, laid_out
 from data_prep.common.errors import UserError
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import TASKS, GlueTask, find_glue, open_glue
+from finetuning.tasks.task import Setup
 
 
 def open_task(name: str, folder: Path) -> GlueTask:
-    return open_glue(name, folder, CUTTER, FineTuning())
+    return open_glue(name, folder, Setup(CUTTER, FineTuning()))
 
 
 HUB_VALUES = {

@@ -25,7 +25,7 @@ from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Tags
 from finetuning.tasks.ner import Tagging, open_ner, open_tags, to_iob2
 from finetuning.tasks.tagged_words import TaggedWords
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 
 VOCABULARY = Vocabulary(PIECES, cased=False)
 CUTTER = Cutter(VOCABULARY)
@@ -58,7 +58,7 @@ def write_ner(folder: Path, train: str = ORIGINAL, dev: str = ORIGINAL, **others
 
 
 def opened(folder: Path, length: int = 128, document_context: bool = False) -> Tagging:
-    task = open_ner(folder, CUTTER, FineTuning(length=length, tags=Tags(document_context=document_context)))
+    task = open_ner(folder, Setup(CUTTER, FineTuning(length=length, tags=Tags(document_context=document_context))))
     assert isinstance(task, Tagging)
     return task
 
@@ -219,7 +219,7 @@ def test_a_file_without_documents_says_so_where_they_matter(tmp_path: Path) -> N
 def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"text": ["a", "b"], "pos": ["DET", "NOUN"]}, {"text": ["b"], "pos": ["X"]})
     files = {"train": [path], "dev": [path]}
-    task = open_tags("pos", files, CUTTER, FineTuning(), Fields("text", ("pos",)))
+    task = open_tags("pos", files, Setup(CUTTER, FineTuning()), Fields("text", ("pos",)))
     assert task.head.labels == ("DET", "NOUN", "X")
     assert task.metric == "accuracy"
     assert task.score("dev", logits(task, ["DET", "X", "X"])) == {"accuracy": pytest.approx(2 / 3)}
@@ -240,7 +240,7 @@ def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> Non
 def test_faults_of_rows_name_the_line(tmp_path: Path, row: Any, message: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-X"]}, row)
     with pytest.raises(UserError) as error:
-        open_tags("own", {"train": [path], "dev": [path]}, CUTTER, FineTuning())
+        open_tags("own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()))
     assert f"{path}{message}" in str(error.value)
 
 

@@ -19,7 +19,7 @@ from finetuning.tasks.own import OwnTask, open_own, read_own
 from finetuning.tasks.scores import METRICS
 from finetuning.tasks.sentences import SentenceTask
 from finetuning.tasks.tagged_words import TaggedWords
-from finetuning.tasks.task import Task
+from finetuning.tasks.task import Setup, Task
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -31,7 +31,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def open_any(path: Path) -> Task:
-    return open_own(path, CUTTER, FineTuning())
+    return open_own(path, Setup(CUTTER, FineTuning()))
 
 
 def open_sentences(path: Path) -> SentenceTask:

@@ -1,4 +1,4 @@
-"""Windows and the best spans in them, beside plain loops over all pieces."""
+"""TextWindows and the best spans in them, beside plain loops over all pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.squad import LETTERS, cutter
 from data_prep.common.errors import UserError
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.spans import Windows, find_answers, pieces_of
+from finetuning.tasks.spans import TextWindows, find_answers, pieces_of
 
 QUESTION = 3
 
@@ -45,7 +45,7 @@ def plain_windows(question: int, size: int, shape: FineTuning) -> list[tuple[int
 @given(SIZES, SHAPES)
 def test_windows_cover_every_piece_of_a_text(sizes: list[tuple[int, int]], shape: FineTuning) -> None:
     pairs = [(text(question), text(size)) for question, size in sizes]
-    windows = Windows(pairs, cutter(), shape)
+    windows = TextWindows(pairs, cutter(), shape)
     encoded = windows.encode(np.arange(len(windows)))
     assert len(encoded) == len(windows) == windows.places.first[-1]
     assert encoded.labels is None
@@ -81,7 +81,7 @@ def plain_owner(windows: list[tuple[int, int]], piece: int) -> int:
 
 @given(SIZES, SHAPES)
 def test_every_piece_belongs_to_the_window_with_most_context(sizes: list[tuple[int, int]], shape: FineTuning) -> None:
-    windows = Windows([(text(question), text(size)) for question, size in sizes], cutter(), shape)
+    windows = TextWindows([(text(question), text(size)) for question, size in sizes], cutter(), shape)
     for number, (question, size) in enumerate(sizes):
         spread = plain_windows(question, size, shape)
         owners = [plain_owner(spread, piece) for piece in range(size)]
@@ -90,7 +90,7 @@ def test_every_piece_belongs_to_the_window_with_most_context(sizes: list[tuple[i
             assert owned.tolist() == [owners[piece] == row for piece in range(begin, end)]
 
 
-def logits(windows: Windows, seed: int) -> Ragged:
+def logits(windows: TextWindows, seed: int) -> Ragged:
     """Random outputs for all windows, no two spans with the same score."""
     ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
     return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
@@ -101,7 +101,7 @@ def test_answers_are_those_that_trying_all_spans_finds(
     sizes: list[tuple[int, int]], shape: FineTuning, seed: int, optional: bool
 ) -> None:
     pairs = [(text(question), text(size)) for question, size in sizes]
-    windows = Windows(pairs, cutter(), shape)
+    windows = TextWindows(pairs, cutter(), shape)
     outputs = logits(windows, seed)
     for number, answers in enumerate(find_answers(windows, outputs, optional)):
         question, size = sizes[number]
@@ -131,7 +131,7 @@ def test_answers_are_those_that_trying_all_spans_finds(
 
 
 def test_as_many_answers_as_wanted_without_doubles() -> None:
-    windows = Windows([("a", "b b b b c")], cutter(), settings(answer=1, best=2))
+    windows = TextWindows([("a", "b b b b c")], cutter(), settings(answer=1, best=2))
     answers = next(find_answers(windows, logits(windows, 1), optional=False))
     assert sorted(each.text for each in answers.candidates) == ["b", "c"]
 
@@ -140,7 +140,7 @@ def test_as_many_answers_as_wanted_without_doubles() -> None:
 @pytest.mark.parametrize("context", ["\x00\x01", "a b c"])
 def test_a_question_without_any_candidate_has_an_empty_answer(context: str, optional: bool) -> None:
     """A text without pieces, and a model whose outputs are no numbers."""
-    windows = Windows([("a", context), ("a", "b")], cutter(), settings())
+    windows = TextWindows([("a", context), ("a", "b")], cutter(), settings())
     outputs = logits(windows, 1)
     outputs.row(0)[1:] = np.nan
     empty, whole = find_answers(windows, outputs, optional)
@@ -153,7 +153,7 @@ def test_a_question_without_any_candidate_has_an_empty_answer(context: str, opti
 def test_answers_are_cut_from_the_text_itself() -> None:
     """Capitals, accents and white space stay as they stand in the text."""
     context = "A  BÉ\u00a0\tc"
-    windows = Windows([("a", context)], cutter(), settings())
+    windows = TextWindows([("a", context)], cutter(), settings())
     encoded = windows.encode(np.arange(1))
     ends = encoded.sequences.pieces.ends
     outputs = Ragged(np.zeros((ends[-1], 2), np.float32), ends)
@@ -175,11 +175,11 @@ def test_an_answer_takes_the_pieces_that_hold_its_ends(start: int, end: int, pie
 
 def test_a_length_without_room_for_text_is_refused() -> None:
     with pytest.raises(UserError, match=r"length = 8 leaves no room for text beside a question of 5 pieces"):
-        Windows([("a", "b")], cutter(), FineTuning(length=8, spans=Spans(question=5)))
+        TextWindows([("a", "b")], cutter(), FineTuning(length=8, spans=Spans(question=5)))
 
 
 def test_no_questions_are_no_windows() -> None:
-    windows = Windows([], cutter(), settings())
+    windows = TextWindows([], cutter(), settings())
     assert len(windows) == 0
 
 
@@ -190,7 +190,7 @@ def test_windows_are_those_of_transformers(tmp_path: Path) -> None:
     theirs = BertTokenizerFast.from_pretrained(tmp_path)
     shape = settings(length=16, stride=4)
     pairs = [(text(question), text(size)) for question in (1, 3) for size in (1, 9, 10, 11, 14, 15, 40)]
-    windows = Windows(pairs, cutter(), shape)
+    windows = TextWindows(pairs, cutter(), shape)
     ours = windows.encode(np.arange(len(windows))).sequences.pieces
     for number, (question, context) in enumerate(pairs):
         overlap = 16 - 3 - len(question.split()) - 4  # what they call a stride
@@ -203,7 +203,7 @@ def test_windows_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_an_answer_is_found_far_behind_in_a_long_text() -> None:
     context = f"{text(9000)} needle {text(1000)}"
-    windows = Windows([("a", context)], cutter(), FineTuning(length=384))
+    windows = TextWindows([("a", context)], cutter(), FineTuning(length=384))
     outputs = logits(windows, 1)
     outputs.values[:] = 0
     for row in np.flatnonzero((windows.places.begins <= 9000) & (windows.places.ends >= 9006)).tolist():

@@ -20,9 +20,10 @@ from finetuning.evaluate_squad import Evaluate, evaluate
 from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.spans import Windows, find_answers
+from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
 from finetuning.tasks.squad_rules import Version, read_squad
+from finetuning.tasks.task import Setup
 
 SHAPE = FineTuning(length=12, spans=Spans(stride=3, question=3, answer=4))
 TEXT = "Éa b, c-d efg h. i j k l m n o p q r s t u v w x y z"
@@ -38,7 +39,7 @@ def write(path: Path, items: list[dict[str, Any]], context: str = TEXT) -> Path:
 
 
 def task_of(path: Path, version: Version = "1.1", **more: Any) -> SquadTask:
-    return open_squad(version, path, path, cutter(), SHAPE, **more)
+    return open_squad(version, path, path, Setup(cutter(), SHAPE), **more)
 
 
 def cut_back(lessons: Lessons, row: int, span: Sequence[int]) -> str:
@@ -132,7 +133,7 @@ def test_training_for_2_on_a_file_of_1_is_said(tmp_path: Path) -> None:
     assert task_of(path, "2.0").notes[1].startswith("every question of train has an answer")
 
 
-def outputs(windows: Windows, seed: int = 1) -> Ragged:
+def outputs(windows: TextWindows, seed: int = 1) -> Ragged:
     ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
     return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
 
@@ -209,8 +210,8 @@ def test_whole_articles_are_held_out(tmp_path: Path) -> None:
     assert 0.2 * 55 <= len(dev) < 0.2 * 55 + 10
     assert hold_out(asked, 0.2, 7) == (train, dev)
     assert hold_out(asked, 0.2, 8) != (train, dev)
-    task = open_squad("1.1", path, None, cutter(), SHAPE, held_out=0.2)
-    other = open_squad("1.1", path, None, cutter(), SHAPE.model_copy(update={"seed": 5}), held_out=0.2)
+    task = open_squad("1.1", path, None, Setup(cutter(), SHAPE), held_out=0.2)
+    other = open_squad("1.1", path, None, Setup(cutter(), SHAPE.model_copy(update={"seed": 5})), held_out=0.2)
     assert len(task.train) + len(task.dev["dev"]) == 55
     whole = len({each.article for each in hold_out(asked, 0.2, 0)[1]})
     assert task.notes == (
@@ -226,19 +227,19 @@ def test_whole_articles_are_held_out(tmp_path: Path) -> None:
 def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
     with pytest.raises(UserError, match="train has 1, and it takes 2"):
-        open_squad("1.1", path, None, cutter(), SHAPE, held_out=0.1)
+        open_squad("1.1", path, None, Setup(cutter(), SHAPE), held_out=0.1)
     with pytest.raises(UserError, match="choose one"):
         task_of(path, held_out=0.1)
     two = write_squad(tmp_path / "e.json", [article(t, [("z", [item(t, "q", ["z"])])]) for t in "ab"])
     with pytest.raises(UserError, match=r"a share of 1\.5"):
-        open_squad("1.1", two, None, cutter(), SHAPE, held_out=1.5)
+        open_squad("1.1", two, None, Setup(cutter(), SHAPE), held_out=1.5)
 
 
 def test_train_or_dev_may_be_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "d.json", [item("a", "q", ["z"])])
-    train = open_squad("1.1", path, None, cutter(), SHAPE)
+    train = open_squad("1.1", path, None, Setup(cutter(), SHAPE))
     assert (train.dev, len(train.train) > 0) == ({}, True)
-    dev = open_squad("1.1", None, path, cutter(), SHAPE)
+    dev = open_squad("1.1", None, path, Setup(cutter(), SHAPE))
     assert (len(dev.train), len(dev.dev["dev"]) > 0) == (0, True)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.errors import UserError
-from finetuning.tasks.glue import TASKS, leaderboard_file
-from finetuning.tasks.submission import TEST_ROWS, write_submission
+from finetuning.tasks.glue import TASKS, TEST_ROWS, leaderboard_file, write_submission
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from data_prep.common.errors import UserError
 from finetuning.settings import FineTuning
 from finetuning.tasks.sentences import SentenceTask
 from finetuning.tasks.swag import open_swag
+from finetuning.tasks.task import Setup
 
 NAMES = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
 NAMES += [f"ending{number}" for number in range(4)]
@@ -30,7 +31,7 @@ def write_items(path: Path, count: int, labelled: bool = True) -> None:
 
 
 def open_task(folder: Path, **settings: object) -> SentenceTask:
-    return open_swag(folder, CUTTER, FineTuning.model_validate(settings))
+    return open_swag(folder, Setup(CUTTER, FineTuning.model_validate(settings)))
 
 
 @pytest.fixture

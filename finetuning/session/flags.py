@@ -6,27 +6,30 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
 from data_prep.common.toml_text import toml_value
-from finetuning.inputs import Cutter
-from finetuning.settings import FineTuning
-from finetuning.tasks.task import Task
-from pretraining.huggingface.weights import TaskHead
+from finetuning.tasks.task import Setup, Task
+
+
+class Suite(NamedTuple):
+    """The tasks of a command."""
+
+    name: str
+    """The last part of the folder for their results."""
+    recipe: str
+    """The recipe where none is named."""
+    small_recipe: str | None = None
+    """The recipe for miniatures, if they have another."""
 
 
 @dataclass(frozen=True)
-class Command:
+class TuningFlags:
     """What all commands of fine-tuning take; every value of the recipe can be given as --section.key VALUE."""
-
-    suite: ClassVar[str]
-    """What the command is about: the last part of the folder for its results."""
-    recipes: ClassVar[tuple[str, str]]
-    """The recipe where none is named, and the one for miniatures."""
 
     model: str | None = None
     """A run, a BERT folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
@@ -54,9 +57,12 @@ class Command:
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
 
-    def open_tasks(self, settings: FineTuning, cutter: Cutter, trained: TaskHead | None = None) -> list[Task]:
-        """Reads the files of all tasks. Where a model that is `trained` already is only scored, files to train on may
-        be missing: those of dev stand in for them, and the labels are the model's."""
+    def suite(self) -> Suite:
+        """What the command is about."""
+        raise NotImplementedError
+
+    def open_tasks(self, setup: Setup) -> list[Task]:
+        """Reads the files of all tasks."""
         raise NotImplementedError
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
@@ -64,16 +70,13 @@ class Command:
 
     def overrides(self) -> list[str]:
         """The settings that the command's own flags stand for."""
-        values: list[tuple[str, Any]] = []
-        if self.learning_rates:
-            values.append(("search.learning_rates", list(self.learning_rates)))
-        if self.batch_size is not None:
-            values.append(("batch", self.batch_size))
-        if self.epochs is not None:
-            values.append(("epochs", self.epochs))
-        if self.seeds is not None:
-            values.append(("search.seeds", self.seeds))
-        return [f"--{name}={toml_value(value)}" for name, value in values]
+        values: dict[str, Any] = {
+            "search.learning_rates": list(self.learning_rates) or None,
+            "batch": self.batch_size,
+            "epochs": self.epochs,
+            "search.seeds": self.seeds,
+        }
+        return [f"--{name}={toml_value(value)}" for name, value in values.items() if value is not None]
 
 
 def find_data(given: Path | None, name: str, cure: str = "") -> Path:
