@@ -21,11 +21,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import Self
 
 from data_prep.arrow_files import full_columns, full_lists
 from data_prep.common.arrays import smallest_type
@@ -109,20 +108,24 @@ def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.
     )
 
 
+Kind = TypeVar("Kind", bound="Said")
+
+
 class Said(BaseModel):
     """A part of what a JSON file of ours says."""
 
     model_config = ConfigDict(frozen=True)
 
     @classmethod
-    def of(cls, content: Any, form: Any, place: Path | str) -> Self:
+    def of(cls: type[Kind], content: Any, form: Any, place: Path | str) -> Kind:
         """Takes what was read at a place; raises DamageError where it lacks what is relied on."""
         try:
-            if fault := find_fault(content, form):
-                raise DamageError(f"{place}: {fault}: it was edited or is damaged")
-            return cls(**content)
+            if not (fault := find_fault(content, form)):
+                return cls(**content)
         except ValidationError as error:
-            raise DamageError(f"{place}: {error}: it was edited or is damaged") from error
+            first = error.errors()[0]
+            fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise DamageError(f"{place}: {fault}: it was edited or is damaged")
 
     def as_json(self) -> dict[str, Any]:
         """Gives what was said, and nothing that was not, in the form that JSON has it in."""

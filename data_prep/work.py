@@ -24,14 +24,14 @@ from typing import Any, Generic, TypeVar
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
-from data_prep.common.forms import find_fault, whole
+from data_prep.common.forms import whole
 from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said, with_language
 
 LAYOUT = 4  # version of how this folder is laid out; no other one is read
 PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
 """What is relied on of a plan."""
-LINE_FORM = {"task": str, "record": {"files": [FILE_FORM]}}
-"""What is relied on of a line of a journal, whatever its step."""
+RECORD_FORM = {"files": [FILE_FORM]}
+"""What is relied on of a record, whatever its step."""
 
 
 class Record(Said):
@@ -119,11 +119,10 @@ class Journal(Generic[Kind]):
                     return
                 try:
                     content = json.loads(line)
-                    if fault := find_fault(content, LINE_FORM):
-                        raise ValueError(fault)
-                    yield content["task"], place, self.kind(**content["record"])
-                except ValueError as error:
+                    task, record = content["task"], content["record"]
+                except (ValueError, KeyError, TypeError) as error:
                     raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
+                yield task, place, self.kind.of(record, RECORD_FORM, f"{self.path}: byte {place:,}")
                 place += len(line)
 
     def repair(self) -> None:

@@ -56,15 +56,21 @@ def plan_pairs(
 def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Segments:
     """Plans examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
     limits = (length - 2, seed, length, duplicate, short)
-    return Segments.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
+    return Segments.of(_plan_sentences(corpus, rows, limits))
 
 
 @compiled
-def room_of(state, room, shortest, short):
-    """Draws the target length of a document: mostly all the room there is, sometimes less."""
-    if uniform(state) < short:
-        return shortest + below(state, room - shortest + 1)
-    return np.int64(room)
+def _begin_document(corpus, row, limits):
+    """Begins the stream of a document, and draws its target length: mostly all the room there is, sometimes less.
+
+    Returns both, with the first sentence of the document, the last one, and the first piece.
+    """
+    room, seed, length, duplicate, short = limits
+    state = stream(seed, length, duplicate, corpus.first + row)
+    target = 2 + below(state, room - 1) if uniform(state) < short else np.int64(room)
+    sentence = np.int64(corpus.document_ends[row - 1] if row else 0)
+    start = np.int64(corpus.sentence_ends[sentence - 1] if sentence else 0)
+    return state, target, sentence, np.int64(corpus.document_ends[row] - 1), start
 
 
 @compiled
@@ -81,17 +87,11 @@ def _with_room(columns, count):
 @compiled
 def _plan_pairs(corpus, rows, pool, limits):
     """Fills the columns of a plan of pairs, all but where the partners' segments lie."""
-    room, seed, length, duplicate, short = limits
-    sentence_ends, document_ends, first = corpus.sentence_ends, corpus.document_ends, corpus.first
-    columns = np.empty((COLUMNS, 1024), np.int64)
+    sentence_ends, columns = corpus.sentence_ends, np.empty((COLUMNS, 1024), np.int64)
     count = 0
     for row in rows:
-        state = stream(seed, length, duplicate, first + row)
-        target = room_of(state, room, 2, short)
-        sentence = document_ends[row - 1] if row else 0
-        last = document_ends[row] - 1
-        begin = sentence  # the first sentence gathered
-        start = sentence_ends[begin - 1] if begin else 0  # and its first piece
+        state, target, sentence, last, start = _begin_document(corpus, row, limits)
+        begin = sentence  # the first sentence gathered, as `start` is the first piece
         while sentence <= last:
             end = sentence_ends[sentence]
             if sentence < last and end - start < target:
@@ -105,7 +105,7 @@ def _plan_pairs(corpus, rows, pool, limits):
             columns[0, count], columns[1, count], columns[2, count] = row, start, a_end
             if random_next:
                 columns[3, count], columns[4, count] = 0, 0
-                columns[5, count] = _draw_partner(state, pool, corpus.books, first, row)
+                columns[5, count] = _draw_partner(state, pool, corpus.books, corpus.first, row)
                 columns[6, count] = target - (a_end - start)
                 sentence = begin + kept  # the sentences that were not used are put back
             else:
@@ -148,17 +148,12 @@ def document_at(pool, rank):
 
 
 @compiled
-def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
+def _plan_sentences(corpus, rows, limits):
     """Fills the columns of a plan of single segments."""
-    room, seed, length, duplicate, short = limits
-    columns = np.zeros((COLUMNS, 1024), np.int64)
+    sentence_ends, columns = corpus.sentence_ends, np.zeros((COLUMNS, 1024), np.int64)
     count = 0
     for row in rows:
-        state = stream(seed, length, duplicate, first + row)
-        target = room_of(state, room, 2, short)
-        sentence = document_ends[row - 1] if row else 0
-        last = document_ends[row] - 1
-        start = sentence_ends[sentence - 1] if sentence else 0
+        state, target, sentence, last, start = _begin_document(corpus, row, limits)
         while sentence <= last:
             end = start
             while sentence <= last and sentence_ends[sentence] - start <= target:

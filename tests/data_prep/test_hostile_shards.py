@@ -25,6 +25,7 @@ from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.files import json_bytes, sha256
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, MANIFEST, PLAN, WORK, seal
+from data_prep.work import LAYOUT
 
 SETTINGS = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
 SHARD = "length-32/duplicate-0/shard-00000.arrow"
@@ -274,8 +275,9 @@ def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> Non
     [
         "[]",
         "{}",
-        '{"layout": 2, "settings": 5}',
-        '{"layout": 2, "settings": {"lengths": [], "duplicates": 1, "cased": true}}',
+        '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true}}',
+        f'{{"layout": {LAYOUT}, "settings": 5}}',
+        f'{{"layout": {LAYOUT}, "settings": {{"lengths": [], "duplicates": 1, "cased": true}}}}',
     ],
 )
 def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) -> None:
@@ -288,7 +290,7 @@ def test_an_unfinished_folder_with_another_plan_is_named(plan: str, data: Path) 
 
 
 @pytest.mark.parametrize(
-    "records", ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{"]
+    "records", ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{", "{}"]
 )
 def test_an_unfinished_folder_with_other_records_is_named(records: str, data: Path) -> None:
     (data / MANIFEST).unlink()
