@@ -89,7 +89,7 @@ class GlueTask(SentenceTask):
             return None
         assert self.train.labels is not None
         counts = np.bincount(self.train.labels[:, 0], minlength=len(self.head.labels))
-        items = len({**self.dev, **self.test}[split])
+        items = len(self.items[split])
         return Ragged(np.tile((counts == counts.max()).astype(np.float32), (items, 1)), np.arange(1, items + 1))
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
@@ -133,18 +133,15 @@ def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
         items[split] = join([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
-    learns, train = "train" in items, items.pop("train", None) or next(iter(items.values()))
     return GlueTask(
         name=key,
         head=TaskHead("classes" if columns.labels else "score", columns.labels),
         metric=columns.metrics[-1],
         metrics=columns.metrics,
         fields=columns.fields,
-        train=train,
-        dev={split: found for split, found in items.items() if found.labels is not None},
-        test={split: found for split, found in items.items() if found.labels is None},
+        items=items,
         notes=tuple(notes),
-        majority=key == "wnli" and setup.settings.glue.wnli_majority and learns,
+        majority=key == "wnli" and setup.settings.glue.wnli_majority and "train" in items,
     )
 
 
