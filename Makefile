@@ -7,7 +7,8 @@ BIN := .venv/bin
 LOCK ?= requirements.lock
 CHECK := data_prep/common/beginning.py
 INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
-TESTS := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# A process more than the two cores of CI: while one waits, for a signal, a silence or a clock, others compute.
+TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 
@@ -81,7 +82,7 @@ gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
 
 gpu-wheels: .venv/installed-dev
 	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
-	$(BIN)/python benchmarks/gpu/shards.py --shards build/gpu-shards
+	$(BIN)/python benchmarks/gpu/parts.py data --shards build/gpu-shards
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels

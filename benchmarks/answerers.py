@@ -6,24 +6,22 @@ so: who needs padding pads, to the longest of the request, and that is in the se
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.sides import Answerer, Kind
+from benchmarks.contests import OURS
+from benchmarks.peer import hush, pad_inputs, require
+from benchmarks.sides import Kind
 from data_prep.common.arrays import Array
-from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
-from finetuning.prediction import Numbers, load
+from finetuning.prediction import load
 from finetuning.ragged import Ragged
 from pretraining.reporting.hardware import synchronize
 
@@ -34,25 +32,31 @@ CORES = 2
 
 
 @dataclass(frozen=True)
-class Answers:
+class Replies:
     """What a side says of requests, and the seconds that each of them took."""
 
     logits: Array
     seconds: list[float]
 
 
-def answer_all(answer: Callable[[Request], Array], requests: Sequence[Request]) -> Answers:
-    """Answers one request after another, as fast as possible."""
-    logits, seconds = [], []
-    for request in requests:
-        start = time.perf_counter()
-        logits.append(answer(request))
-        seconds.append(time.perf_counter() - start)
-    return Answers(np.concatenate(logits), seconds)
+@dataclass(frozen=True)
+class Answerer:
+    """A model that answers requests."""
+
+    answer: Callable[[Request], Array]
+
+    def answer_all(self, requests: Sequence[Request]) -> Replies:
+        """Answers one request after another, as fast as possible."""
+        logits, seconds = [], []
+        for request in requests:
+            start = time.perf_counter()
+            logits.append(self.answer(request))
+            seconds.append(time.perf_counter() - start)
+        return Replies(np.concatenate(logits), seconds)
 
 
 @dataclass(frozen=True)
-class Pieces:
+class CutSequences:
     """Sequences that are cut into pieces already, as items of a task."""
 
     request: Request
@@ -66,11 +70,11 @@ class Pieces:
         return Encoded(Sequences(pieces, pieces.lengths), None)
 
 
-def ours(folder: Path, *, numbers: Numbers) -> Answerer:
+def ours(folder: Path, *, numbers: Any) -> Answerer:
     """Our model, as predict.py asks it."""
     set_threads()
     model = load(folder, numbers)
-    return partial(answer_all, lambda request: model.logits(Pieces(request)).values)
+    return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
 
 def transformers(folder: Path, *, numbers: str) -> Answerer:
@@ -87,13 +91,13 @@ def transformers(folder: Path, *, numbers: str) -> Answerer:
 
     @torch.inference_mode()
     def answer(request: Request) -> Array:
-        inputs = {name: torch.from_numpy(each).to(device) for name, each in padded(request).items()}
+        inputs = {name: torch.from_numpy(each).to(device) for name, each in pad_inputs(request).items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=numbers == "autocast"):
             logits = model(**inputs).logits
         synchronize(device)
         return np.asarray(logits.float().cpu())
 
-    return partial(answer_all, answer)
+    return Answerer(answer)
 
 
 def onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
@@ -113,7 +117,7 @@ def onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = CORES
     session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    return partial(answer_all, lambda request: session.run(["logits"], padded(request))[0])
+    return Answerer(lambda request: session.run(["logits"], pad_inputs(request))[0])
 
 
 def export(folder: Path) -> Path:
@@ -125,7 +129,7 @@ def export(folder: Path) -> Path:
     raw, fused = folder / "raw.onnx", folder / "fused.onnx"
     if not fused.exists():
         model: Any = BertForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
-        example = {name: torch.from_numpy(each) for name, each in padded([np.arange(9), np.arange(7)]).items()}
+        example = {name: torch.from_numpy(each) for name, each in pad_inputs([np.arange(9), np.arange(7)]).items()}
         axes = {name: {0: "batch", 1: "length"} for name in example}
         torch.onnx.export(
             model.eval(),
@@ -145,42 +149,24 @@ def export(folder: Path) -> Path:
     return fused
 
 
-def require(*libraries: str) -> None:
-    """Says which library of a peer is not installed."""
-    if missing := [name for name in libraries if find_spec(name) is None]:
-        raise UserError(f"not installed: {', '.join(missing)}; nothing is compared with it")
-
-
 def set_threads() -> None:
     """Gives PyTorch as many threads as everybody has."""
     torch.set_num_threads(CORES)
 
 
-def hush() -> None:
-    """Keeps the peers' bars and advice out of the table."""
-    logging.disable(logging.WARNING)
-    theirs: Any = import_module("transformers.utils.logging")
-    theirs.disable_progress_bar()
+def is_ours(name: str) -> bool:
+    """Whether a side is one of ours."""
+    return name.startswith(OURS)
 
 
-def padded(request: Request) -> dict[str, Array]:
-    """Sequences as transformers takes them, padded to the longest of the request."""
-    ids = np.zeros((len(request), max(map(len, request))), np.int64)
-    mask = np.zeros_like(ids)
-    for row, pieces in enumerate(request):
-        ids[row, : len(pieces)], mask[row, : len(pieces)] = pieces, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-OURS, THEIRS, RUNTIME = "cloze", "transformers", "onnxruntime"
+NUMBERS = {
+    OURS: (ours, ("fp32", "bf16", "int8")),
+    "transformers": (transformers, ("fp32", "bf16", "autocast")),
+    "onnxruntime": (onnx_runtime, ("fp32", "int8")),
+}
 KINDS = {
-    f"{OURS} fp32": Kind(partial(ours, numbers="fp32"), small_steps=True),
-    f"{OURS} bf16": Kind(partial(ours, numbers="bf16"), small_steps=True),
-    f"{OURS} int8": Kind(partial(ours, numbers="int8"), small_steps=True),
-    f"{THEIRS} fp32": Kind(partial(transformers, numbers="fp32"), prepared=False),
-    f"{THEIRS} bf16": Kind(partial(transformers, numbers="bf16"), prepared=False),
-    f"{THEIRS} autocast": Kind(partial(transformers, numbers="autocast"), prepared=False),
-    f"{RUNTIME} fp32": Kind(partial(onnx_runtime, numbers="fp32"), prepared=False),
-    f"{RUNTIME} int8": Kind(partial(onnx_runtime, numbers="int8"), prepared=False),
+    f"{who} {numbers}": Kind(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)
+    for who, (make, several) in NUMBERS.items()
+    for numbers in several
 }
 """Who answers, in which numbers."""

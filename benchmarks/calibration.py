@@ -21,15 +21,13 @@ import itertools
 import math
 import os
 import socket
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from pretraining.config.settings import VOCABULARY
-from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.environment import cores_are_idle, prepare_process
 
 prepare_process()
@@ -37,22 +35,21 @@ prepare_process()
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import Keeper, alternate, results_file, run_command, when
+from benchmarks.contests import alternate
+from benchmarks.measure import Keeper, results_file, run_command, when
 from benchmarks.peaks import measure_peak
 from benchmarks.sides import Kind, Side, open_sides
+from benchmarks.tables import matrix, show
+from benchmarks.training_sides import Training, joined
 from data_prep.common.capacity import num_cores
 from data_prep.common.launchers import World, find_world
-from pretraining.config.settings import Precision
+from pretraining.config.settings import VOCABULARY, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatches
+from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, Exchange, MicroBatch, step_time
@@ -87,15 +84,15 @@ KNOWN = (
     Case("tiny", 128, 32), Case("mini", 128, 8), Case("mini", 128, 32), Case("mini", 512, 8), Case("small", 128, 16),
     Case("medium", 128, 8),
 )  # fmt: skip
-"""what calibrates, on one process"""
+"""Steps that calibrate the model, on one process."""
 BESIDE = KNOWN[:4]
-"""what two processes compute that do not join anything, for how much they slow each other down"""
+"""Steps of two processes that join nothing, which tell how much they slow each other down."""
 TESTED = (Case("mini", 128, 16), Case("small", 512, 4), Case("small", 128, 8, 2))
-"""what the model must foretell on one process; on two it must foretell all"""
+"""Steps that the model must foretell on one process; on two it must foretell all."""
 JOINING = Case("medium", 8, 1)
-"""a step that is hardly more than what ranks exchange, which gives the bytes a second between two"""
+"""A step that is hardly more than what ranks exchange, which gives the bytes a second between two."""
 SIZES = ("mini", "small", "medium", "base")
-"""models whose memory is compared"""
+"""Models whose memory is compared."""
 
 
 @dataclass(frozen=True)
@@ -118,46 +115,35 @@ class Rank:
         if ranks > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
             os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self.rank, self.ranks, self.steps = rank, ranks, 0
+        self.rank, self.ranks = rank, ranks
         connect(find_world(os.environ) if ranks > 1 else World(), CPU)
         torch.set_num_threads(threads)
-        self.engines: dict[str, Engine] = {}
-
-    def __call__(self, question: Any) -> Any:
-        """Makes a step, or measures memory."""
-        return self.step(question) if isinstance(question, Case) else measure_peak(*question)
+        self.trainings: dict[str, Training] = {}
 
     def step(self, case: Case) -> None:
         """One step of a case."""
-        if case.size not in self.engines:
-            precision = Precision(dtype=DTYPE)
-            settings = EngineSettings(precision=precision)
-            set_arithmetic(precision, settings.compute, CPU)
-            self.engines[case.size] = Engine(build_model(case.shape).initialize(0), settings, CPU)
-        predicted = round(PREDICTED_SHARE * case.length)
-        batch = full_sequences(case.micro_batch, case.length, predicted)
-        sequences = self.ranks * case.accumulation * case.micro_batch
-        batches = PretrainingBatches((batch,) * case.accumulation, sequences, sequences * predicted)
-        train_step(self.engines[case.size], batches, 1e-5, Seeds.of(0, self.steps, self.rank), MLM.loss)
-        self.steps += 1
+        if case.size not in self.trainings:
+            settings = EngineSettings(precision=Precision(dtype=DTYPE))
+            self.trainings[case.size] = Training(case.shape, settings, CPU, rank=self.rank)
+        batch = full_sequences(case.micro_batch, case.length, round(PREDICTED_SHARE * case.length))
+        self.trainings[case.size].step(joined([batch] * case.accumulation, self.ranks))
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    def peak(self, size: str, zero: int) -> dict[str, Any]:
+        """The most memory that a model's training takes, beside what is planned."""
+        return measure_peak(Shape.named(size, VOCABULARY), DTYPE, zero)
 
 
 def pair(threads: int = 1) -> dict[str, Kind]:
     """Two ranks that know each other."""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
     return {f"rank {rank}": Kind(partial(Rank, rank, 2, port, threads)) for rank in range(2)}
 
 
-def ask_together(sides: Sequence[Side], question: Any) -> list[Any]:
-    """Asks several at the same time, and waits for all."""
+def ask_together(sides: Sequence[Side], method: str, *given: Any) -> list[Any]:
+    """Calls a method of several at the same time, and waits for all."""
     with ThreadPoolExecutor(len(sides)) as pool:
-        return list(pool.map(lambda side: side.ask(question), sides))
+        return list(pool.map(lambda side: side.ask(method, *given), sides))
 
 
 def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[str, Any]:
@@ -169,18 +155,17 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
         ranks, apart = [sides["rank 0"], sides["rank 1"]], [sides["thread"], sides["beside"]]
         for case in cases:
             turns: dict[str, Callable[[], Any]] = {
-                "process": partial(sides["process"].ask, case),
-                "thread": partial(sides["thread"].ask, case),
-                "ranks": partial(ask_together, ranks, case),
+                "process": partial(sides["process"].ask, "step", case),
+                "thread": partial(sides["thread"].ask, "step", case),
+                "ranks": partial(ask_together, ranks, "step", case),
             }
             if case in BESIDE:
-                turns["apart"] = partial(ask_together, apart, case)
+                turns["apart"] = partial(ask_together, apart, "step", case)
             if not cores_are_idle():
                 console.print("others compute on these cores: what follows is not of this machine alone")
             measured = alternate(turns, rounds, WARM_UP)
             found[case.name] = {side: measured.of(side) for side in turns}
-            told = ", ".join(f"{side} {one['median']:.3f} s" for side, one in found[case.name].items())
-            console.print(f"{case.name}: {told}")
+            show(console, [matrix("", [{"seconds of": case.name, **found[case.name]}])])
     return found
 
 
@@ -189,18 +174,10 @@ def measure_memory(console: Console) -> list[dict[str, Any]]:
     rows = []
     for size, zero in itertools.product(SIZES, range(4)):
         with open_sides(pair()) as sides:
-            found = ask_together(list(sides.values()), (Shape.named(size, VOCABULARY), DTYPE, zero))
+            found = ask_together(list(sides.values()), "peak", size, zero)
         rows.append({"size": size, **min(found, key=lambda one: one["peak"])})
-        console.print(describe_memory(rows[-1]))
+        show(console, [matrix("", rows[-1:])])
     return rows
-
-
-def describe_memory(row: Mapping[str, Any]) -> str:
-    """A comparison of memory in one line."""
-    measured, planned = (f"{row[name] / 1e6:,.0f} MB" for name in ("peak", "planned"))
-    return (
-        f"{row['size']}, {row['dtype']}, ZeRO {row['zero']}: peak {measured}, planned {planned} ({row['error']:+.1%})"
-    )
 
 
 def work_of(case: Case) -> MicroBatch:
@@ -222,9 +199,9 @@ def fit(seconds: Mapping[Case, float]) -> Device:
         moved = case.accumulation * work.traffic + sharing.parameters * sharing.optimizer_bytes
         terms = [case.accumulation * work.flops, moved, case.accumulation * work.layers]
         rows.append([term / taken for term in terms])
-    matrix = np.array(rows)
-    scale = matrix.max(axis=0)
-    product, byte, layer = nnls(matrix / scale, np.ones(len(rows)))[0] / scale
+    table = np.array(rows)
+    scale = table.max(axis=0)
+    product, byte, layer = nnls(table / scale, np.ones(len(rows)))[0] / scale
     return Device(1 / max(product, 1e-18), 1 / max(byte, 1e-15), layer, runs_ahead=False)
 
 
@@ -234,28 +211,18 @@ def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str,
         side: fit({case: found[case.name][side]["median"] for case in cases if case in KNOWN})
         for side in ("process", "thread")
     }
-    shared = float(
-        np.median([found[case.name]["apart"]["median"] / found[case.name]["thread"]["median"] for case in BESIDE])
-    )
+    beside = [found[case.name] for case in BESIDE]
+    shared = statistics.median(each["apart"]["median"] / each["thread"]["median"] for each in beside)
     one = devices["thread"]
     slowed = replace(one, products=one.products / shared, bandwidth=one.bandwidth / shared, launch=shared * one.launch)
     clusters = {side: Cluster(device) for side, device in devices.items()}
     clusters["ranks"] = Cluster(slowed, 1, 2, link_of(found[JOINING.name]["ranks"]["median"], slowed))
     rows = []
-    for case in cases:
-        for side, cluster in clusters.items():
-            measured = found[case.name][side]
-            foretold = step_time(cluster, work_of(case), sharing_of(case), case.accumulation).total
-            rows.append(
-                {
-                    "case": case.name,
-                    "side": side,
-                    "calibrates": case in KNOWN and side != "ranks",
-                    "measured": measured,
-                    "foretold": round(foretold, 4),
-                    "error": round(foretold / measured["median"] - 1, 3),
-                }
-            )
+    for case, (side, cluster) in itertools.product(cases, clusters.items()):
+        measured, calibrates = found[case.name][side], case in KNOWN and side != "ranks"
+        foretold = step_time(cluster, work_of(case), sharing_of(case), case.accumulation).total
+        compared = {"foretold": round(foretold, 4), "error": round(foretold / measured["median"] - 1, 3)}
+        rows.append({"case": case.name, "side": side, "calibrates": calibrates, "measured": measured, **compared})
     return {**devices, "ranks": slowed}, clusters["ranks"].link, rows
 
 
@@ -275,23 +242,13 @@ def run(settings: Calibration, console: Console) -> None:
     if settings.only != "memory":
         found = measure_steps((*KNOWN, *TESTED, JOINING), settings.rounds, console)
         devices, link, rows = foretell(found, (*KNOWN, *TESTED))
-        print_steps(rows, console)
+        show(console, [matrix("foretold", [row for row in rows if not row["calibrates"]])])
         named = {side: asdict(device) for side, device in devices.items()}
         machine = {"dtype": DTYPE, "memory_bytes": total_memory(CPU), "link": link, "devices": named}
         results["steps"] = {**machine, "rows": rows, **when()}
     if settings.only != "steps":
         results["memory"] = {"rows": measure_memory(console), **when()}
     console.print(f"kept in {keeper.keep(results)}")
-
-
-def print_steps(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """What the model had to foretell."""
-    table = Table("step", "by", "seconds", "foretold", "error", box=None)
-    for row in rows:
-        if not row["calibrates"]:
-            error = f"{100 * row['error']:+.1f}%"
-            table.add_row(row["case"], row["side"], f"{row['measured']['median']:.3f}", f"{row['foretold']:.3f}", error)
-    console.print(table)
 
 
 if __name__ == "__main__":

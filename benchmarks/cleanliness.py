@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure import DATA, ROOT, Keeper, run_command
+from benchmarks.tables import cleanliness, show
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Options, Problems
@@ -103,27 +103,30 @@ def articles(path: Path) -> Iterator[str]:
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
     """A folder with the files of a commit."""
+    git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        try:
-            subprocess.run([*git, "add", "--detach", str(place), commit], check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(f"--before {commit}: {getattr(error, 'stderr', error)}") from error
+        output_of([*git, "add", "--detach", str(place), commit], f"--before {commit}")
         try:
             yield place
         finally:
-            subprocess.run([*git, "remove", "--force", str(place)], check=True, capture_output=True)
+            output_of([*git, "remove", "--force", str(place)], f"--before {commit}")
+
+
+def output_of(command: list[str], what: str, **options: Any) -> str:
+    """What a command says; UserError with its complaint, after `what` it is for, where it fails."""
+    try:
+        return str(subprocess.check_output(command, stderr=subprocess.PIPE, text=True, **options))
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(f"{what}: {str(getattr(error, 'stderr', error))[-500:]}") from error
 
 
 def read_by(tree: Path, dump: Path, texts: list[str]) -> tuple[list[list[str]], list[list[str]]]:
     """The passages of pages and of texts, read by what is in a tree of files."""
-    command, environment = [sys.executable, "-c", CHILD], {**os.environ, "PYTHONPATH": str(tree)}
-    asked = json.dumps({"dump": str(dump.resolve()), "texts": texts})
-    done = subprocess.run(command, input=asked, env=environment, capture_output=True, text=True, cwd=tree)
-    if done.returncode:
-        raise UserError(f"{tree}: its reader fails: {done.stderr[-500:]}")
-    pages, read = json.loads(done.stdout)
+    asked = {"dump": str(dump.resolve()), "texts": texts}
+    inside: dict[str, Any] = {"env": {**os.environ, "PYTHONPATH": str(tree)}, "cwd": tree}
+    command = [sys.executable, "-c", CHILD]
+    pages, read = json.loads(output_of(command, f"{tree}: its reader fails", input=json.dumps(asked), **inside))
     return pages, read
 
 
@@ -142,26 +145,20 @@ def extract(python: Path, dump: Path) -> list[str]:
         plain, out = Path(folder) / "dump.xml", Path(folder) / "out"
         plain.write_bytes(bz2.decompress(dump.read_bytes()) if dump.suffix == ".bz2" else dump.read_bytes())
         command = [str(python), "-m", "wikiextractor.WikiExtractor", "--no-templates", "-q", "-o", str(out), str(plain)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(f"--extractor {python}: {getattr(error, 'stderr', error)}") from error
+        output_of(command, f"--extractor {python}", cwd=folder)
         return read_extracted(sorted(out.rglob("wiki_*")))
 
 
 def extractor_version(python: Path | None) -> str | None:
     """Which WikiExtractor a Python has."""
     ask = "import importlib.metadata as m; print(m.version('wikiextractor'))"
-    if python is None:
-        return None
-    return subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    return None if python is None else output_of([str(python), "-c", ask], f"--extractor {python}").strip()
 
 
 def holes(passages: list[str]) -> dict[str, Any]:
     """How many passages of a thousand have a hole, and of which kinds."""
-    rules = {kind: re.compile(rule) for kind, rule in HOLES.items()}
-    of_kind = {kind: sum(bool(rule.search(passage)) for passage in passages) for kind, rule in rules.items()}
-    number = sum(any(rule.search(passage) for rule in rules.values()) for passage in passages)
+    of_kind = {kind: sum(bool(re.search(rule, passage)) for passage in passages) for kind, rule in HOLES.items()}
+    number = sum(any(re.search(rule, passage) for rule in HOLES.values()) for passage in passages)
     per_thousand = round(1000 * number / max(len(passages), 1), 1)
     return {"passages": len(passages), "with_holes": number, "per_thousand": per_thousand, "kinds": of_kind}
 
@@ -200,17 +197,6 @@ def measure(dump: Path, settings: Cleanliness, trees: dict[str, Path]) -> dict[s
     return {"articles": len(texts), "sides": sides}
 
 
-def table(found: dict[str, Any]) -> Table:
-    """The numbers as the console shows them."""
-    shown = Table("dump", "side", "passages", "with a hole", "per 1,000", "templates lost", box=None)
-    for name, dump in found.items():
-        for side, numbers in dump["sides"].items():
-            lost = f"{numbers['by_source']['lost']} of {numbers['by_source']['templates']}"
-            counts = (numbers[key] for key in ("passages", "with_holes", "per_thousand"))
-            shown.add_row(name, side, *map(str, counts), lost)
-    return shown
-
-
 def run(settings: Cleanliness, console: Console) -> None:
     """Measures all dumps, and keeps what is found."""
     dumps = sorted(path for path in settings.data.glob("*.xml*") if path.suffix in (".xml", ".bz2"))
@@ -219,8 +205,8 @@ def run(settings: Cleanliness, console: Console) -> None:
     with ExitStack() as stack:
         trees = {"before": stack.enter_context(checkout(settings.before))} if settings.before else {}
         found = {dump.name: measure(dump, settings, {**trees, "now": ROOT}) for dump in dumps}
-    console.print(table(found))
     told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
+    show(console, cleanliness(told))
     kept = Keeper("cleanliness", [], settings.out, with_gpu=False).keep(told)
     console.print(f"kept in {kept}", markup=False)
 

@@ -1,248 +1,58 @@
-"""A model and the batches that it is measured on; a step of ours, and those that it is measured against."""
+"""The kit for contests: sides take turns in the same run, and all ratios are of turns of the same round."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-from benchmarks.peer import padded
-from benchmarks.sides import muffled
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import World
-from data_prep.shards import Manifest
-from pretraining.config.settings import Compute, Precision
-from pretraining.data.batches import step_batches
-from pretraining.data.dataset import Dataset
-from pretraining.data.order import BatchOrder, Order
-from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatch, PretrainingBatches
-from pretraining.model.shape import SIZES, Shape
-from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.processes.group import connect
-from pretraining.reporting.hardware import peak_memory, synchronize
-from pretraining.training.profiling import SKIPPED, step_profile
 
-LEARNING_RATE = 1e-5
-PROFILED = 2
-"""Steps of a profile."""
+OURS = "cloze"
+"""What our side is called; where we take part several times, how all the names of ours begin."""
 
 
 @dataclass(frozen=True)
-class Contest:
-    """A model, and the batches that all sides train on."""
+class Turns:
+    """Seconds of sides that took turns in one run. Ratios come from nowhere else: what ran apart is not comparable."""
 
-    size: str
-    length: int
-    sequences: int
+    seconds: Mapping[str, Sequence[float]]
 
-    @classmethod
-    def parse(cls, text: str) -> Contest:
-        """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32."""
-        size, *numbers = text.split("-")
-        if size not in SIZES or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-            raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32")
-        if not all(map(int, numbers)):
-            raise UserError(f"{text}: at least one sequence of one piece")
-        return cls(size, *map(int, numbers))
-
-    @property
-    def name(self) -> str:
-        return f"{self.size}-{self.length}"
-
-    def __str__(self) -> str:
-        return f"{self.name}-{self.sequences}"
-
-    def halved(self) -> Contest:
-        """The same with half the sequences; UserError where there is only one."""
-        if self.sequences == 1:
+    def ratio(self, slower: str, faster: str) -> dict[str, float]:
+        """How many times as long one side took as another, round by round: the median, the lowest and the highest."""
+        if missing := [name for name in (slower, faster) if name not in self.seconds]:
             raise UserError(
-                f"{self.name}: not even one sequence fits; take a smaller model, as in --contests mini-128-8"
+                f"{missing[0]} took no turns with {', '.join(self.seconds) or 'anybody'}: measure both in one run"
             )
-        return replace(self, sequences=self.sequences // 2)
+        return spread([a / b for a, b in zip(self.seconds[slower], self.seconds[faster], strict=True)])
 
-    def open(self, shards: Path) -> tuple[Shape, Callable[[int], PretrainingBatch]]:
-        """The model's sizes, and what reads the batch of a step as a run does."""
-        manifest = Manifest.read(shards)
-        if manifest.length_for(self.length) is None:
-            there = ", ".join(map(str, manifest.lengths()))
-            raise UserError(f"{self}: {shards} has no sequences of {self.length}, only of {there}")
-        dataset = Dataset(shards, manifest, self.length)
-        order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
-        return Shape.named(self.size, manifest.vocabulary_size), lambda step: step_batches(dataset, order, step).micro[
-            0
-        ]
+    def against(self, side: str = OURS) -> dict[str, dict[str, float]]:
+        """How many times as fast as each of the peers a side of ours was."""
+        return {peer: self.ratio(peer, side) for peer in self.seconds if peer != side}
 
-    def load(self, shards: Path, count: int) -> tuple[Shape, list[PretrainingBatch]]:
-        """The model's sizes, and so many batches."""
-        shape, read = self.open(shards)
-        return shape, [read(step) for step in range(count)]
+    def of(self, side: str) -> dict[str, float]:
+        """The seconds of a side: the median, the lowest and the highest."""
+        return spread(self.seconds[side], digits=4)
 
 
-class Contestant:
-    """A model in training, which is handed a batch and then asked, by the name of a method, for a step on it."""
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 0) -> Turns:
+    """Lets all sides take turns, so that what disturbs one disturbs all; the first turns of each warm it up.
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
-        self.shape, self.device, self.dtype = shape, device, dtype
-        self._run: Callable[[], None] = lambda: None
-
-    def __call__(self, question: PretrainingBatch | str | tuple[str, Any]) -> Any:
-        """What sides are asked: to take a batch, or anything that a method answers."""
-        if isinstance(question, PretrainingBatch):
-            self._run = self.prepare(question)
-            return None
-        name, *given = (question,) if isinstance(question, str) else question
-        return getattr(self, name)(*given)
-
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch; what a loader would do to it is done before."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """A step on the batch, which is done when this returns."""
-        self._run()
-        synchronize(self.device)
-
-    def peak(self) -> int:
-        """The most bytes that this side has held."""
-        return peak_memory(self.device)
+    A side that returns a float has measured its seconds by its own clock.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(warm_up + rounds):
+        for name, take_turn in sides.items():
+            start = time.perf_counter()
+            said = take_turn()
+            if number >= warm_up:
+                seconds[name].append(said if isinstance(said, float) else time.perf_counter() - start)
+    return Turns(seconds)
 
 
-class Ours(Contestant):
-    """A step as the trainer does it."""
-
-    def __init__(
-        self, shape: Shape, device: torch.device, dtype: torch.dtype | None = None, deterministic: bool = False
-    ):
-        super().__init__(shape, device, dtype or choose_dtype("auto", device))
-        connect(World(), device)
-        compute = Compute.model_validate({"deterministic": True} if deterministic else {})
-        settings = EngineSettings(precision=Precision(dtype=name_dtype(self.dtype)), compute=compute)
-        set_arithmetic(settings.precision, compute, device)
-        self.steps = 0
-        self.engine = Engine(build_model(shape).initialize(0), settings, device)
-
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch as the loader hands it over."""
-        return partial(self.start_step, [batch])
-
-    def start_step(self, micro: Sequence[PretrainingBatch]) -> None:
-        """A step of these micro-batches, which a GPU may still be at when this returns."""
-        sequences, labels = sum(len(each.lengths) for each in micro), sum(len(each.labels) for each in micro)
-        batches = PretrainingBatches(tuple(micro), sequences, labels)
-        train_step(self.engine, batches, LEARNING_RATE, Seeds.of(0, self.steps, 0), MLM.loss)
-        self.steps += 1
-
-    def parts(self) -> dict[str, float]:
-        """The seconds of a step's parts; a GPU is waited for after each of them."""
-        seconds: dict[str, float] = defaultdict(float)
-
-        def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*arguments: Any, **options: Any) -> Any:
-                synchronize(self.device)
-                start = time.perf_counter()
-                result = part(*arguments, **options)
-                synchronize(self.device)
-                seconds[name] += time.perf_counter() - start
-                return result
-
-            return run
-
-        engine = self.engine
-        with (
-            mock.patch.object(engine, "forward", timed("forward", engine.forward)),
-            mock.patch.object(engine, "backward", timed("backward", engine.backward)),
-            mock.patch.object(engine, "step", timed("optimizer", engine.step)),
-        ):
-            self.step()
-        return dict(seconds)
-
-    def shares(self) -> dict[str, float]:
-        """Where the time of a step goes, by groups of operations."""
-        return shares_of_time(self.step, self.device)
-
-    def write_profile(self, folder: Path) -> None:
-        """Writes a trace of a step and a table of its operations into a folder."""
-        with muffled(), step_profile(folder, 1, self.device, lambda _: None) as profiled:
-            for _ in range(SKIPPED + 2):
-                self.step()
-                profiled.step()
-
-
-class Theirs(Contestant):
-    """A step as users of transformers do it."""
-
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
-        from transformers import BertConfig, BertForPreTraining
-
-        super().__init__(shape, device, dtype)
-        config = BertConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            intermediate_size=shape.intermediate,
-        )
-        self.model: Any = BertForPreTraining(config).train()
-        self.model.to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch that is padded and pinned already, as the workers of a DataLoader do it."""
-        inputs = padded(batch)
-        if self.device.type == "cuda":
-            inputs = {name: each.pin_memory() for name, each in inputs.items()}
-        return partial(self.train, inputs)
-
-    def train(self, inputs: dict[str, torch.Tensor]) -> None:
-        """A step on a padded batch."""
-        inputs = {name: each.to(self.device, non_blocking=True) for name, each in inputs.items()}
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            loss = self.model(**inputs).loss
-        self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-
-
-GROUPS = {
-    "products of attention": ("aten::bmm", "flash", "fmha"),
-    "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
-    "softmax and heads of attention": ("_GroupedAttention",),
-    "gelu": ("_Gelu", "GeluCUDAKernel", "GeluBackwardCUDAKernel"),
-    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm", "layer_norm", "dropout"),
-    "loss over the vocabulary": ("_MaskedLoss", "softmax", "nll_loss"),
-    "optimizer": ("aten::_fused_adamw_", "Adam"),
-    "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
-}
-"""Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
-
-
-def shares_of_time(step: Callable[[], None], device: torch.device) -> dict[str, float]:
-    """Where the time of a step goes, by groups of operations."""
-    cuda = device.type == "cuda"
-    kind = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
-    with muffled(), profile(activities=[kind]) as profiled:
-        for _ in range(PROFILED):
-            step()
-    times: dict[str, float] = defaultdict(float)
-    for event in profiled.key_averages():
-        group = next((name for name, keys in GROUPS.items() if any(key in event.key for key in keys)), "other")
-        times[group] += event.self_device_time_total if cuda else event.self_cpu_time_total
-    whole = sum(times.values()) or 1
-    return {name: round(each / whole, 3) for name, each in sorted(times.items(), key=lambda item: -item[1])}
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """The median of some values, the lowest and the highest of them."""
+    named = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return {name: round(value, digits) for name, value in named.items()}

@@ -22,27 +22,19 @@ if __name__ == "__main__":
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.fine_tuners import SQUAD, Work, ours, theirs
-from benchmarks.measure import (
-    DATA,
-    Keeper,
-    Turns,
-    alternate,
-    run_command,
-    when,
-)
-from benchmarks.peer import find_words, write_demo_task
-from benchmarks.sides import Kind, open_sides, prepared_environment
-from benchmarks.trainer_peer import Numbers
+from benchmarks.contests import OURS, Turns, alternate
+from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, theirs
+from benchmarks.measure import DATA, Keeper, run_command, when
+from benchmarks.peer import missing
+from benchmarks.sides import Kind, open_sides
+from benchmarks.tables import in_full, show
+from benchmarks.texts import find_words, write_demo_task
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -60,8 +52,7 @@ DEMO = ("demo-padded", "demo-dynamic")
 STEPS = {"tiny": 64, "mini": 64, "small": 16}
 """Steps of an epoch by the size of the model; fewer for larger ones."""
 LEAST_STEPS = 4
-GOALS = {"sst2-padded": 6.0, "cola-padded": 6.0, "squad-padded": 2.0, "sst2-dynamic": 1.5, "cola-dynamic": 1.5}
-"""How many times as fast we are to be."""
+PEER = ("transformers", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -99,46 +90,39 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
     return folder
 
 
-def compete(numbers: Numbers, width: int, work: Work) -> dict[str, Turns]:
-    """Turns of both sides, in training and in prediction; the first one of each warms it up."""
-    with ExitStack() as stack:
-        with prepared_environment(True, small_steps=True):  # as the commands of fine-tuning have it
-            sides = stack.enter_context(open_sides({"cloze": Kind(ours)}, work))
-        if not missing():
-            peer = {"transformers": Kind(partial(theirs, numbers, width), prepared=False)}
-            sides = {**sides, **stack.enter_context(open_sides(peer, work))}
-        steps = {name: partial(side.turn, None) for name, side in sides.items()}
-        return {what: alternate(steps, work.epochs - 1, warm_up=1) for what in ("training", "prediction")}
+def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = False) -> dict[str, Turns]:
+    """Turns of all sides, in training and in prediction; the first one of each warms it up."""
+    kinds = {OURS: Kind(OurFineTuning, small_steps=True)}
+    kinds |= {} if alone else {"transformers": Kind(partial(theirs, numbers, width), prepared=False)}
+    with open_sides(kinds, exercise) as sides:
+
+        def turns(method: str) -> Turns:
+            return alternate({name: partial(side.turn, method) for name, side in sides.items()}, exercise.epochs - 1, 1)
+
+        return {"training": turns("train"), "prediction": turns("predict")}
 
 
-def missing() -> list[str]:
-    """What of the peer is not installed."""
-    return [name for name in ("transformers", "accelerate") if find_spec(name) is None]
-
-
-def run_contest(name: str, settings: FineTuningSpeed, work: Work) -> dict[str, Any]:
+def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise, alone: bool = False) -> dict[str, Any]:
     """Ours against the Trainer with all numbers, one after another."""
     width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
-    several = settings.numbers[:1] if missing() else settings.numbers
-    against = {numbers: summarise(compete(numbers, width, work), work) for numbers in several}
-    return {"batch": work.batch, "steps": work.steps, "against": against}
+    several = numbers[:1] if alone else numbers
+    against = {each: summarise(compete(each, width, exercise, alone), exercise) for each in several}
+    return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
 
-def summarise(taken: Mapping[str, Turns], work: Work) -> dict[str, Any]:
+def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Items a second of both sides, and how many times as fast we are."""
-    items = work.steps * work.batch
-    return {
-        what: {
-            **{f"{side}_items_per_second": round(items / turns.of(side)["median"], 1) for side in turns.seconds},
-            **({"times_as_fast": turns.ratio("transformers", "cloze")} if "transformers" in turns.seconds else {}),
-        }
-        for what, turns in taken.items()
-    }
+    items, found = exercise.steps * exercise.batch, {}
+    for what, turns in taken.items():
+        speeds = {f"{side}_items_per_second": round(items / turns.of(side)["median"], 1) for side in turns.seconds}
+        ratios = turns.against()
+        found[what] = {**speeds, **({"times_as_fast": ratios["transformers"]} if ratios else {})}
+    return found
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Goes through the contests, and keeps what is found after each, since they take minutes."""
-    absent, keeper = missing(), Keeper("finetuning", ["torch", "deepspeed", "transformers", "accelerate"], settings.out)
+    absent, keeper = missing(*PEER), Keeper("finetuning", ["torch", "deepspeed", *PEER], settings.out)
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1 or (settings.steps or 1) < 1:
         raise UserError("--rounds and --steps: at least 1")
@@ -154,13 +138,14 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
         for contest in contests:
             task, data = contest.partition("-")[0], settings.data.resolve()
             steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
-            work = Work(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
+            exercise = Exercise(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
             if contest in DEMO and demo is not None:
-                work = replace(work, task="sst2", data=demo)
+                exercise = replace(exercise, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # takes the place of no ratio
-            found["contests"][name] = {**run_contest(contest, settings, work), **when()}
+            one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **when()}
+            found["contests"][name] = one
             written = keeper.keep({"models": models})
-            console.print(table(model.name, {name: found["contests"][name]}))
+            show(console, in_full({name: one["against"]}))
     console.print(f"kept in {written}")
 
 
@@ -178,24 +163,6 @@ def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
             f"{settings.data} has no tasks: the sentences are those of the demo corpus (real ones: CLOZE_DATA)"
         )
     return settings.contests or there or DEMO
-
-
-def table(model: str, contests: Mapping[str, Any]) -> Table:
-    """How many times as fast we are, in all contests of a model."""
-    made = Table(model, "transformers in", box=None)
-    for title in ("training: its items/s", "ours", "times", "prediction: its", "ours", "times", "goal"):
-        made.add_column(title)
-    for name, found in contests.items():
-        for numbers, each in found["against"].items():
-            goal = f"{GOALS[name]:g}" if name in GOALS else ""
-            made.add_row(name, numbers, *_cells(each["training"]), *_cells(each["prediction"]), goal)
-    return made
-
-
-def _cells(found: Mapping[str, Any]) -> list[str]:
-    speeds = [found.get(f"{side}_items_per_second") for side in ("transformers", "cloze")]
-    times = found.get("times_as_fast")
-    return [*("" if speed is None else f"{speed:,.0f}" for speed in speeds), f"{times['median']:.2f}" if times else ""]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pickle
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenizers import Tokenizer
 
 from data_prep.vocabulary.vocabulary import load_vocabulary
 
@@ -31,7 +29,7 @@ SHORT, MASKED = 0.1, 0.15  # shares: of examples that are shorter than they coul
 
 
 @dataclass(frozen=True)
-class Job:
+class ExamplesJob:
     """What a generator is to make."""
 
     text: Path
@@ -63,7 +61,7 @@ class Masked(NamedTuple):
     labels: Pieces
 
 
-def original(job: Job, out: Path) -> int:
+def original(job: ExamplesJob, out: Path) -> int:
     """Runs the original generator's algorithm; returns how many examples it wrote."""
     ids = {piece: number for number, piece in enumerate(job.vocabulary.read_text().split("\n")[:-1])}
     rng, words = Random(job.seed), list(ids)
@@ -77,7 +75,7 @@ def original(job: Job, out: Path) -> int:
     return len(examples)
 
 
-def lddl(job: Job, out: Path) -> int:
+def lddl(job: ExamplesJob, out: Path) -> int:
     """Runs LDDL's way with masks drawn beforehand; returns how many pairs it wrote."""
     rng, words = Random(job.seed), job.vocabulary.read_text().split("\n")[:-1]
     documents = _read(job.text, fast_tokenizer(job.vocabulary)[1])
@@ -94,12 +92,8 @@ def fast_tokenizer(vocabulary: Path) -> tuple[str, Callable[[str], Pieces]]:
         from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         pipeline = load_vocabulary(vocabulary, cased=False).pipeline()
-        return "tokenizers", partial(_tokens, pipeline)
+        return "tokenizers", lambda sentence: pipeline.encode(sentence, add_special_tokens=False).tokens
     return "transformers", BertTokenizerFast(str(vocabulary), do_lower_case=True).tokenize
-
-
-def _tokens(pipeline: Tokenizer, sentence: str) -> Pieces:
-    return list(pipeline.encode(sentence, add_special_tokens=False).tokens)
 
 
 def _read(text: Path, cut: Callable[[str], Pieces]) -> list[Document]:
@@ -131,14 +125,11 @@ def _clean(text: str) -> str:
     """The text with plain spaces, and without characters that nobody sees."""
     kept = []
     for character in text:
-        if ord(character) in (0, 0xFFFD) or _is_control(character):
-            continue
-        kept.append(" " if character in " \t\n\r" or unicodedata.category(character) == "Zs" else character)
+        if character in " \t\n\r" or unicodedata.category(character) == "Zs":
+            kept.append(" ")
+        elif ord(character) not in (0, 0xFFFD) and unicodedata.category(character) not in ("Cc", "Cf"):
+            kept.append(character)
     return "".join(kept)
-
-
-def _is_control(character: str) -> bool:
-    return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf")
 
 
 def _is_chinese(code: int) -> bool:
@@ -156,24 +147,20 @@ def _is_chinese(code: int) -> bool:
 
 def _is_punctuation(character: str) -> bool:
     code = ord(character)
-    if 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126:
-        return True
-    return unicodedata.category(character).startswith("P")
+    in_ascii = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+    return in_ascii or unicodedata.category(character).startswith("P")
 
 
 def _split(word: str) -> list[str]:
     """A word parted at its punctuation marks, each of which is a word by itself."""
     parts: list[list[str]] = []
-    begun = False
+    begins = True
     for character in word:
-        if _is_punctuation(character):
-            parts.append([character])
-            begun = False
-        else:
-            if not begun:
-                parts.append([])
-            begun = True
-            parts[-1].append(character)
+        is_mark = _is_punctuation(character)
+        if is_mark or begins:
+            parts.append([])
+        parts[-1].append(character)
+        begins = is_mark
     return ["".join(part) for part in parts]
 
 
@@ -202,7 +189,7 @@ def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
 # Pairs and masks, which both have in common.
 
 
-def _all_pairs(documents: list[Document], job: Job, rng: Random) -> Iterator[Pair]:
+def _all_pairs(documents: list[Document], job: ExamplesJob, rng: Random) -> Iterator[Pair]:
     """Those of all documents, drawn anew for each duplicate."""
     for _ in range(job.duplicates):
         for number in range(len(documents)):
@@ -236,7 +223,6 @@ def _pairs(documents: list[Document], number: int, room: int, rng: Random) -> It
 
 def _elsewhere(documents: list[Document], own: int, target: int, rng: Random) -> Pieces:
     """Pieces of another document, from a random sentence on, until they are enough."""
-    other = own
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != own:
@@ -288,7 +274,7 @@ def _example(pair: Pair, predictions: int, words: list[str], rng: Random) -> tup
 
 
 def _features(
-    masked: Masked, segments: list[int], random_next: bool, ids: dict[str, int], job: Job
+    masked: Masked, segments: list[int], random_next: bool, ids: dict[str, int], job: ExamplesJob
 ) -> dict[str, list[Any]]:
     """An example in numbers, padded."""
     size, guessed = len(masked.pieces), len(masked.positions)

@@ -32,19 +32,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.answerers import CORES, KINDS, OURS, Answers, Request
-from benchmarks.measure import (
-    DATA,
-    Keeper,
-    Turns,
-    run_command,
-    spread,
-    when,
-)
-from benchmarks.peer import demo_sentences, find_words
+from benchmarks.answerers import CORES, KINDS, Replies, Request, is_ours
+from benchmarks.contests import Turns, spread
+from benchmarks.measure import DATA, Keeper, run_command, when
 from benchmarks.sides import Side, SideFailedError, open_sides
+from benchmarks.tables import in_full, show
+from benchmarks.texts import demo_sentences, find_words
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -62,7 +56,7 @@ REST = 0.05
 """Seconds between turns, in which the threads of the last side go to sleep."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
 """How far logits may be from those in fp32, in shares of the largest of them or of 1: whoever is further away computes
-something else. What int8 does to a score is another question: docs/measurements.md."""
+something else."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """What everybody is asked."""
+class Questions:
+    """What everybody is asked in a contest."""
 
     name: str
     requests: Sequence[Request]
@@ -106,7 +100,7 @@ class Contest:
 
     def asked(self, side: str) -> Sequence[Request]:
         """The requests of a side."""
-        if self.at_once and side.startswith(OURS):
+        if self.at_once and is_ours(side):
             return [[pieces for request in self.requests for pieces in request]]
         return self.requests
 
@@ -123,15 +117,15 @@ def cut(sequences: Sequence[Array], size: int) -> list[Request]:
 
 def contests(
     settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
-) -> Iterator[Contest]:
+) -> Iterator[Questions]:
     """Everything that is asked about a model."""
     random, length = np.random.default_rng(0), min(LENGTH, longest)
     for batch in settings.batches:
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
-        yield Contest(f"{batch} x {length}", [even])
+        yield Questions(f"{batch} x {length}", [even])
     for batch in settings.mixed:
-        yield Contest(f"{source}, {batch} at a time", cut(sentences, batch))
-    yield Contest(f"{source}, all at once", cut(sentences, TOGETHER), at_once=True)
+        yield Questions(f"{source}, {batch} at a time", cut(sentences, batch))
+    yield Questions(f"{source}, all at once", cut(sentences, TOGETHER), at_once=True)
 
 
 def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
@@ -174,40 +168,41 @@ class Field:
             try:
                 self.sides |= stack.enter_context(open_sides({name: KINDS[name]}, folder))
             except SideFailedError as error:
-                self.absent[name] = str(error)
-                console.print(str(error))
-        if not self.sides:
-            raise UserError("no side can answer")
+                self._note(name, str(error))
+        self.lose({})
 
-    def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Answers]:
-        """The answers of all sides that have some."""
-        found = {}
-        for name, side in list(self.sides.items()):
+    def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Replies]:
+        """The replies of all sides that have some."""
+        found, failed = {}, {}
+        for name, side in self.sides.items():
             try:
-                found[name] = side.ask(requests[name])
+                found[name] = side.ask("answer_all", requests[name])
             except SideFailedError as error:
-                self.lose(name, str(error))
+                failed[name] = str(error)
             time.sleep(REST)
+        self.lose(failed)
         return found
 
-    def lose(self, name: str, why: str) -> None:
-        """Goes on without a side."""
-        self.sides.pop(name, None)
-        self.absent[name] = why
-        self._console.print(why)
+    def lose(self, faults: Mapping[str, str]) -> None:
+        """Goes on without some sides; UserError where none is left."""
+        for name, fault in faults.items():
+            self.sides.pop(name)
+            self._note(name, fault)
         if not self.sides:
             raise UserError("no side can answer")
 
+    def _note(self, name: str, fault: str) -> None:
+        self.absent[name] = fault
+        self._console.print(fault)
 
-def run(contest: Contest, field: Field, rounds: int) -> dict[str, Any]:
+
+def run(contest: Questions, field: Field, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after they were heard to say the same."""
     first = field.ask({name: contest.asked(name) for name in field.sides})
-    for name, why in deviating({name: answers.logits for name, answers in first.items()}).items():
-        field.lose(name, f"{contest.name}: {why}")
-    again = {
-        name: list(contest.asked(name)) * repeats(sum(first[name].seconds), contest.at_once) for name in field.sides
-    }
-    turns = [field.ask(again) for _ in range(rounds)]
+    others = deviating({name: replies.logits for name, replies in first.items()})
+    field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
+    times = {name: repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
+    turns = [field.ask({name: list(contest.asked(name)) * times[name] for name in field.sides}) for _ in range(rounds)]
     return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
 
 
@@ -220,28 +215,22 @@ def deviating(said: Mapping[str, Array]) -> dict[str, str]:
     """The sides that do not say what the judge says, within their rounding, and how far away they are: the judge is the
     side in fp32 that most others agree with."""
 
-    def away(name: str, judge: str) -> tuple[float, float]:
-        scale = max(1.0, float(np.abs(said[judge]).max()))
-        return float(np.abs(said[name] - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+    def faults(judge: str) -> dict[str, str]:
+        scale, found = max(1.0, float(np.abs(said[judge]).max())), {}
+        for name, logits in said.items():
+            away, allowed = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+            if not away <= allowed:  # nan is not, either
+                found[name] = f"logits of {name} are {away:.2g} away from those of {judge}; {allowed:.2g} may be"
+        return found
 
-    def agree(judge: str) -> list[str]:
-        return [name for name in said if away(name, judge)[0] <= away(name, judge)[1]]
-
-    exact = [name for name in said if name.endswith("fp32")]
-    if not exact:
-        return {}
-    judge = max(exact, key=lambda name: len(agree(name)))
-    return {
-        name: f"logits of {name} are {away(name, judge)[0]:.2g} away from those of {judge}; "
-        f"{away(name, judge)[1]:.2g} may be"
-        for name in said.keys() - agree(judge)
-    }
+    judges = [faults(name) for name in said if name.endswith("fp32")]
+    return min(judges, key=len, default={})
 
 
-def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[str, Any]:
+def summarise(contest: Questions, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
     """Milliseconds of a request, sentences a second, and how many times as fast we are as each of the others."""
-    rates = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
-    turns = Turns({name: [1 / rate for rate in found] for name, found in rates.items()})
+    speeds = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
+    turns = Turns({name: [1 / speed for speed in found] for name, found in speeds.items()})
     found: dict[str, Any] = {"sequences": contest.sequences, "sides": {}, "times_as_fast": {}}
     for name, answers in taken.items():
         seconds = [1000 * each for turn in answers for each in turn.seconds]
@@ -249,23 +238,11 @@ def summarise(contest: Contest, taken: Mapping[str, Sequence[Answers]]) -> dict[
             "p50_ms": round(percentile(seconds, 50), 2),
             "p99_ms": round(percentile(seconds, 99), 2),
             "requests": len(seconds),
-            "sentences_per_second": spread(rates[name], 1),
+            "sentences_per_second": spread(speeds[name], 1),
         }
-    for mine in (name for name in taken if name.startswith(OURS)):
-        found["times_as_fast"][mine] = {name: turns.ratio(name, mine) for name in taken if not name.startswith(OURS)}
+    for mine in filter(is_ours, taken):
+        found["times_as_fast"][mine] = {name: ratio for name, ratio in turns.against(mine).items() if not is_ours(name)}
     return found
-
-
-def table(title: str, found: Mapping[str, Any]) -> Table:
-    """A contest: a line for every side."""
-    mine = [name for name, others in found["times_as_fast"].items() if others]
-    made = Table(title, "p50 ms", "p99 ms", "sentences/s", *(f"{name} is times as fast" for name in mine), box=None)
-    for name, each in found["sides"].items():
-        ratios = [found["times_as_fast"][own].get(name) for own in mine]
-        cells = [f"{ratio['median']:.2f}" if ratio else "" for ratio in ratios]
-        rate = each["sentences_per_second"]["median"]
-        made.add_row(name, f"{each['p50_ms']:,.1f}", f"{each['p99_ms']:,.1f}", f"{rate:,.1f}", *cells)
-    return made
 
 
 def measure(settings: Inference, console: Console) -> None:
@@ -292,7 +269,7 @@ def measure(settings: Inference, console: Console) -> None:
                 found["mean_length"] = round(float(pieces.lengths.mean()), 1)
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
-                    console.print(table(f"{size}: {contest.name}", found[contest.name]))
+                    show(console, in_full({f"{size}: {contest.name}": found[contest.name]}))
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 
 

@@ -1,4 +1,4 @@
-"""How everything is measured: sides take turns, medians, ratios; and where, so that a number can be repeated."""
+"""What every benchmark does: it reads its command, and keeps what it finds with all that decides the numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -33,9 +30,10 @@ RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 PARTIAL = "-partial"
-"""What the name of a file ends in, before the suffix, that lacks contests or sides which the kept results have."""
+"""How the name of a file ends, before its suffix, that lacks contests or sides which the kept results have."""
 FORMAT = 2
-"""Of the JSON files; it changes when a reader of older ones would misread newer ones."""
+"""The number that JSON files bear; it changes when a reader of older ones would misread newer ones."""
+NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
 INSTRUCTION_SETS = {
     "amx_bf16": "amx",
     "avx512_bf16": "avx512-bf16",
@@ -44,49 +42,7 @@ INSTRUCTION_SETS = {
     "sve": "sve",
     "asimd": "neon",
 }
-"""What decides how fast a processor multiplies, the fastest first: as Linux calls it, and as we do."""
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Seconds of sides that took turns in one run. Ratios come from nowhere else: what ran apart is not comparable."""
-
-    seconds: Mapping[str, Sequence[float]]
-
-    def ratio(self, slower: str, faster: str) -> dict[str, float]:
-        """How many times as long one side took as another, round by round: the median, the lowest and the highest."""
-        if missing := [name for name in (slower, faster) if name not in self.seconds]:
-            raise UserError(
-                f"{missing[0]} took no turns with {', '.join(self.seconds) or 'anybody'}: measure both in one run"
-            )
-        return spread([a / b for a, b in zip(self.seconds[slower], self.seconds[faster], strict=True)])
-
-    def of(self, side: str) -> dict[str, float]:
-        """The seconds of a side: the median, the lowest and the highest."""
-        return spread(self.seconds[side], digits=4)
-
-
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 0) -> Turns:
-    """Lets all sides take turns, so that what disturbs one disturbs all; the first turns of each warm it up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(warm_up + rounds):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            if number >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
-    return Turns(seconds)
-
-
-def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """The median of some values, the lowest and the highest of them."""
-    named = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-    return {name: round(value, digits) for name, value in named.items()}
-
-
-def record(benchmark: str, libraries: Sequence[str], found: Mapping[str, Any], with_gpu: bool = True) -> dict[str, Any]:
-    """What is kept of a benchmark: its numbers, and all that decides them."""
-    return {"format": FORMAT, "benchmark": benchmark, "environment": environment(libraries, with_gpu), **found}
+"""Instructions by which processors multiply, the fastest first: Linux's names for them, and ours."""
 
 
 def when() -> dict[str, str]:
@@ -132,14 +88,12 @@ def instruction_sets() -> list[str]:
 def commit() -> str:
     """The commit that is measured, with + where files were changed since; empty outside of a checkout."""
     git = ["git", "-C", str(ROOT)]
+    questions = ("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", "*.py", "*.cpp", "*.h")
     try:
-        done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--", "*.py", "*.cpp", "*.h"], capture_output=True, text=True, check=True
-        )
+        head, changes = (subprocess.check_output([*git, *asked], stderr=subprocess.DEVNULL) for asked in questions)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return head.decode().strip() + ("+" if changes.strip() else "")
 
 
 def _version(library: str) -> str:
@@ -224,7 +178,8 @@ class Keeper:
 
     def keep(self, found: Mapping[str, Any]) -> Path:
         """Writes these numbers, and returns the file that has them now."""
-        return write_results(self.path, record(self._benchmark, self._libraries, found, self._with_gpu))
+        about = {"benchmark": self._benchmark, "environment": environment(self._libraries, self._with_gpu)}
+        return write_results(self.path, {"format": FORMAT, **about, **found})
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -244,9 +199,17 @@ def run_command(
 ) -> NoReturn:
     """Reads the command line of an entry, does what it says, and ends with its exit code."""
     with mistakes_told():
-        program = Path(sys.argv[0]).name
-        settings = tyro.cli(kind, args=words, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
-        sys.exit(do(settings, open_console(soft_wrap=True)) or 0)
+        sys.exit(do(read_command(kind, words), open_console(soft_wrap=True)) or 0)
+
+
+def read_command(kind: type[Settings], words: Sequence[str] | None) -> Settings:
+    """The settings that the words of a command line say."""
+    return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
+
+
+def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
+    """The same where a command also takes values of a recipe, which come back as they were given."""
+    return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS, return_unknown_args=True)
 
 
 @contextmanager

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
 
+from benchmarks.tables import matrix, show
 from data_prep.forecast import measure, steps_of
 from data_prep.readers.sources import LARGEST_BUNDLE, find_files, make_bundles
 from data_prep.settings import Settings
@@ -45,7 +46,7 @@ def measure_parts(docs: Sequence[str], vocabulary: Path, most: int, console: Con
     rows = []
     for count in (FEWEST, *(most // step for step in (8, 4, 2, 1) if most // step > 4 * FEWEST)):
         rows.append(watched_run(docs, vocabulary, size, size // count))
-        console.print(" ".join(f"{name}: {value}" for name, value in rows[-1].items()), soft_wrap=True)
+        show(console, [matrix("", rows[-1:])])
     last, first = rows[-1], rows[0]
     more = last["parts"] - first["parts"]
     each = {
@@ -54,20 +55,19 @@ def measure_parts(docs: Sequence[str], vocabulary: Path, most: int, console: Con
     with tempfile.TemporaryDirectory() as place:
         given = find_vocabulary(str(vocabulary), cased=False)
         costs = measure(settings, given, make_bundles(files), Path(place), console)
-    arithmetic = []
-    for name, total in SIZES.items():
-        for step in steps_of(settings, costs, total, round(total / LARGEST_BUNDLE)):
-            arithmetic.append(
-                {
-                    "text": name,
-                    "step": step.name,
-                    "tasks": step.tasks,
-                    "core_hours": round(step.core_seconds / 3600, 2),
-                    f"hours_on_{WORKERS}_workers": round(step.core_seconds / 3600 / min(WORKERS, step.tasks), 3),
-                    "disk_gb": round(step.disk / 1e9, 1),
-                    "files": step.files,
-                }
-            )
+    arithmetic = [
+        {
+            "text": name,
+            "step": step.name,
+            "tasks": step.tasks,
+            "core_hours": round(step.core_seconds / 3600, 2),
+            f"hours_on_{WORKERS}_workers": round(step.core_seconds / 3600 / min(WORKERS, step.tasks), 3),
+            "disk_gb": round(step.disk / 1e9, 1),
+            "files": step.files,
+        }
+        for name, total in SIZES.items()
+        for step in steps_of(settings, costs, total, round(total / LARGEST_BUNDLE))
+    ]
     return {
         "parts": rows,
         "core_ms_of_a_part": [each],
@@ -89,32 +89,44 @@ def sum_of(arithmetic: list[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
+def watch(command: Sequence[str], look: Callable[[list[psutil.Process]], None], pause: float) -> tuple[float, str]:
+    """Runs a command, and looks every `pause` seconds at its process and all that descend from it; returns how long it
+    took, and what it said."""
+    with tempfile.TemporaryFile("w+") as said:
+        start = time.perf_counter()
+        process = psutil.Popen(command, stdout=said)
+        while process.poll() is None:
+            with suppress(psutil.Error):  # some have ended meanwhile
+                look([process, *process.children(recursive=True)])
+            time.sleep(pause)
+        seconds = time.perf_counter() - start
+        assert process.returncode == 0
+        said.seek(0)
+        return seconds, said.read()
+
+
 def watched_run(docs: Sequence[str], vocabulary: Path, size: int, part_bytes: int) -> dict[str, Any]:
     """Runs shard.py on two workers with parts of so many bytes; returns what each step took, memory and files."""
+    private, files, parts = [0], [0], [0]
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        code = SMALL_BUNDLES.format(size=part_bytes)
+
+        def look(processes: Sequence[psutil.Process]) -> None:
+            counts = {folder: len(names) for folder, _, names in os.walk(out / WORK)}
+            files.extend(counts.values())
+            parts.append(sum(count for folder, count in counts.items() if "/tokens/" in folder))
+            for each in processes[1:]:  # files that are mapped are of the machine, which takes them back
+                private.append(each.memory_full_info().uss)
+
         arguments = ["--docs", *docs, "--out", str(out), "--vocab", str(vocabulary), "--workers", "2"]
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=said)
-            start, private, files, parts = time.perf_counter(), 0, 0, 0
-            while process.poll() is None:
-                private = max([private, *(memory_of(each) for each in children(process.pid))])
-                counts = {folder: len(names) for folder, _, names in os.walk(out / WORK)}
-                files = max([files, *counts.values()])
-                parts = max(parts, sum(count for folder, count in counts.items() if "/tokens/" in folder))
-                time.sleep(0.5)
-            seconds = time.perf_counter() - start
-            assert process.returncode == 0
-            said.seek(0)
-            steps = seconds_of(said.read())
+        seconds, said = watch([sys.executable, "-c", SMALL_BUNDLES.format(size=part_bytes), *arguments], look, 0.5)
     return {
-        "parts": parts,
+        "parts": max(parts),
         "text_mb": round(size / 1e6),
         "seconds": round(seconds, 1),
-        **{f"{step}_s": round(taken, 1) for step, taken in steps.items()},
-        "worker_private_mb": round(private / 1e6),
-        "most_files_in_a_folder": files,
+        **{f"{step}_s": round(taken, 1) for step, taken in seconds_of(said).items()},
+        "worker_private_mb": round(max(private) / 1e6),
+        "most_files_in_a_folder": max(files),
     }
 
 
@@ -126,20 +138,3 @@ def seconds_of(said: str) -> dict[str, float]:
             hours, minutes, seconds = (float(match[group] or 0) for group in (3, 4, 5))
             found[match[1]] += 3600 * hours + 60 * minutes + seconds
     return {step: found[step] for step in ("documents", "tokens", "examples", "merged", "shards")}
-
-
-def children(pid: int) -> list[psutil.Process]:
-    """The processes that one has started, and those that they have."""
-    try:
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
-        return found
-    except psutil.Error:
-        return []
-
-
-def memory_of(process: psutil.Process) -> int:
-    """The memory that is of this process alone: files that are mapped are of the machine, which takes it back."""
-    try:
-        return int(process.memory_full_info().uss)
-    except psutil.Error:
-        return 0

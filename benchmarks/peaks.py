@@ -10,19 +10,13 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.sides import muffled
+from benchmarks.training_sides import Training, joined
 from pretraining.config.settings import Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.precision import set_arithmetic
-from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.memory import plan_memory
 
-CPU = torch.device("cpu")
 MARK = 12_347
 """Bytes of a tensor that marks the end of a step among the allocations."""
 STEPS = 6
@@ -39,22 +33,14 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
     ranks, rank = dist.get_world_size(), dist.get_rank()
     with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        set_arithmetic(settings.precision, settings.compute, CPU)
-        engine = Engine(build_model(shape).initialize(0), settings, CPU)
-        batch = full_sequences(1, 8, 1)
-        for step in range(STEPS):
-            batches = PretrainingBatches((batch, batch), 2 * ranks, 2 * ranks)
-            train_step(engine, batches, 1e-5, Seeds.of(0, step, rank), MLM.loss, mark=collect)
+        training = Training(shape, settings, torch.device("cpu"), rank=rank)
+        for _ in range(STEPS):
+            training.step(joined([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
             torch.empty(MARK, dtype=torch.uint8)
-    engine.close()
+    training.engine.close()
     peak = _lowest_peak(profiled)
     planned = plan_memory(shape, dtype, ranks, zero).device
     return {"dtype": dtype, "zero": zero, "peak": peak, "planned": planned, "error": round(planned / peak - 1, 3)}
-
-
-def collect() -> None:
-    """Frees what refers to itself."""
-    gc.collect()
 
 
 def _lowest_peak(profiled: Any) -> int:

@@ -16,23 +16,20 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-from matplotlib.figure import Figure
-
-from benchmarks.measure import mistakes_told, read_results
+from benchmarks.charts import planning_chart
+from benchmarks.measure import mistakes_told, read_recipe_command, read_results
 from data_prep.common.errors import UserError
-from data_prep.common.files import replacing
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.planning.cost import Cluster, Device
 from pretraining.planning.machines import PER_NODE, Site, check_numbers, check_size, find_network, name_site
 from pretraining.planning.memory import Room
-from pretraining.planning.sweep import Option, check_batches, check_fit, scale, sweep
+from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
 from pretraining.planning.table import render_cluster, render_scale
+from pretraining.reporting.figures import save
 
 MEASURED = {1: "process", 2: "ranks"}
 """What calibration.py calls a rank, by how many share the machine."""
@@ -66,9 +63,7 @@ class Planner:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings, overrides = tyro.cli(
-        Planner, args=arguments, prog="planner.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    settings, overrides = read_recipe_command(Planner, arguments)
     names = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour")
     check_numbers(**{name: getattr(settings, name) for name in names})
     console = open_console()
@@ -83,7 +78,7 @@ def main(arguments: list[str]) -> int:
     others = scale(target)
     console.print(render_scale(others, settings.price_per_gpu_hour))
     if settings.chart is not None:
-        draw(others, settings.chart)
+        save(planning_chart([(each.ranks, each.seconds / 3600, each.efficiency) for each in others]), settings.chart)
         console.print(f"\ndrawn: {settings.chart}")
     return 0
 
@@ -115,21 +110,6 @@ def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
     return Site(
         cluster, steps["dtype"], room, f"{nodes} x {per_node} processes as {path.name} has them; {steps['dtype']}"
     )
-
-
-def draw(others: Sequence[Option], path: Path) -> None:
-    """Draws hours and efficiency over the number of GPUs."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    gpus = [other.ranks for other in others]
-    left.plot(gpus, [other.seconds / 3600 for other in others], marker="o", color="#0072B2")
-    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="hours")
-    right.plot(gpus, [100 * other.efficiency for other in others], marker="o", color="#D55E00")
-    right.set(xscale="log", ylim=(0, 105), xlabel="GPUs", ylabel="efficiency against one GPU, %")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    with replacing(path) as partial:
-        figure.savefig(partial, dpi=150, format="png")
 
 
 if __name__ == "__main__":

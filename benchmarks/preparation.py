@@ -20,10 +20,8 @@ if __name__ == "__main__":
 import io
 import itertools
 import os
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +29,12 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.generators import Job, fast_tokenizer, lddl, original
-from benchmarks.measure import DATA, SHARD, Keeper, alternate, run_command
-from benchmarks.parts import measure_parts
+from benchmarks.contests import OURS, alternate
+from benchmarks.generators import ExamplesJob, fast_tokenizer, lddl, original
+from benchmarks.measure import DATA, SHARD, Keeper, run_command
+from benchmarks.parts import measure_parts, watch
+from benchmarks.tables import in_full, show
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
@@ -46,8 +45,6 @@ from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
 
 BATCH = 1000  # sentences that `tokenizers` is given at a time
-GOALS = {"original": {1: 10, 5: 15}, "lddl": {1: 5, 5: 5}}
-"""How many times as fast as a peer we want to be, by the number of duplicates."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ class Preparation:
     peer_mb: tuple[float, ...] = (1, 4)
     """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
-    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out, and how
-    two workers compare with one."""
+    """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
     parts: int = 0
     """Instead of all that: how time and memory grow with the number of parts, up to so many (4000 says it well)."""
     out: Path | None = None
@@ -70,7 +66,7 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class SourceText:
     """What is prepared: real text, or the documentation strings of packages."""
 
     docs: tuple[str, ...]
@@ -80,7 +76,7 @@ class Corpus:
     vocabulary: Path
 
     @classmethod
-    def find(cls, data: Path, folder: Path) -> "Corpus":
+    def find(cls, data: Path, folder: Path) -> "SourceText":
         """The text of a folder, or where there is none the demo corpus, whose vocabulary is trained into `folder`."""
         if data != DATA and not (data / "wiki").is_dir():
             raise UserError(f"{data} has no wiki/; give --data a folder with WikiExtractor's output in wiki/")
@@ -110,17 +106,17 @@ class Corpus:
         return round(size / 1e6, 1)
 
 
-def prepare(folder: Path, settings: Settings, workers: int = 1) -> None:
+def prepare(folder: Path, settings: Settings) -> None:
     """A whole run of shard.py in this process, from files to shards."""
-    with open_workers(workers, preload=Pipeline.__module__) as pool:
+    with open_workers(1, preload=Pipeline.__module__) as pool:
         assert pool is not None
         Pipeline(folder, settings, pool, Console(file=io.StringIO())).run()
 
 
-def prepare_aside(settings: Settings, workers: int = 1) -> None:
+def prepare_aside(settings: Settings) -> None:
     """A whole run whose shards nobody needs."""
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder), settings, workers)
+        prepare(Path(folder), settings)
 
 
 @contextmanager
@@ -134,7 +130,7 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def tokenizers_alone(job: Job) -> None:
+def tokenizers_alone(job: ExamplesJob) -> None:
     """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
@@ -143,7 +139,7 @@ def tokenizers_alone(job: Job) -> None:
         pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
 
-def contest(job: Job, megabytes: float, rounds: int) -> dict[str, Any]:
+def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     """All sides in turns on one core, each from the text to the file that it writes."""
     settings = Settings(
         docs=((str(job.text),),),
@@ -154,53 +150,40 @@ def contest(job: Job, megabytes: float, rounds: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder, one_core():
         sides: dict[str, Callable[[], Any]] = {
-            "cloze": partial(prepare_aside, settings),
+            OURS: partial(prepare_aside, settings),
             "original": partial(original, job, Path(folder) / "original"),
             "lddl": partial(lddl, job, Path(folder) / "lddl"),
             "tokenizers alone": partial(tokenizers_alone, job),
         }
-        sides["cloze"]()  # compiles
+        sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
+    seconds = {name: turns.of(name) for name in sides}
     return {
         "text_mb": megabytes,
         "length": job.length,
         "duplicates": job.duplicates,
         "sides": {
-            name: {"seconds": turns.of(name), "mb_per_s": round(megabytes / turns.of(name)["median"], 2)}
-            for name in sides
+            name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
         },
-        "times_as_fast_as": {name: turns.ratio(name, "cloze") for name in list(sides)[1:]},
+        "times_as_fast_as": turns.against(),
     }
 
 
-def contests(settings: Preparation, corpus: Corpus, folder: Path, console: Console) -> dict[str, Any]:
+def contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """A contest for every size of text, with one duplicate and with five."""
     found = {}
     for size in settings.peer_mb:
-        text = folder / f"{size}.txt"
-        megabytes = corpus.write(text, size)
+        path = folder / f"{size}.txt"
+        megabytes = text.write(path, size)
         for duplicates in (1, 5):
-            job = Job(text, corpus.vocabulary, duplicates=duplicates)
+            job = ExamplesJob(path, text.vocabulary, duplicates=duplicates)
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
-            found[name] = one = contest(job, megabytes, settings.rounds)
-            console.print(f"{name}: {one['sides']['cloze']['mb_per_s']} MB/s on one core")
-            for peer, ratio in one["times_as_fast_as"].items():
-                wanted = GOALS.get(peer, {}).get(duplicates)
-                goal = f"; goal {wanted}" if wanted else ""
-                spread = f"{ratio['lowest']} to {ratio['highest']}"
-                console.print(f"  {ratio['median']} times as fast as {peer} ({spread}{goal})")
+            found[name] = contest(job, megabytes, settings.rounds)
+            show(console, in_full({name: found[name]}))
     return found
 
 
-def scaling(settings: Preparation, corpus: Corpus) -> dict[str, Any]:
-    """Two workers against one on a part of the corpus, with the settings that shard.py has by itself."""
-    docs = corpus.docs if corpus.format == "demo" else (str(corpus.files[0].parent),)
-    whole = Settings(docs=(docs,), vocab=str(corpus.vocabulary))
-    turns = alternate({str(workers): partial(prepare_aside, whole, workers) for workers in (1, 2)}, settings.rounds)
-    return {"two_workers_against_one": turns.ratio("1", "2"), "seconds": {name: turns.of(name) for name in "12"}}
-
-
-def growth(settings: Preparation, corpus: Corpus, folder: Path) -> list[dict[str, Any]]:
+def growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
     """Memory and time of a run with two workers, for corpora of growing size; the last trains its own vocabulary."""
     rows = []
     for size in settings.growth_mb:
@@ -217,47 +200,25 @@ def growth(settings: Preparation, corpus: Corpus, folder: Path) -> list[dict[str
 
 def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
     """Runs shard.py and watches the memory of each of its processes."""
+    peaks: dict[int, int] = {}
+
+    def look(processes: Sequence[psutil.Process]) -> None:
+        for each in processes:
+            peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
+
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
-        start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        peaks: dict[int, int] = {}
-        while process.poll() is None:
-            for each in family(process.pid):
-                try:
-                    peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
-                except psutil.Error:
-                    continue
-            time.sleep(0.02)
-        seconds = time.perf_counter() - start
-        assert process.returncode == 0
-    workers = [peak for pid, peak in peaks.items() if pid != process.pid]
+        seconds, _ = watch(command, look, 0.02)
+    main, *workers = peaks.values()
     return {
         "text_mb": megabytes,
         "vocabulary": "given" if vocabulary else "trained",
         "seconds": round(seconds, 1),
         "mb_per_s": round(megabytes / seconds, 2),
         "worker_peak_mb": round(max(workers) / 1e6),
-        "main_peak_mb": round(peaks[process.pid] / 1e6),
+        "main_peak_mb": round(main / 1e6),
     }
-
-
-def growth_table(rows: list[dict[str, Any]]) -> Table:
-    """Time and memory as the console shows them."""
-    table = Table("text MB", "vocabulary", "seconds", "MB/s", "MB of a worker", "MB of the main process", box=None)
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    return table
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A process and all that descend from it."""
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.Error:
-        return []
 
 
 def run(settings: Preparation, console: Console) -> None:
@@ -267,7 +228,7 @@ def run(settings: Preparation, console: Console) -> None:
     keeper = Keeper(name, [*LIBRARIES, "transformers"], settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
-        corpus = Corpus.find(settings.data, Path(place))
+        corpus = SourceText.find(settings.data, Path(place))
         if settings.parts:
             found = measure_parts(corpus.docs, corpus.vocabulary, settings.parts, console)
         else:
@@ -275,17 +236,15 @@ def run(settings: Preparation, console: Console) -> None:
         console.print(f"kept in {keeper.keep(found)}", markup=False)
 
 
-def measure(settings: Preparation, corpus: Corpus, folder: Path, console: Console) -> dict[str, Any]:
+def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """All contests, and how a run grows with workers and with the text."""
     cutter, _ = fast_tokenizer(corpus.vocabulary)
     console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
     found["contests"] = contests(settings, corpus, folder, console)
     if any(settings.growth_mb):
-        found["scaling"] = scaling(settings, corpus)
-        console.print(f"two workers against one: {found['scaling']['two_workers_against_one']['median']} x")
         found["growth"] = growth(settings, corpus, folder)
-        console.print(growth_table(found["growth"]))
+        show(console, in_full({"growth": found["growth"]}))
     return found
 
 

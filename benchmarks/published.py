@@ -6,10 +6,8 @@ Constants are fitted to rows of one node alone; the model then says what more no
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -23,7 +21,6 @@ from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import (
     OF_DATASHEET,
-    Cluster,
     Exchange,
     MicroBatch,
     step_time,
@@ -32,6 +29,8 @@ from pretraining.planning.machines import GPUS, find_network, gpu_cluster
 
 FILE = Path(__file__).with_suffix(".toml")
 Row = Mapping[str, Any]
+Key = tuple[str, int]
+"""A run and the length of its sequences."""
 SAVE_BYTES, STORAGE = 14, 1e9
 """Bytes of a parameter in a checkpoint, with its 16-bit copy, and bytes a second in which one process writes them while
 all others wait: the order of what one stream to network storage does."""
@@ -62,16 +61,6 @@ class Comparison:
         return self.linear / self.published - 1
 
 
-def shared_by(row: Row) -> tuple[Cluster, Exchange]:
-    """The ranks of a row, and what they exchange: all published runs join gradients in fp16, without ZeRO, after the
-    last backward pass (NVIDIA's scripts: allreduce_post_accumulation_fp16; DeepSpeed's: delay_allreduce)."""
-    per_node = min(row["gpus"], row["gpus_per_node"])
-    network = find_network(row["network"])
-    cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
-    parameters = num_parameters(Shape.named(row["model"], VOCABULARY))
-    return cluster, Exchange(parameters, 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
-
-
 def work_of(row: Row, length: int) -> MicroBatch:
     """A micro-batch of full sequences, as the model has it."""
     shape = Shape.named(row["model"], VOCABULARY)
@@ -80,19 +69,58 @@ def work_of(row: Row, length: int) -> MicroBatch:
 
 
 def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float:
-    """A step where a micro-batch takes `pace` times as long as modelled."""
-    cluster, sharing = shared_by(row)
+    """A step where a micro-batch takes `pace` times as long as modelled.
+
+    All published runs join gradients in fp16, without ZeRO, after the last backward pass (NVIDIA's scripts:
+    allreduce_post_accumulation_fp16; DeepSpeed's: delay_allreduce).
+    """
+    per_node, network = min(row["gpus"], row["gpus_per_node"]), find_network(row["network"])
+    cluster = gpu_cluster(GPUS[row["gpu"]], "fp16", row["gpus"] // per_node, per_node, network)
+    exchange = Exchange(parameters_of(row), 0, 2, optimizers()["lamb"].traffic, gradient_bytes=2, hides=False)
     work = work_of(row, length)
-    return step_time(
-        cluster, replace(work, flops=pace * work.flops, traffic=pace * work.traffic), sharing, accumulation
-    ).total
+    slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
+    return step_time(cluster, slower, exchange, accumulation).total
 
 
-def fit_pace(rows: Sequence[Row]) -> float:
-    """How much longer than modelled these rows of one node take: their sequences, their kernels."""
+def parameters_of(row: Row) -> int:
+    return num_parameters(Shape.named(row["model"], VOCABULARY))
 
+
+def modelled_speed(row: Row, pace: float) -> float:
+    """Sequences a second."""
+    sequences = row["gpus"] * row["micro_batch"] * row["accumulation"]
+    return float(sequences / step_seconds(row, row["length"], row["accumulation"], pace))
+
+
+def modelled_hours(row: Row, paces: Mapping[Key, float], factor: float = 1.0) -> float:
+    """The hours of all phases and of their checkpoints; `factor` times the pace of the throughputs."""
+    seconds = row["saves"] * SAVE_BYTES * parameters_of(row) / STORAGE
+    for phase in row["phases"]:
+        accumulation = phase["batch"] // (phase["micro_batch"] * row["gpus"])
+        pace = factor * paces[row["run"], phase["length"]]
+        step = step_seconds({**row, **phase}, phase["length"], accumulation, pace)
+        seconds += phase["sequences"] / phase["batch"] * step
+    return float(seconds) / 3600
+
+
+def is_single(row: Row) -> bool:
+    """Whether a row is of one node, or less."""
+    return bool(row["gpus"] <= row["gpus_per_node"])
+
+
+def fit_paces(rows: Sequence[Row]) -> dict[Key, float]:
+    """How much longer than modelled micro-batches take, by the rows of one node alone, for every run and length."""
+    alone = [row for row in rows if "accumulation" in row and is_single(row)]
+    return {key: _fit_pace([row for row in alone if key_of(row) == key]) for key in dict.fromkeys(map(key_of, alone))}
+
+
+def key_of(row: Row) -> Key:
+    return row["run"], row["length"]
+
+
+def _fit_pace(rows: Sequence[Row]) -> float:
     def excess(pace: float) -> float:
-        return median(math.log(rate_of(row, pace) / row["sequences_per_second"]) for row in rows)
+        return median(math.log(modelled_speed(row, pace) / row["sequences_per_second"]) for row in rows)
 
     low, high = 0.01, 100.0
     for _ in range(60):
@@ -101,63 +129,24 @@ def fit_pace(rows: Sequence[Row]) -> float:
     return low
 
 
-def rate_of(row: Row, pace: float) -> float:
-    """Sequences a second."""
-    sequences = row["gpus"] * row["micro_batch"] * row["accumulation"]
-    return float(sequences / step_seconds(row, row["length"], row["accumulation"], pace))
-
-
-class Published:
-    """All rows, sorted into runs."""
-
-    def __init__(self) -> None:
-        content = read_published()
-        self.rows: dict[tuple[str, int], list[Row]] = defaultdict(list)
-        for row in content["rows"]:
-            if "accumulation" in row:
-                self.rows[row["run"], row["length"]].append(row)
-        self.hours: dict[str, list[Row]] = defaultdict(list)
-        for row in content["hours"]:
-            if "phases" in row:
-                self.hours[row["run"]].append(row)
-
-    @cached_property
-    def paces(self) -> dict[tuple[str, int], float]:
-        """What rows of one node say of every run."""
-        return {key: fit_pace([row for row in rows if is_single(row)]) for key, rows in self.rows.items()}
-
-    def compare(self) -> Iterator[Comparison]:
-        """Every figure of several nodes."""
-        for (run, length), rows in self.rows.items():
-            node = [row for row in rows if row["gpus"] == row["gpus_per_node"]]
-            for row in rows:
-                if not is_single(row):
-                    rate, linear = row["sequences_per_second"], node[-1]["sequences_per_second"] / node[-1]["gpus"]
-                    modelled = rate_of(row, self.paces[run, length])
-                    yield Comparison(run, f"sequences/s at {length}", row["gpus"], rate, modelled, linear * row["gpus"])
-        for run, rows in self.hours.items():
-            [one] = [row for row in rows if is_single(row)]
-            factor = one["hours"] / self.modelled_hours(one)
-            for row in rows:
-                if row is not one:
-                    linear = one["hours"] * one["gpus"] / row["gpus"]
-                    yield Comparison(run, "hours", row["gpus"], row["hours"], self.modelled_hours(row, factor), linear)
-
-    def modelled_hours(self, row: Row, factor: float = 1.0) -> float:
-        """The hours of all phases and of their checkpoints; `factor` times the pace of the throughputs."""
-        seconds = 0.0
-        for phase in row["phases"]:
-            accumulation = phase["batch"] // (phase["micro_batch"] * row["gpus"])
-            pace = factor * self.paces[row["run"], phase["length"]]
-            step = step_seconds({**row, **phase}, phase["length"], accumulation, pace)
-            seconds += phase["sequences"] / phase["batch"] * step
-        parameters = num_parameters(Shape.named(row["model"], VOCABULARY))
-        return float(seconds + row["saves"] * SAVE_BYTES * parameters / STORAGE) / 3600
-
-
-def is_single(row: Row) -> bool:
-    """Whether a row is of one node, or less."""
-    return bool(row["gpus"] <= row["gpus_per_node"])
+def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
+    """Every published figure of several nodes."""
+    rows, paces = [row for row in content["rows"] if "accumulation" in row], fit_paces(content["rows"])
+    nodes = {key_of(row): row for row in rows if row["gpus"] == row["gpus_per_node"]}
+    for row in rows:
+        if not is_single(row):
+            node, gpus, speed = nodes[key_of(row)], row["gpus"], modelled_speed(row, paces[key_of(row)])
+            linear = node["sequences_per_second"] * gpus / node["gpus"]
+            what = f"sequences/s at {row['length']}"
+            yield Comparison(row["run"], what, gpus, row["sequences_per_second"], speed, linear)
+    hours = [row for row in content["hours"] if "phases" in row]
+    single = {row["run"]: row for row in hours if is_single(row)}
+    for row in hours:
+        if not is_single(row):
+            one = single[row["run"]]
+            modelled = modelled_hours(row, paces, one["hours"] / modelled_hours(one, paces))
+            linear = one["hours"] * one["gpus"] / row["gpus"]
+            yield Comparison(row["run"], "hours", row["gpus"], row["hours"], modelled, linear)
 
 
 def fit_reach(rows: Sequence[Row]) -> float:

@@ -28,14 +28,12 @@ from typing import Any
 import jinja2
 from rich.console import Console
 
-from benchmarks.charts import embedded, lines, ratio_bars
+from benchmarks.charts import embedded, lines, ratio_chart, scaling_chart
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, read_results, run_command
 from benchmarks.published import read_published
-from benchmarks.scaling_report import plot
 from benchmarks.tables import (
-    APART,
     Results,
-    Table,
+    ResultTable,
     cell,
     contest_name,
     contests_of,
@@ -64,10 +62,12 @@ TITLES = {
 """What the page calls the benchmarks, in its order; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 PLACES = 300  # of a loss curve that are drawn
+PUBLISHED = ("model", "length", "gpus", "gpu", "software", "sequences_per_second", "hours", "padded", "source")
+"""What is shown of published figures."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """Makes one page of all that was measured."""
 
     results: Path = RESULTS
@@ -81,22 +81,22 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """What one file of results says: a chart, what matters first, and the rest, which is folded away."""
 
     title: str = ""
-    tables: Sequence[Table] = ()
+    tables: Sequence[ResultTable] = ()
     chart: str = ""
-    full: Sequence[Table] = ()
+    full: Sequence[ResultTable] = ()
     source: str = ""
 
 
 @dataclass(frozen=True)
-class Section:
+class Chapter:
     """A part of the page."""
 
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[PagePart]
     note: str = ""
 
     @property
@@ -130,71 +130,63 @@ def read_all(folder: Path) -> dict[str, Results]:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """The hardware of results, and their day, as a line."""
-    sets = ", ".join(environment.get("instruction_sets", [])) or "instruction sets unknown"
-    processor = f"{environment.get('cores', '?')} cores of {environment.get('processor', 'an unknown kind')} ({sets})"
-    return ", ".join(filter(None, (environment.get("gpu"), processor, day(environment.get("date", "")))))
+    sets = ", ".join(environment["instruction_sets"]) or "instruction sets unknown"
+    processor = f"{environment['cores']} cores of {environment['processor']} ({sets})"
+    return ", ".join(filter(None, (environment.get("gpu"), processor, day(environment["date"]))))
 
 
 def day(written: str) -> str:
-    """A date as people write it; as it stands where it is none."""
-    try:
-        found = date.fromisoformat(written)
-    except ValueError:
-        return written
+    """A date as people write it."""
+    found = date.fromisoformat(written)
     return f"{found.day} {found:%B %Y}"
 
 
-def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Section]:
+def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Chapter]:
     """All parts of the page."""
-    yield Section("Summary", [Part(tables=[summary(results)])])
+    yield Chapter("Summary", [PagePart(tables=[summary(results)])])
     if run is not None:
         yield run_section(run)
     for benchmark in dict.fromkeys([*TITLES, *(found["benchmark"] for found in results.values())]):
         parts = [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]
         if parts:
-            yield Section(TITLES.get(benchmark, benchmark), parts)
-    yield published(read_published(), results)
+            yield Chapter(TITLES.get(benchmark, benchmark), parts)
+    yield published(read_published())
     machines = [{"results": name, **found["environment"]} for name, found in results.items()]
-    yield Section("Machines", [Part(full=[matrix("", machines)], source="their environments")])
+    yield Chapter("Machines", [PagePart(full=[matrix("", machines)], source="their environments")])
 
 
-def summary(results: Mapping[str, Results]) -> Table:
+def summary(results: Mapping[str, Results]) -> ResultTable:
     """From how many to how many times as fast as each peer we are in all contests, by the kind of hardware."""
     ratios: dict[tuple[str, str], dict[str, list[float]]] = {}
     for benchmark, title in TITLES.items():
         for found in (each for each in results.values() if each["benchmark"] == benchmark):
-            for peer, ratio in ((peer, one) for each in all_contests(found) for peer, one in times(each).items()):
-                if ratio != APART:
-                    row = ratios.setdefault((title, peer), {})
-                    row.setdefault(str(found["environment"]["hardware"]), []).append(middle(ratio))
-    rows = []
+            contests = [contest for _, several in contests_of(found) for contest in several.values()]
+            for peer, ratio in (item for contest in contests for item in times(contest).items()):
+                row = ratios.setdefault((title, peer), {})
+                row.setdefault(found["environment"]["hardware"], []).append(middle(ratio))
+    rows: list[dict[str, str]] = []
     for (title, peer), kinds in ratios.items():
         ranges = {kind: " to ".join(dict.fromkeys(map(cell, (min(many), max(many))))) for kind, many in kinds.items()}
-        rows.append({"times as fast": title, "beside": peer, **ranges})
+        told_before = any(title in row.values() for row in rows)
+        rows.append({"times as fast": "" if told_before else title, "beside": peer, **ranges})
     return matrix("", rows)
 
 
-def all_contests(found: Results) -> Iterator[Results]:
-    """The contests of all models of a file."""
-    for _, contests in contests_of(found):
-        yield from contests.values()
-
-
-def part_of(name: str, found: Results) -> Part:
+def part_of(name: str, found: Results) -> PagePart:
     """What a file of results says."""
-    ratios = {}
-    for model, contests in contests_of(found):
-        for title, each in contests.items():
-            taken = {peer: ratio for peer, ratio in times(each).items() if ratio != APART}
-            if taken:
-                ratios[f"{model} {contest_name(title, each)}".strip()] = taken
-    chart = embedded(ratio_bars(ratios, "")) if ratios else ""
+    ratios = {
+        f"{model} {contest_name(title, each)}".strip(): times(each)
+        for model, contests in contests_of(found)
+        for title, each in contests.items()
+        if times(each)
+    }
+    chart = embedded(ratio_chart(ratios)) if ratios else ""
     if found["benchmark"] == "scaling":
-        chart = embedded(plot(found["points"]))
-    return Part(machine(found["environment"]), list(shortly(found)), chart, list(in_full(found)), f"{name}.json")
+        chart = embedded(scaling_chart(found["points"]))
+    return PagePart(machine(found["environment"]), list(shortly(found)), chart, list(in_full(found)), f"{name}.json")
 
 
-def run_section(folder: Path) -> Section:
+def run_section(folder: Path) -> Chapter:
     """How the loss of a run went, and its newest figures."""
     path = folder / METRICS
     curve = loss_curve(path, PLACES) if path.is_file() else []
@@ -203,35 +195,26 @@ def run_section(folder: Path) -> Section:
         raise UserError(f"{folder}: has no losses in {METRICS}; give the folder of a run, the --out of train.py")
     newest = [matrix("", [record]) for record in newest_records(path, ("step", "evaluation")).values()]
     chart = embedded(lines({"training": losses}, "step", "loss"))
-    return Section(f"Run {folder.resolve().name}", [Part(tables=newest, chart=chart)])
+    return Chapter(f"Run {folder.resolve().name}", [PagePart(tables=newest, chart=chart)])
 
 
-def published(content: Mapping[str, Any], results: Mapping[str, Results]) -> Section:
-    """What others published, after the same model and length where they were measured here."""
-    rows: list[dict[str, Any]] = []
+def published(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chapter:
+    """What others published: hours of whole runs, and the throughput of a GPU by how many there are."""
     series: dict[str, list[tuple[float, float]]] = {}
-    known = {f"{row['model']}-{row['length']}" for row in content["rows"]}
-    for name, found in results.items():
-        for contest, each in found["contests"].items() if found["benchmark"] == "throughput" else ():
-            if contest in known:
-                speed = middle(each["sides"]["cloze"]["sequences_per_second"])
-                own = {"devices": found["environment"]["hardware"], "software": "Cloze", "sequences_per_second": speed}
-                rows.append({"model": contest.replace("-", " at "), **own, "source": f"{name}.json"})
     for row in content["rows"]:
-        speed = float(row["sequences_per_second"])
-        devices = {"devices": f"{row['gpus']} x {row['gpu']}", "software": row["software"]}
-        speeds = {"sequences_per_second": speed, "of each GPU": speed / row["gpus"], "padded": row["padded"]}
-        rows.append({"model": f"{row['model']} at {row['length']}", **devices, **speeds, "source": row["source"]})
         if row["length"] == 128 and "run" in row:
-            series.setdefault(row["run"], []).append((row["gpus"], speed / row["gpus"]))
-    several = {name: line for name, line in series.items() if len(line) > 1}
-    chart = embedded(lines(several, "GPUs", "sequences/s of each GPU, large at 128", log=True)) if several else ""
-    hours = [{name: row[name] for name in ("gpus", "gpu", "software", "hours", "source")} for row in content["hours"]]
-    parts = [Part(chart=chart, tables=[matrix("Hours to train", hours)], full=[matrix("", rows)], source="throughput")]
-    return Section("Published by others", parts, "What ran elsewhere took no turns with ours, so there are no ratios.")
+            series.setdefault(row["run"], []).append((row["gpus"], row["sequences_per_second"] / row["gpus"]))
+    several = {run: line for run, line in series.items() if len(line) > 1}
+    chart = embedded(lines(several, "GPUs", "sequences/s of each GPU, large at 128", log=True))
+    hours, rows = (
+        [{name: row[name] for name in PUBLISHED if name in row} for row in content[kind]] for kind in ("hours", "rows")
+    )
+    tables, full = [matrix("Hours to train", hours)], [matrix("", rows)]
+    note = "What ran elsewhere took no turns with ours, so there are no ratios."
+    return Chapter("Published by others", [PagePart("", tables, chart, full, "throughput")], note)
 
 
-def page(parts: Sequence[Section]) -> str:
+def page(parts: Sequence[Chapter]) -> str:
     """The whole page: no script, and nothing that lies elsewhere."""
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True, keep_trailing_newline=True)
     return str(template.render(sections=parts, commit=commit() or "unknown", today=day(date.today().isoformat())))
@@ -251,7 +234,7 @@ def rewritten(text: str, results: Mapping[str, Results]) -> str:
     return MARKED.sub(tables, text)
 
 
-def write(settings: Report, console: Console) -> None:
+def write(settings: ReportPage, console: Console) -> None:
     """Writes the page, or the tables of the documentation."""
     results = read_all(settings.results)
     if settings.docs:
@@ -268,4 +251,4 @@ def write(settings: Report, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    run_command(Report, write)
+    run_command(ReportPage, write)

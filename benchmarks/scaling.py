@@ -28,26 +28,26 @@ import os
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 from unittest.mock import patch
 
-from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
 
 import torch
 import torch.distributed as dist
-import tyro
 from rich.console import Console
 
-from benchmarks.measure import ROOT, SHARD, alternate, mistakes_told
+from benchmarks.contests import alternate
+from benchmarks.measure import mistakes_told, read_recipe_command
 from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
+from benchmarks.texts import DEMO, make_demo
+from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
@@ -59,9 +59,7 @@ from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
-from pretraining.engine.engine import Engine
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.engine.step import Seeds, train_step
+from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.processes.group import (
     choose_device,
@@ -75,9 +73,6 @@ from pretraining.processes.group import (
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
-LEARNING_RATE = 1e-6
-"""Small: where no messages come, weights are not those of one model, and must stay finite all the same."""
-DEMO = ROOT / "build" / "demo"
 
 
 @dataclass(frozen=True)
@@ -110,14 +105,14 @@ class Scaling:
     """File for the numbers, beside which the plot is put (default: in benchmarks/results)."""
 
 
-class Work:
+class RankSteps:
     """What one rank of a launch computes: steps on its part of the same global batches, weak and strong."""
 
     def __init__(self, settings: Scaling, recipe: Recipe, world: World, device: torch.device) -> None:
         self.settings, self.recipe, self.device, self.rank = settings, recipe, device, world.rank
         shards = settings.data or DEMO
         manifest = Manifest.read(shards)
-        self.shape = recipe.model.shape(manifest.vocabulary_size, manifest.has_pairs)
+        self.shape = recipe.shape(manifest)
         dataset = Dataset(shards, manifest, settings.length, rank=world.rank, ranks=world.size)
         order = Order(recipe.seed, dataset.shard_rows)
         self.batches: dict[str, list[PretrainingBatches]] = {}
@@ -130,28 +125,21 @@ class Work:
         """The median seconds of this rank's steps, by the kind of scaling, whose steps alternate."""
         recipe = self.recipe
         settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
-        model = build_model(self.shape, recipe.compute.checkpoint_activations).initialize(recipe.seed)
-        engine = Engine(model, settings, self.device)
-        steppers = {kind: self._stepper(engine, batches) for kind, batches in self.batches.items()}
-        turns = alternate(steppers, self.settings.steps, WARM_UP)
-        if not math.isfinite(float(engine.gradient_norm or 0.0)):
+        training = Training(self.shape, settings, self.device, recipe.seed, self.rank)
+        turns = {kind: partial(self._step, training, iter(batches)) for kind, batches in self.batches.items()}
+        found = alternate(turns, self.settings.steps, WARM_UP)
+        if not math.isfinite(float(training.engine.gradient_norm or 0.0)):
             raise UserError("the gradients are not finite, so that steps are not what they are in training")
-        engine.close()
-        del model, engine, steppers
+        training.engine.close()
+        del training, turns
         gc.collect()
         torch.cuda.empty_cache()
-        return {kind: statistics.median(seconds) for kind, seconds in turns.seconds.items()}
+        return {kind: statistics.median(seconds) for kind, seconds in found.seconds.items()}
 
-    def _stepper(self, engine: Engine, batches: list[PretrainingBatches]) -> Callable[[], None]:
-        """What makes the next step, and waits for its end."""
-        coming = iter(enumerate(batches))
-
-        def step() -> None:
-            number, batch = next(coming)
-            train_step(engine, batch, LEARNING_RATE, Seeds.of(0, number, self.rank), MLM.loss)
-            synchronize(self.device)
-
-        return step
+    def _step(self, training: Training, batches: Iterator[PretrainingBatches]) -> None:
+        """Makes the next step, and waits for its end."""
+        training.step(next(batches))
+        synchronize(self.device)
 
 
 def batch_sizes(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
@@ -188,11 +176,10 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     connect(world, device)
     with shared_errors():
         if world.rank == 0 and settings.data is None:
-            make_demo()
+            make_demo(print)
     torch.set_num_threads(recipe.compute.threads or default_threads(world))
-    set_arithmetic(recipe.precision, recipe.compute, device)
     with shared_errors():
-        work = Work(settings, recipe, world, device)
+        work = RankSteps(settings, recipe, world, device)
     found = {"seconds": gather(work.seconds())}
     store, _ = open_stores()
     disconnect()
@@ -205,7 +192,7 @@ def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
         write_note(work, found, world, settings.notes)
 
 
-def write_note(work: Work, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
+def write_note(work: RankSteps, found: Mapping[str, Sequence[Mapping[str, float]]], world: World, path: Path) -> None:
     """Adds to the notes what all ranks of a launch have found, in the mean over them."""
     note = Note(
         processes=world.size,
@@ -226,13 +213,6 @@ def write_note(work: Work, found: Mapping[str, Sequence[Mapping[str, float]]], w
     print(describe_launch(note), flush=True)
 
 
-def make_demo() -> None:
-    """Makes shards of the built-in corpus, as `make demo` does, unless they are there."""
-    if not (DEMO / "manifest.json").exists():
-        options = ["--docs", "demo", "--out", str(DEMO), "--duplicates", "2", "--vocab-size", "8192"]
-        subprocess.run([sys.executable, str(SHARD), *options], check=True, stdout=subprocess.DEVNULL)
-
-
 def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], console: Console) -> list[Note]:
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
@@ -251,9 +231,8 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
             console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
         if not recipe.compute.threads and threads < num_cores():
             launches.append((1, num_cores()))  # what one process makes of the whole machine
-    if settings.data is None and not (DEMO / "manifest.json").exists():
-        console.print(f"shards of the built-in corpus are made in {DEMO.relative_to(ROOT)}, once")
-        make_demo()
+    if settings.data is None:
+        make_demo(console.print)
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
         for processes, each in launches * settings.rounds:
@@ -276,9 +255,7 @@ def launch(processes: int, arguments: list[str]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings, overrides = tyro.cli(
-        Scaling, args=arguments, prog="scaling.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    settings, overrides = read_recipe_command(Scaling, arguments)
     on_gpu = settings.device != "cpu" and torch.cuda.is_available()
     name = settings.recipe or Path("bert_base_lamb" if on_gpu else "bert_mini")
     recipe = load_recipe(name, overrides)

@@ -16,21 +16,21 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_prep.common.errors import UserError
 from data_prep.common.supervision import end_with_parent
 from pretraining.engine.engine import is_shortage
 from pretraining.processes.environment import prepare_process
-
-Answerer = Callable[[Any], Any]
-"""What a side is: it answers questions, of which each may be a turn."""
+from pretraining.reporting.hardware import total_memory
 
 
 @dataclass(frozen=True)
 class Kind:
     """How a side is made."""
 
-    make: Callable[..., Answerer]
-    """Called in the process of the side."""
+    make: Callable[..., Any]
+    """Makes, in the process of the side, the object whose methods the contest calls."""
     prepared: bool = True
     """Whether its process keeps freed memory and shares cores as ours do; a peer's does not."""
     small_steps: bool = False
@@ -49,52 +49,54 @@ class NoMemoryError(UserError):
     """What a side says that has no memory."""
 
 
+@dataclass(frozen=True)
 class Side:
-    """A side as the one sees it who asks it."""
+    """Handle of a contestant's process."""
 
-    def __init__(self, name: str, process: BaseProcess, pipe: Connection):
-        self.name, self._process, self._pipe = name, process, pipe
+    name: str
+    process: BaseProcess
+    pipe: Connection
 
-    def ask(self, question: Any) -> Any:
-        """What the side answers; SideFailedError where it cannot."""
+    def ask(self, method: str, *given: Any) -> Any:
+        """What a method of the side returns; SideFailedError where it cannot."""
+        return self._call(method, given)[0]
+
+    def turn(self, method: str, *given: Any) -> float:
+        """The seconds that a method of the side takes, by its own clock."""
+        return float(self._call(method, given)[1])
+
+    def _call(self, method: str, given: tuple[Any, ...]) -> Any:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; what it said last may still be there
-            self._pipe.send(question)
+            self.pipe.send((method, given))
         return self.hear()
 
-    def turn(self, question: Any) -> float:
-        """The seconds in which the side answers, by its own clock."""
-        return float(self.ask(("turn", question)))
-
     def hear(self) -> Any:
-        """What the side says."""
-        return hear(self.name, self._process, self._pipe)
+        """What the side says; SideFailedError, with the reason, where its process has ended or cannot go on."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(10)
+            code = self.process.exitcode
+            kind = SideShortError if code == -signal.SIGKILL else SideFailedError
+            raise kind(f"{self.name}: {ending(code)}") from None
+        if isinstance(answer, UserError):
+            kind = SideShortError if isinstance(answer, NoMemoryError) else SideFailedError
+            raise kind(f"{self.name}: {answer}")
+        return answer
 
     def end(self) -> None:
         """Ends the process, whatever it is at."""
-        self._pipe.close()
-        self._process.join(1)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
-def hear(name: str, process: BaseProcess, pipe: Connection) -> Any:
-    """What the process of a side says; SideFailedError, with the reason, where it has ended or cannot go on."""
-    try:
-        answer = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        process.join(10)
-        kind = SideShortError if process.exitcode == -signal.SIGKILL else SideFailedError
-        raise kind(f"{name}: {ending(process.exitcode)}") from None
-    if isinstance(answer, UserError):
-        raise (SideShortError if isinstance(answer, NoMemoryError) else SideFailedError)(f"{name}: {answer}")
-    return answer
+        self.pipe.close()
+        self.process.join(1)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
 def ending(exit_code: int | None) -> str:
     """Why a process may have ended without a word."""
     if exit_code == -signal.SIGKILL:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        memory = total_memory(torch.device("cpu")) / 2**30
         return f"was killed, most likely for want of memory: the machine has {memory:.0f} GiB"
     if exit_code is not None and exit_code < 0:
         return f"was ended by {signal.Signals(-exit_code).name}"
@@ -110,7 +112,7 @@ def open_sides(kinds: Mapping[str, Kind], *arguments: Any) -> Iterator[dict[str,
         for name, kind in kinds.items():
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(kind, arguments, theirs), daemon=True)
-            with prepared_environment(kind.prepared, kind.small_steps):
+            with prepared_environment(kind):
                 process.start()
             theirs.close()
             sides[name] = Side(name, process, ours)
@@ -129,10 +131,13 @@ def serve(kind: Kind, arguments: tuple[Any, ...], pipe: Connection) -> None:
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
-        answerer = kind.make(*arguments)
+        side = kind.make(*arguments)
         pipe.send("ready")
         while True:
-            pipe.send(_answer(answerer, pipe.recv()))
+            method, given = pipe.recv()
+            start = time.perf_counter()
+            answer = getattr(side, method)(*given)
+            pipe.send((answer, time.perf_counter() - start))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except UserError as error:
@@ -151,20 +156,12 @@ def offer_to_be_killed() -> None:
         Path("/proc/self/oom_score_adj").write_text("900")
 
 
-def _answer(answerer: Answerer, question: Any) -> Any:
-    if not (isinstance(question, tuple) and question and question[0] == "turn"):
-        return answerer(question)
-    start = time.perf_counter()
-    answerer(question[1])
-    return time.perf_counter() - start
-
-
 @contextmanager
-def prepared_environment(prepared: bool, small_steps: bool = False) -> Iterator[None]:
-    """What must be in the environment before a process loads torch."""
+def prepared_environment(kind: Kind) -> Iterator[None]:
+    """What must be in the environment before a side's process loads torch."""
     before = dict(os.environ)
-    if prepared:
-        prepare_process(small_steps)
+    if kind.prepared:
+        prepare_process(kind.small_steps)
     try:
         yield
     finally:

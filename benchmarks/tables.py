@@ -1,4 +1,4 @@
-"""What results say, as tables: for report.py's page, and in short for its first lines and for docs/.
+"""What results say, as tables: on the console, on report.py's page, and in short for its first lines and for docs/.
 
 A file of results has contests, whose sides took turns; whatever else it holds becomes tables by its shape: a new
 benchmark needs no code here. No ratio is worked out: those of the JSON come from `Turns`.
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import rich.table
+from rich.console import Console
+
 Results = Mapping[str, Any]
-APART = "not in turns"
-"""Stands where a ratio would, had both sides taken turns in one run."""
 ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
-"""Figures of ours that stand beside the ratios."""
+"""Figures of our side that stand beside the ratios."""
 PAIRS = (
     ("fp32", "transformers fp32"),
     ("bf16", "transformers bf16"),
@@ -24,11 +25,11 @@ PAIRS = (
     ("fp32", "onnxruntime fp32"),
     ("int8", "onnxruntime int8"),
 )
-"""Which of our numbers are compared with which peer in short, where several sides are ours."""
+"""Our sides and the peers that they are compared with in short, where several sides are ours."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows under a head."""
 
     title: str
@@ -40,6 +41,15 @@ class Table:
         rows = [f"| {' | '.join(word.replace('|', '/') for word in row)} |" for row in (self.head, *self.rows)]
         title = f"{self.title}:\n\n" if self.title else ""
         return title + "\n".join([rows[0], "| --- " * len(self.head) + "|", *rows[1:]])
+
+
+def show(console: Console, tables: Iterable[ResultTable]) -> None:
+    """Prints tables."""
+    for table in tables:
+        made = rich.table.Table(*table.head, title=table.title or None, title_justify="left", box=None)
+        for row in table.rows:
+            made.add_row(*row)
+        console.print(made)
 
 
 def cell(value: Any, name: str = "") -> str:
@@ -76,11 +86,11 @@ def titled(name: str) -> str:
     return re.sub(r"\b[mg]b\b", lambda unit: unit[0].upper(), words)
 
 
-def matrix(title: str, rows: Sequence[Results]) -> Table:
+def matrix(title: str, rows: Sequence[Results]) -> ResultTable:
     """A table of records."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[cell(row.get(name), name) for name in names] for row in rows]
-    return Table(title, [titled(name) for name in names], lines)
+    return ResultTable(title, [titled(name) for name in names], lines)
 
 
 def middle(value: Any) -> float:
@@ -91,14 +101,9 @@ def middle(value: Any) -> float:
 def contests_of(found: Results) -> Iterator[tuple[str, dict[str, Results]]]:
     """The contests of a file, of each model where it has several."""
     for model, each in found.get("models", {"": found}).items():
-        held = each.get("contests", each)
-        if contests := {name: one for name, one in held.items() if {"sides", "against"} & keys_of(one)}:
+        held = {name: one for name, one in each.get("contests", each).items() if isinstance(one, Mapping)}
+        if contests := {name: one for name, one in held.items() if "sides" in one or "against" in one}:
             yield model, contests
-
-
-def keys_of(value: Any) -> set[str]:
-    """The names of a table; none of anything else."""
-    return {*value} if isinstance(value, Mapping) else set()
 
 
 def contest_name(name: str, contest: Results) -> str:
@@ -108,22 +113,19 @@ def contest_name(name: str, contest: Results) -> str:
 
 
 def times(contest: Results) -> dict[str, Any]:
-    """How many times as fast we are as each peer; `APART` where the JSON does not have both of one run."""
+    """How many times as fast we are as each peer that took turns with us."""
     if "against" in contest:
         against = contest["against"].items()
         kinds = {f"Trainer in {by}: {kind}": one for by, each in against for kind, one in each.items()}
         return {title: one["times_as_fast"] for title, one in kinds.items() if "times_as_fast" in one}
-    sides = contest["sides"].keys()
     if "times_as_fast" in contest:
         taken = contest["times_as_fast"]
         found = {f"{peer}, ours {ours}": taken.get(f"cloze {ours}", {}).get(peer) for ours, peer in PAIRS}
         return {title: each for title, each in found.items() if each}
-    taken = contest.get("times_as_fast_as", {})
-    peers = [side for side in sides if not side.startswith("cloze")]
-    return {peer: taken.get(peer, APART) if "cloze" in sides else APART for peer in peers}
+    return dict(contest.get("times_as_fast_as", {}))
 
 
-def in_short(found: Results) -> Iterator[Table]:
+def in_short(found: Results) -> Iterator[ResultTable]:
     """A row for each contest: some figures of ours, and how many times as fast as the peers we are."""
     for model, contests in contests_of(found):
         rows = []
@@ -137,11 +139,13 @@ def in_short(found: Results) -> Iterator[Table]:
             yield matrix("How many times as fast we are", rows)
 
 
-def in_full(found: Results, title: str = "") -> Iterator[Table]:
+def in_full(found: Results, title: str = "") -> Iterator[ResultTable]:
     """Tables of anything: what is one value, then what is many; of contests a row for each side."""
     found = {name: value for name, value in found.items() if name not in ("format", "benchmark", "environment")}
     if single := {name: value for name, value in found.items() if is_cell(value)}:
-        yield Table("", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()])
+        yield ResultTable(
+            "", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()]
+        )
     held = {name: value for name, value in found.items() if isinstance(value, Mapping) and value.get("sides")}
     if held:
         sides = [{"contest": name, "side": side, **each} for name, one in held.items() for side, each in sided(one)]
@@ -149,7 +153,7 @@ def in_full(found: Results, title: str = "") -> Iterator[Table]:
         yield matrix("", [{"contest": name, **dict(filter(_single, each.items()))} for name, each in held.items()])
     for part in ("parts", "profile"):
         if shares := [{"": name, **_shares(each[part])} for name, each in held.items() if each.get(part)]:
-            yield matrix("shares of the time of our step" + ", by kernels" * (part == "profile"), shares)
+            yield matrix("Shares of the time of our step" + ", by kernels" * (part == "profile"), shares)
     for name, value in found.items():
         words = f"{title}, {titled(name)}" if title else titled(name)
         if name in single or name in held or not value:
@@ -179,13 +183,15 @@ def _shares(parts: Results) -> dict[str, str]:
     return {name: cell(value, "share") for name, value in parts.items()}
 
 
-def scaling(found: Results) -> Iterator[Table]:
+def scaling(found: Results) -> Iterator[ResultTable]:
     """Efficiencies as they are, and as they would be if no process waited for another."""
+    several = max(point["nodes"] for point in found["points"]) > 1
+    names = ("scaling", *["nodes"] * several, "processes", "threads", "sequences")
     rows = []
     for point in found["points"]:
-        counted = {name: str(point[name]) for name in ("scaling", "processes", "threads", "sequences")}
+        counted = {name: str(point[name]) for name in names}
         shares = {name: point[name] for name in ("efficiency", "ideal", "communication")}
-        percent = {name: share and f"{middle(share):.0%}" for name, share in shares.items()}
+        percent = {name: "–" if share is None else share and f"{middle(share):.0%}" for name, share in shares.items()}
         rows.append({**counted, "sequences/s": cell(point["sequences_per_second"]), **percent})
     yield matrix("", rows)
 
@@ -197,7 +203,7 @@ MADE = {
 }
 
 
-def calibration(found: Results) -> Iterator[Table]:
+def calibration(found: Results) -> Iterator[ResultTable]:
     """How far the model of costs is from what was measured: time by who made the steps, memory by size and stage."""
     foretold = [row for row in found.get("steps", {}).get("rows", []) if not row["calibrates"]]
     rows = []
@@ -214,7 +220,7 @@ def calibration(found: Results) -> Iterator[Table]:
     yield matrix("", list(sizes.values()))
 
 
-def cleanliness(found: Results) -> Iterator[Table]:
+def cleanliness(found: Results) -> Iterator[ResultTable]:
     """Passages with holes, by whose rules dumps are read."""
     rows = []
     for name, dump in found["dumps"].items():
@@ -225,7 +231,7 @@ def cleanliness(found: Results) -> Iterator[Table]:
     yield matrix("", rows)
 
 
-def parts(found: Results) -> Iterator[Table]:
+def parts(found: Results) -> Iterator[ResultTable]:
     """Runs with more and more parts, what a part and a byte take, and what that makes of larger texts."""
     yield matrix("Runs", found["parts"])
     yield matrix("Milliseconds of a core that a part takes by itself", found["core_ms_of_a_part"])
@@ -234,19 +240,19 @@ def parts(found: Results) -> Iterator[Table]:
     yield matrix("The steps of one of them", [row for row in found["arithmetic"] if row["text"] == "1 TB"])
 
 
-def preparation(found: Results) -> Iterator[Table]:
+def preparation(found: Results) -> Iterator[ResultTable]:
     """What ratios there are, and how memory and time grow with the text."""
     yield from in_short(found)
     if found.get("growth"):
         yield matrix("growth", found["growth"])
 
 
-SHORT: dict[str, Callable[[Results], Iterable[Table]]] = {
+SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
     each.__name__: each for each in (scaling, calibration, cleanliness, parts, preparation)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 
 
-def shortly(found: Results) -> Iterable[Table]:
+def shortly(found: Results) -> Iterable[ResultTable]:
     """What is told first of a file of results."""
     return SHORT.get(found["benchmark"], in_short)(found)

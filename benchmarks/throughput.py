@@ -10,7 +10,7 @@ names, or of the corpus that is built in. They compute in the numbers that the d
 AdamW, a process each. transformers, where it is installed, gets what its users have: autocast over fp32 weights, the
 fused optimizer, batches that are padded and pinned before the step; and on a CPU once more in a process that keeps
 freed memory as ours does, to tell what that alone is worth. Steps alternate; ratios are medians. Beside them stand the
-ceilings: the rate of matrix products, and of memory. What does not fit, or would take too long, is made smaller, and
+ceilings: the speed of matrix products, and of memory. What does not fit, or would take too long, is made smaller, and
 that is said. The numbers are kept in benchmarks/results/, in a file for this kind of hardware.
 """
 
@@ -24,28 +24,21 @@ if __name__ == "__main__":
     begin()
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.contests import Contest, Ours, Theirs
-from benchmarks.measure import (
-    DATA,
-    Keeper,
-    Turns,
-    alternate,
-    run_command,
-    spread,
-    when,
-)
-from benchmarks.peer import find_shards
+from benchmarks.contests import OURS, alternate, spread
+from benchmarks.measure import DATA, Keeper, run_command, when
+from benchmarks.peer import missing
 from benchmarks.sides import Kind, Side, SideShortError, open_sides
+from benchmarks.tables import in_full, show
+from benchmarks.texts import find_shards
+from benchmarks.training_sides import Contest, OurTraining, TheirTraining
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
@@ -63,16 +56,15 @@ ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
 PATIENCE = 240.0
 """Seconds that a contest of our own choice may take, about; fewer sequences where it would take more."""
 LIKELY_SHARE = 0.4
-"""Of the rate of matrix products, what sides reach on average."""
+"""What sides reach of the speed of matrix products, on average."""
 BYTES_OF_A_PIECE = 80
-"""That a side keeps for its backward pass, for each unit of each layer: in fp32 and padded, of which most is needed."""
-BAR = 24
+"""Bytes for each piece, unit and layer that a side keeps for its backward pass: in fp32 and padded, at most."""
 
 SIDES = {
-    "cloze": Kind(Ours),
-    "cloze, deterministic": Kind(partial(Ours, deterministic=True)),
-    "transformers": Kind(Theirs, prepared=False),
-    "transformers, memory kept": Kind(Theirs),
+    OURS: Kind(OurTraining),
+    "cloze, deterministic": Kind(partial(OurTraining, deterministic=True)),
+    "transformers": Kind(TheirTraining, prepared=False),
+    "transformers, memory kept": Kind(TheirTraining),
 }
 
 
@@ -114,10 +106,6 @@ class Bench:
     profile: Path | None
     console: Console
 
-    def ceiling(self) -> float:
-        """Operations a second of matrix products, now."""
-        return matrix_rate(self.device, self.dtype)
-
 
 def sides_for(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
     """Who takes part. Kept memory is a matter of CPUs: on a GPU, PyTorch keeps it for everyone."""
@@ -125,14 +113,14 @@ def sides_for(settings: Throughput, device: torch.device, console: Console) -> t
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if find_spec("transformers") is None:
+    if missing("transformers"):
         if settings.peer == "transformers":
             raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
         if settings.peer == "auto":
             console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
         peers = ()
     wanted = () if settings.peer == "none" or (settings.against and settings.peer == "auto") else peers
-    return tuple(dict.fromkeys(("cloze", *wanted, *settings.against)))
+    return tuple(dict.fromkeys((OURS, *wanted, *settings.against)))
 
 
 def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
@@ -163,61 +151,49 @@ def usual(device: torch.device, shards: Path, console: Console) -> Iterator[Cont
 
 def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
     """Alternating steps of all sides on the same batches."""
-    shape, batches = contest.load(bench.shards, WARM_UP + bench.rounds)
+    shape, read = contest.open(bench.shards)
+    batches = [read(step) for step in range(WARM_UP + bench.rounds)]
     ceilings: list[float] = []
-    seconds: dict[str, list[float]] = {name: [] for name in bench.sides}
-    kinds = {name: SIDES[name] for name in bench.sides}
     loading = bench.console.status(f"{contest}: sides are loading")
+    kinds = {name: SIDES[name] for name in bench.sides}
     with loading as live, open_sides(kinds, shape, bench.device, bench.dtype) as sides:
-        for number, batch in enumerate(batches):
-            ceilings.append(bench.ceiling())
-            for name, side in sides.items():
-                live.update(f"{contest}: step {number + 1} of {len(batches)}, {name}{_so_far(seconds, contest)}")
-                side.ask(batch)
-                taken = side.turn("step")
-                if number >= WARM_UP:
-                    seconds[name].append(taken)
+
+        def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
+            if side.name == OURS:  # which comes first
+                ceilings.append(matrix_rate(bench.device, bench.dtype))
+            live.update(f"{contest}: step {len(ceilings)} of {len(batches)}, {side.name}")
+            side.ask("take", next(coming))
+            return side.turn("step")
+
+        turns = {name: partial(take_turn, side, iter(batches)) for name, side in sides.items()}
+        taken = alternate(turns, bench.rounds, WARM_UP)
         live.update(f"{contest}: where the time goes")
-        peaks = {name: side.ask("peak") for name, side in sides.items()}
-        inside = look_inside(sides["cloze"], contest, bench)
-    turns, ceiling = Turns(seconds), statistics.median(ceilings)
+        peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+        inside = look_inside(sides[OURS], read, contest, bench)
+    ceiling = statistics.median(ceilings)
     padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
+    figures = {name: summarise(shape, batches[WARM_UP:], each, ceiling) for name, each in taken.seconds.items()}
     return {
         "sequences": contest.sequences,
         "matrix_gflops": round(ceiling / 1e9),
         "real_share_of_padded": round(sum(len(each.pieces) for each in batches) / padded, 3),
-        "sides": {
-            name: {
-                **summarise(shape, batches[WARM_UP:], taken, ceiling),
-                "peak_memory_gib": round(peaks[name] / 2**30, 2),
-            }
-            for name, taken in seconds.items()
-        },
-        "times_as_fast_as": {name: turns.ratio(name, "cloze") for name in seconds if name != "cloze"},
+        "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
+        "times_as_fast_as": taken.against(),
         **inside,
     }
 
 
-def _so_far(seconds: dict[str, list[float]], contest: Contest) -> str:
-    ours = seconds["cloze"]
-    return f"; {contest.sequences / statistics.median(ours):,.1f} sequences/s so far" if ours else ""
-
-
-def look_inside(ours: Side, contest: Contest, bench: Bench) -> dict[str, Any]:
+def look_inside(ours: Side, read: Callable[[int], PretrainingBatch], contest: Contest, bench: Bench) -> dict[str, Any]:
     """Where the time of our step goes: its parts, and groups of operations. One process waits for no other; batches
     are read beside the step, by a thread."""
-    _, read = contest.open(bench.shards)
     reading = alternate({"data": partial(read, 0)}, bench.rounds, WARM_UP).of("data")["median"]
     parts = [ours.ask("parts") for _ in range(bench.rounds)]
     seconds = {name: statistics.median(each[name] for each in parts) for name in parts[0]}
     step = sum(seconds.values())
     if bench.profile is not None:
-        ours.ask(("write_profile", bench.profile / str(contest)))
-    shares = {name: round(taken / step, 4) for name, taken in seconds.items()}
-    return {
-        "parts": {"data": round(reading / step, 4), **shares, "communication": 0.0},
-        "profile": ours.ask("shares"),
-    }
+        ours.ask("write_profile", bench.profile / str(contest))
+    shares = {name: round(taken / step, 4) for name, taken in {"data": reading, **seconds}.items()}
+    return {"parts": {**shares, "communication": 0.0}, "profile": ours.ask("shares")}
 
 
 def summarise(
@@ -245,34 +221,6 @@ def run_smaller(contest: Contest, bench: Bench) -> tuple[Contest, dict[str, Any]
             contest = contest.halved()
 
 
-def print_contest(contest: Contest, found: dict[str, Any], console: Console) -> None:
-    """All sides beside each other, and where our time goes."""
-    ceiling = f"of {found['matrix_gflops']:,} GFLOP/s"
-    table = Table(str(contest), "sequences/s", "real pieces/s", "TFLOP/s", ceiling, "peak GiB", box=None)
-    for name in ("times", ""):
-        table.add_column(name)
-    fastest = max(side["sequences_per_second"]["median"] for side in found["sides"].values())
-    for name, side in found["sides"].items():
-        rate = side["sequences_per_second"]["median"]
-        table.add_row(
-            name,
-            f"{rate:,.1f}",
-            f"{side['real_pieces_per_second']['median']:,.0f}",
-            f"{side['useful_tflops']['median']:.3g}",
-            f"{side['share_of_ceiling']['median']:.1%}",
-            f"{side['peak_memory_gib']:.1f}",
-            _times(found["times_as_fast_as"].get(name)),
-            "█" * max(1, round(BAR * rate / fastest)),
-        )
-    console.print(table)
-    console.print("  our step: " + ", ".join(f"{name} {share:.1%}" for name, share in found["parts"].items()))
-    console.print("  operations: " + ", ".join(f"{name} {share:.0%}" for name, share in found["profile"].items()))
-
-
-def _times(ratio: dict[str, float] | None) -> str:
-    return "" if ratio is None else f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
-
-
 def measure(settings: Throughput, console: Console) -> None:
     """Measures the ceilings and goes through the contests, and keeps what is found after each: they take minutes."""
     given = [Contest.parse(each) for each in settings.contests]
@@ -288,6 +236,7 @@ def measure(settings: Throughput, console: Console) -> None:
         f"memory {memory / 1e9:,.1f} GB/s"
     )
     shards = find_shards(settings.shards, settings.data, console.print)
+    vocabulary = Manifest.read(shards).vocabulary_size
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
     keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
     kept = keeper.earlier.get("contests", {})
@@ -298,17 +247,12 @@ def measure(settings: Throughput, console: Console) -> None:
         if smaller != contest:
             console.print(f"{contest}: {smaller.sequences} sequences, since more would not fit or take minutes a step")
         smaller, found = run_smaller(smaller, bench)
-        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary_of(shards), **when()}
-        print_contest(smaller, found, console)
+        kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}
+        show(console, in_full({str(smaller): found}))
         written = keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {written}")
-
-
-def vocabulary_of(shards: Path) -> int:
-    """The pieces that the data has: the more, the more a step computes."""
-    return Manifest.read(shards).vocabulary_size
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from statistics import median, median_low
 
 from rich.table import Table
 
-from cluster.health import CPU, LINK, Report
+from cluster.health import CPU, LINK, Health
 from data_prep.common.terminal import open_console
 from pretraining.processes.ending import Code
 
@@ -22,9 +22,9 @@ COLUMNS = ("node", "ranks", "device", "TFLOP/s", "GB/s to others", "GB free", "M
 
 @dataclass
 class Findings:
-    """What follows from reports."""
+    """What the reports of all ranks show."""
 
-    nodes: dict[str, list[Report]]  # the reports of each node
+    nodes: dict[str, list[Health]]  # the reports of each node
     mend: list[str] = field(default_factory=list)  # what a user must mend
     unfit: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what is wrong with which node
     broken: bool = False  # whether more is wrong with them than that they are slow
@@ -58,7 +58,7 @@ class Findings:
         return told
 
 
-def judge(reports: Sequence[Report], slow: float | None) -> Findings:
+def judge(reports: Sequence[Health], slow: float | None) -> Findings:
     """Compares what the ranks have found so far; for a thousand of them it takes some milliseconds."""
     found = Findings({report.node: [] for report in reports})
     for report in reports:
@@ -74,7 +74,7 @@ def judge(reports: Sequence[Report], slow: float | None) -> Findings:
 
 
 def find_differences(found: Findings) -> None:
-    """What must be alike is right on most nodes, or nobody can tell where."""
+    """Finds what differs between nodes but must be alike; the value on most nodes counts as right."""
     values: dict[str, dict[str, str]] = defaultdict(dict)  # by what they are of, and by node
     for name, reports in found.nodes.items():
         for what in {what: None for report in reports for what in report.same}:
@@ -91,7 +91,7 @@ def find_differences(found: Findings) -> None:
 
 
 def find_faults(found: Findings) -> None:
-    """What fails on all nodes may be the user's to mend; what fails on some is theirs."""
+    """Finds what failed: on all nodes it may be the user's to mend, on some it makes those unfit."""
     failed: dict[str, dict[str, str]] = defaultdict(dict)  # by what failed, and by node
     for name, reports in found.nodes.items():
         for what, text in [fault for report in reports for fault in report.faults.items()]:
@@ -99,13 +99,13 @@ def find_faults(found: Findings) -> None:
     for what, texts in failed.items():
         if what in USERS and len(texts) == len(found.nodes):
             found.mend.append(f"{what}: {next(iter(texts.values()))}")
-        elif what != LINK:  # which fails at both ends
+        elif what != LINK:  # a link fails at both ends
             for name, text in texts.items():
                 found.blame(name, f"{what}: {text}")
 
 
 def find_slow_devices(found: Findings, share: float | None) -> None:
-    """A node is as slow as the slowest of its ranks. CPUs may have other work for a while, so there it is a note."""
+    """Finds nodes that are slow, as the slowest of their ranks; CPUs may have other work, so there it is a note."""
     rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
     for name, rate in rates.items():
@@ -118,7 +118,7 @@ def find_slow_devices(found: Findings, share: float | None) -> None:
 
 
 def find_slow_links(found: Findings) -> None:
-    """A slow link has two ends; a node from which all links are slow is the one that is."""
+    """Finds nodes all of whose links are slow: one slow link may be the fault of either end."""
     best = {name: link for name, reports in found.nodes.items() if (link := best_link(reports)) is not None}
     for name, link in best.items():
         if not link:
@@ -128,7 +128,7 @@ def find_slow_links(found: Findings) -> None:
             found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
 
 
-def best_link(reports: Sequence[Report]) -> float | None:
+def best_link(reports: Sequence[Health]) -> float | None:
     """The best link of a node, each taken as that of the slowest of its ranks; None where it has no neighbour."""
     links = zip(*(report.links for report in reports), strict=False)
     rounds = [[link for link in own if link is not None] for own in links]
@@ -169,7 +169,7 @@ def show(found: Findings, seconds: float) -> None:
         errors.print("error: " + "\n".join(found.explain()), markup=False)
 
 
-def figures(reports: Sequence[Report]) -> list[str]:
+def figures(reports: Sequence[Health]) -> list[str]:
     """The figures of some ranks in the table: the least of those that differ."""
     link, disks = best_link(reports), [report for report in reports if report.free is not None]
     return [

@@ -5,7 +5,7 @@
 # job, and continues there. Whatever else it is, somebody has to mend it: the job fails, and its log says what.
 
 set -uo pipefail
-STOPPED=75 LOST=76 # as pretraining/processes/codes.py has them
+STOPPED=75 LOST=76 # as data_prep/common/codes.py has them
 step_code=0 first_code='' # of a step, and of the rank of it that failed first
 had=()               # what the job has found at its start, and needs to the end
 

@@ -36,13 +36,13 @@ BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes written at once an
 CHECKPOINTS, BYTES = 2, 12  # there must be room for so many, of so many bytes a parameter
 TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, or bytes, that may be taken before: CUDA itself needs some
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvidia-smi's bits for a clock that hardware, heat or power slows down
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer drivers, and of older ones
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer and of older drivers
 ROUNDS, REPEATS = 3, 5
 
 
 @dataclass
-class Report:
-    """What a rank tells all others; what is its node's, the first rank of the node tells."""
+class Health:
+    """The report of a rank; what concerns the whole node stands in that of the node's first rank."""
 
     node: str
     met: tuple[float, float]  # when it came to the meeting of all ranks and when it left, by its own clock
@@ -55,7 +55,7 @@ class Report:
     written: float = 0.0  # bytes a second, there
     links: list[float | None] = field(default_factory=list)  # bytes a second to a neighbour, by round; 0 for nothing
     all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
-    seconds: dict[str, float] = field(default_factory=dict)  # that parts took
+    seconds: dict[str, float] = field(default_factory=dict)  # by the part that took them
 
     def look(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
         """Does a part in a thread, since a broken GPU, network or disk may never answer; its failure is a fault."""
@@ -137,8 +137,8 @@ def check_room(free: float, recipe: Path, overrides: Sequence[str], manifest: Ma
         raise UserError(f"{told}\nmake room, or name another --out")
 
 
-def describe_gpu(report: Report, device: torch.device) -> str:
-    """The GPUs that this rank sees; what is wrong with its own, the report tells."""
+def describe_gpu(report: Health, device: torch.device) -> str:
+    """Describes the GPUs that this rank sees; faults of its own go into the report."""
     if device.type == "cpu":
         return CPU
     free, total = torch.cuda.mem_get_info(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,14 +9,30 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from cluster.sound import is_count, is_number
+from pydantic import Field, TypeAdapter
 
 JOBS = "jobs.jsonl"
 """The file of a run's folder in which job scripts note every start and every end of the run."""
 ANSWER_SECONDS = 5.0
 """A squeue that needs longer has a controller that does not answer."""
+LARGEST = 1e12
+"""No step, time or figure of a run is larger."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of jobs.jsonl."""
+
+    event: Literal["start", "end"]
+    time: Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+    job: Annotated[str, Field(strict=True)]
+    code: Annotated[int | None, Field(strict=True, ge=0, lt=256)] = None
+    """the exit code of an end"""
+
+
+EVENT = TypeAdapter(Event)
 
 
 @dataclass(frozen=True)
@@ -42,53 +57,38 @@ class JobNotes:
 
 def read_notes(run: Path) -> JobNotes | None:
     """What job scripts have noted of a run; None for one that was started without them."""
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     with suppress(OSError):
         for line in (run / JOBS).read_bytes().splitlines():
-            with suppress(ValueError, RecursionError):  # a line that is being written, or damaged
-                events += [event] if is_event(event := json.loads(line)) else []
-    starts = [number for number, event in enumerate(events) if event["event"] == "start"]
-    if not starts:
+            with suppress(ValueError):  # a line that is being written, or damaged
+                events.append(EVENT.validate_json(line))
+    if not any(event.event == "start" for event in events):
         return None
     last = notes_of(events)
-    going = {event["job"]: event["event"] == "start" for event in events}
-    others = [number for number in starts if going[events[number]["job"]] and events[number]["job"] != last.job]
+    going = {event.job: event.event == "start" for event in events}
+    others = [event.job for event in events if event.event == "start" and going[event.job] and event.job != last.job]
     if last.code is None or not others:
         return last
-    own = events[others[-1]]["job"]
-    return replace(last, beside=notes_of([event for event in events if event["job"] == own]))
+    return replace(last, beside=notes_of([event for event in events if event.job == others[-1]]))
 
 
-def is_event(event: Any) -> bool:
-    """Whether this is the note of a start or an end."""
-    if not isinstance(event, dict) or event.get("event") not in ("start", "end"):
-        return False
-    code = event.get("code", 0)
-    return isinstance(event.get("job"), str) and is_number(event.get("time")) and is_count(code) and code < 256
-
-
-def notes_of(events: list[dict[str, Any]]) -> JobNotes:
+def notes_of(events: list[Event]) -> JobNotes:
     """What these events say of their last start."""
-    starts = [number for number, event in enumerate(events) if event["event"] == "start"]
-    last, ends = events[starts[-1]], [event for event in events[starts[-1] + 1 :] if event["event"] == "end"]
+    starts = [number for number, event in enumerate(events) if event.event == "start"]
+    last, end = events[starts[-1]], events[-1] if events[-1].event == "end" else None
+    before = events[starts[-1] - 1] if len(starts) > 1 else None
     return JobNotes(
-        job=ends[-1]["job"] if ends else last["job"],
-        started=float(last["time"]),
+        job=end.job if end else last.job,
+        started=last.time,
         restarts=len(starts) - 1,
-        code=_code(ends),
-        code_before=_code(events[starts[-2] : starts[-1]]) if len(starts) > 1 else None,
-        ended=float(ends[-1]["time"]) if ends else None,
+        code=end.code if end else None,
+        code_before=before.code if before else None,
+        ended=end.time if end else None,
     )
 
 
-def _code(events: list[dict[str, Any]]) -> int | None:
-    """The exit code of the last end among these events."""
-    codes = [event.get("code") for event in events if event["event"] == "end"]
-    return codes[-1] if codes else None
-
-
 @dataclass(frozen=True)
-class Job:
+class QueuedJob:
     """A job as the queue has it."""
 
     job: str
@@ -106,7 +106,7 @@ class Job:
 class Queue:
     """What squeue says of some jobs."""
 
-    jobs: dict[str, Job] | None
+    jobs: dict[str, QueuedJob] | None
     """those that wait or run, by their ids; None where nothing is known, since there is no squeue, or it fails"""
     fault: str = ""
     """why squeue has said nothing, where it should have"""
@@ -119,9 +119,7 @@ def ask_queue(jobs: Collection[str]) -> Queue:
         return Queue(None)
     command = ["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%i|%T|%r|%N|%x"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
         return Queue(None, f"squeue did not answer within {ANSWER_SECONDS:g} s")
     except OSError as error:
@@ -129,10 +127,5 @@ def ask_queue(jobs: Collection[str]) -> Queue:
     if done.returncode and "Invalid job id" not in done.stderr:  # so it calls a job that has ended some time ago
         told = done.stderr.strip() or f"exit code {done.returncode}"
         return Queue(None, f"squeue: {told.splitlines()[-1].removeprefix('squeue: ')}")
-    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
-    return Queue({row[0]: Job(*row[:4], *no_null(row[4:])) for row in rows if len(row) in (4, 5)})
-
-
-def no_null(words: list[str]) -> list[str]:
-    """What squeue says, where it says something."""
-    return ["" if word == "(null)" else word for word in words]
+    rows = [line.strip().replace("(null)", "").split("|") for line in done.stdout.splitlines()]
+    return Queue({row[0]: QueuedJob(*row) for row in rows if len(row) in (4, 5)})

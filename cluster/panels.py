@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cluster.jobs import Job, JobNotes
+from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, ago
 from data_prep.common.codes import Code, explained
 from pretraining.objectives.declaration import loss_curves
@@ -34,13 +34,11 @@ HEIGHT, WIDEST = 3, 100
 """Lines and columns of a curve; where the terminal is narrower, so is the curve."""
 MARGIN = 2
 NAMES = len("ended with") + 2
-"""Columns of what stands before the figures."""
+"""Columns of the names before the figures."""
 
 
 def panel(status: RunStatus, width: int) -> RenderableType:
     """How a run is doing, in some ten lines of this width."""
-    state = f"bold {COLOURS[status.state]}"
-    head = Text.assemble((status.run, "bold"), "  ", (status.state, state), f"  {status.why}".rstrip())
     room = width - MARGIN - NAMES
     left = status.last_line.get("seconds_left") if status.state in GOING_ON else None
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -51,6 +49,12 @@ def panel(status: RunStatus, width: int) -> RenderableType:
     if status.losses:
         for mark, line in curve(status.losses, min(WIDEST, room)):
             table.add_row(f"{mark:>{NAMES - 2}}", Text(line, "cyan", no_wrap=True))
+    return framed(status.run, status.state, status.why, table)
+
+
+def framed(run: str, state: State, why: str, table: Table) -> RenderableType:
+    """A table below the name of a run and its state."""
+    head = Text.assemble((run, "bold"), "  ", (state, f"bold {COLOURS[state]}"), f"  {why}".rstrip())
     return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
 
 
@@ -60,7 +64,7 @@ def rows(status: RunStatus) -> Iterator[tuple[str, str]]:
         yield "ended with", f"{explained(status.ended['code'])}: {status.ended['reason']}"
     if status.phases:
         yield "phase", f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
-    if losses := [*training_loss(status.last_line), *validation_loss(status.last_evaluation)]:
+    if losses := list(last_losses(status.last_line, status.last_evaluation)):
         yield "loss", "   ".join(losses)
     if speed := list(pace(status.last_line)):
         yield "speed", "   ".join(speed)
@@ -75,16 +79,12 @@ def rows(status: RunStatus) -> Iterator[tuple[str, str]]:
         yield "restarts", describe_restarts(status.notes)
 
 
-def training_loss(line: dict[str, Any]) -> Iterator[str]:
-    """The loss of a logged step."""
+def last_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[str]:
+    """The loss of a logged step, and that of an evaluation: the sum over the same heads."""
     if line.get("loss") is not None:
         yield f"{line['loss']:.4f}"
-
-
-def validation_loss(line: dict[str, Any]) -> Iterator[str]:
-    """The loss of an evaluation: the sum of the same heads as the loss of training."""
-    if losses := [line[name] for name in loss_curves() if line.get(name) is not None]:
-        yield f"validation {sum(losses):.4f} at step {line.get('step', 0):,}"
+    if losses := [evaluation[name] for name in loss_curves() if evaluation.get(name) is not None]:
+        yield f"validation {sum(losses):.4f} at step {evaluation.get('step', 0):,}"
 
 
 def pace(line: dict[str, Any]) -> Iterator[str]:
@@ -105,7 +105,7 @@ def files(status: RunStatus) -> Iterator[str]:
         yield f"checkpoint {ago(status.checkpoint_age or 0.0)}, of step {status.checkpoint:,}"
 
 
-def describe_job(job: Job) -> str:
+def describe_job(job: QueuedJob) -> str:
     """A job as the queue has it."""
     if job.nodes:
         return f"{job.job} {job.state} on {job.nodes}"

@@ -36,7 +36,7 @@ import tyro
 
 from cluster import health
 from cluster.findings import Findings, judge, show
-from cluster.health import LINK, Report
+from cluster.health import LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing, write_json
 from data_prep.common.launchers import World, find_world
@@ -74,7 +74,7 @@ class Preflight:
     """Seconds within which nodes are named that do not answer."""
 
 
-class Guard(Watch):
+class NodeWatch(Watch):
     """Ends all ranks where one dies, as in training, and names the node of that one to be left out."""
 
     def __init__(self, world: World, patience: float, names: Sequence[str], out: Path):
@@ -107,8 +107,8 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     connect(world, torch.device("cpu"), wanted.patience, wanted.patience)  # by gloo, since GPUs may not work
     came = time.time()
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
-    report = Report(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
-    with Guard(world, wanted.patience, names, wanted.out):
+    report = Health(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
+    with NodeWatch(world, wanted.patience, names, wanted.out):
         device = look_around(report, wanted, overrides, world, limit)
         reports = look_again(report, wanted, overrides, world, limit)
         if judge(reports, wanted.slow).is_sound:
@@ -126,7 +126,7 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
 
 
 def look_around(
-    report: Report, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
+    report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
 ) -> torch.device:
     """Looks at all that is here, on all ranks at the same time; returns where this one computes."""
     look, choice = partial(report.look, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
@@ -140,7 +140,7 @@ def look_around(
     return device
 
 
-def look_at_storage(report: Report, look: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
+def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
     """Looks at what all nodes share: the run's folder, the code and the data."""
     free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
     report.same |= look("code", health.code_and_versions) or {}
@@ -155,7 +155,7 @@ def look_at_storage(report: Report, look: Any, wanted: Preflight, overrides: Seq
     report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
 
 
-def look_again(report: Report, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Report]:
+def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
     """Lets all ranks look again at data and disk while some nodes find them amiss: storage that goes for all nodes does
     not go for all at the same moment. Where all have lost it, a job waits for it. Returns all reports."""
     turn, reports = 0, gather(report)
@@ -172,7 +172,7 @@ def look_again(report: Report, wanted: Preflight, overrides: Sequence[str], worl
     return reports
 
 
-def try_network(report: Report, device: torch.device, names: Sequence[str], limit: float) -> None:
+def try_network(report: Health, device: torch.device, names: Sequence[str], limit: float) -> None:
     """Exchanges data with neighbouring nodes, then joins an all-reduce of all ranks unless that would hang too.
 
     All ranks begin a round together. An exchange is the same work however many ranks there are.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.jobs import JOBS, Job, JobNotes, Queue
-from cluster.sound import is_count, is_number, sound_figures
+from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
 from data_prep.common.codes import ENDED, Code, explained
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, read_json
@@ -27,15 +26,13 @@ from pretraining.training.skips import read_skips
 
 State = Literal["queued", "starting", "running", "silent", "gone", "done", "stopped", "failed"]
 STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INTERRUPTED: "stopped"}
-"""What the exit codes make of a run; all others are failures."""
+"""The states of runs that ended with these codes; all others have failed."""
 LINES = ("step", "evaluation")
-COUNTS = frozenset({"step", "phase"})
-FIGURES = frozenset(
-    {
-        *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds"),
-        *loss_curves(),
-        *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
-    }
+COUNTS = ("step", "phase")
+FIGURES = (
+    *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds"),
+    *loss_curves(),
+    *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
 )
 """What is a number in lines of metrics.jsonl."""
 DEPTH = 3
@@ -53,7 +50,7 @@ class RunStatus:
     run: str
     state: State
     why: str
-    """what there is to say of the state"""
+    """the reason for the state, in words"""
     phase: int
     """the phase, counted from 1"""
     phases: int
@@ -66,7 +63,7 @@ class RunStatus:
     last_line: dict[str, Any]
     """the last line of a step in metrics.jsonl, as it is there"""
     last_evaluation: dict[str, Any]
-    """that of an evaluation"""
+    """the last line of an evaluation, likewise"""
     last_line_age: float | None
     """seconds since the later of both"""
     checkpoint: int | None
@@ -76,7 +73,7 @@ class RunStatus:
     """what went wrong each time that the run went back to a checkpoint"""
     notes: JobNotes | None
     """what job scripts have noted; None for a run that they did not start"""
-    job: Job | None
+    job: QueuedJob | None
     """the job of the last start, where it waits or runs"""
     ended: dict[str, Any] | None
     """what ended.json says: code, reason, rank, time"""
@@ -121,7 +118,7 @@ def is_run(folder: Path) -> bool:
         return True
     if folder.parent.name == "jobs":  # where a job of fine-tuning notes its starts
         return False
-    lines = _newest_lines(folder).values()
+    lines = newest_lines(folder).values()
     if lines or (folder / METRICS).exists():
         return any("phase" in line for line in lines)
     return not (folder / RESULTS).exists() and not any(folder.glob(f"*/*/{BEGUN}"))
@@ -129,49 +126,44 @@ def is_run(folder: Path) -> bool:
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
     """Reads where a run stands; `notes` and `queue` say what is known of its jobs, `now` is in seconds since 1970."""
-    lines, recipe = _newest_lines(run), read_recipe(run / RECIPE)
+    lines, recipe = newest_lines(run), read_recipe(run / RECIPE)
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
     written = max((line.get("time") or _modified(run / METRICS) for line in lines.values()), default=None)
-    if notes is not None and notes.beside is not None and goes_on(notes, queue, written, patience(lines, recipe)):
+    if (
+        notes is not None
+        and notes.beside is not None
+        and goes_on(notes, queue, written, patience(line, evaluation, recipe))
+    ):
         notes = notes.beside
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
     settings = recipe.phases[phase - 1] if 0 < phase <= len(recipe.phases) else None
     checkpoint = max(finished_checkpoints(run), key=step_of, default=None)
-    signs = Signs(
-        recipe=recipe,
-        total_steps=sum(recipe.phase_steps() or ()),
-        step=max(line.get("step", 0), step_of(checkpoint) if checkpoint else 0),
-        lines=lines,
-        written=written,
-        begun=max(started, _modified(run / RECIPE)),
-        notes=notes,
-        queue=queue,
-        ended=read_end(run / ENDED, started),
-        deserter=deserter(run / LOCK) if _modified(run / LOCK) >= started else None,
-    )
-    state, why = judge(signs, now)
-    return RunStatus(
+    status = RunStatus(
         run=str(run),
-        state=state,
-        why=why,
+        state="running",
+        why="",
         phase=phase,
         phases=len(recipe.phases),
         phase_name=settings.name if settings else None,
         length=settings.length if settings else None,
-        step=signs.step,
-        total_steps=signs.total_steps,
+        step=max(line.get("step", 0), step_of(checkpoint) if checkpoint else 0),
+        total_steps=sum(recipe.phase_steps() or ()),
         last_line=line,
         last_evaluation=evaluation,
-        last_line_age=None if signs.written is None else max(0.0, now - signs.written),
+        last_line_age=None if written is None else max(0.0, now - written),
         checkpoint=step_of(checkpoint) if checkpoint else None,
         checkpoint_age=max(0.0, now - _modified(checkpoint / RECORD)) if checkpoint else None,
         rollbacks=_rollbacks(run),
         notes=notes,
-        job=signs.job,
-        ended=signs.ended,
+        job=(queue.jobs or {}).get(notes.job) if notes else None,
+        ended=read_end(run / ENDED, started),
         losses=_losses(run) if lines else [],
     )
+    gone = deserter(run / LOCK) if _modified(run / LOCK) >= started else None
+    begun = max(started, _modified(run / RECIPE))
+    state, why = judge(status, recipe, queue, gone, begun, now)
+    return replace(status, state=state, why=why)
 
 
 def goes_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -> bool:
@@ -183,67 +175,43 @@ def goes_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -
     return is_there or written > notes.ended + 1.0 or (queue.jobs is None and written > notes.ended - wait)
 
 
-@dataclass(frozen=True)
-class Signs:
-    """What tells whether a run is alive."""
-
-    recipe: Recipe
-    total_steps: int
-    """steps of all phases; 0 where that is not known, or the clock decides"""
-    step: int
-    """steps that are done"""
-    lines: dict[str, dict[str, Any]]
-    """the last line of each kind in metrics.jsonl"""
-    written: float | None
-    """when the later of them was written"""
-    begun: float
-    """when the run was last started, as far as its files tell"""
-    notes: JobNotes | None
-    queue: Queue
-    ended: dict[str, Any] | None
-    """how it has ended, unless it was started since"""
-    deserter: str | None = None
-    """the process that worked here, where it is known to be gone"""
-
-    @property
-    def job(self) -> Job | None:
-        """The job of the last start, where it waits or runs."""
-        return (self.queue.jobs or {}).get(self.notes.job) if self.notes else None
-
-
-def patience(lines: dict[str, dict[str, Any]], recipe: Recipe) -> float:
+def patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -> float:
     """Seconds that may go by without a line: some times what lines take, and an evaluation."""
-    line, evaluation = (lines.get(kind, {}) for kind in LINES)
-    if line.get("seconds_per_step") is None:  # there is none yet, or it is of an earlier version
+    if line.get("seconds_per_step") is None:  # there is none yet
         return recipe.guards.hang
     between_lines: float = line["seconds_per_step"] * recipe.logging.every
     evaluation_seconds: float = evaluation.get("evaluation_seconds", 0.0)
     return max(LATE_SECONDS, LATE * (between_lines + evaluation_seconds))
 
 
-def judge(signs: Signs, now: float) -> tuple[State, str]:
-    """Whether a run waits, trains, has fallen silent or has ended, and what there is to say of that."""
-    job, notes = signs.job, signs.notes
+def judge(
+    status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, now: float
+) -> tuple[State, str]:
+    """Whether a run waits, trains, has fallen silent or has ended, and what there is to say of that.
+
+    `gone` is the process that worked here, where it is known to be gone; `begun` is when the run was last started, as
+    far as its files tell.
+    """
+    job, notes, age = status.job, status.notes, status.last_line_age
     if job is not None and job.state == "PENDING":
         return "queued", f"({job.reason})"
-    if signs.ended is not None:
-        code, when = signs.ended["code"], ago(now - signs.ended["seconds"])
-        if code == Code.DONE and signs.step < signs.total_steps:
+    if status.ended is not None:
+        code, when = status.ended["code"], ago(now - status.ended["seconds"])
+        if code == Code.DONE and status.step < status.total_steps:
             return "stopped", f"{when}, where it was told to stop"
         return STATES.get(code, "failed"), when
     if notes is not None and notes.code is not None:
         why = f"job {notes.job} has ended with {explained(notes.code)}; its output says why"
         return STATES.get(notes.code, "failed"), why
-    if signs.deserter is not None:
-        return "gone", f"{signs.deserter} has ended without a word; the same command goes on from the last checkpoint"
-    if notes is not None and signs.queue.jobs is not None and job is None:
+    if gone is not None:
+        return "gone", f"{gone} has ended without a word; the same command goes on from the last checkpoint"
+    if notes is not None and queue.jobs is not None and job is None:
         return "silent", f"job {notes.job} is not in the queue, and noted no end"
-    if signs.written is None or signs.written < signs.begun:
-        since = duration(max(0.0, now - signs.begun))
-        is_late = now - signs.begun > signs.recipe.guards.hang
+    if age is None or now - age < begun:
+        since, is_late = duration(max(0.0, now - begun)), now - begun > recipe.guards.hang
         return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
-    if now - signs.written > patience(signs.lines, signs.recipe):
-        return "silent", f"no line for {duration(now - signs.written)}, and no word of its end"
+    if age > patience(status.last_line, status.last_evaluation, recipe):
+        return "silent", f"no line for {duration(age)}, and no word of its end"
     return "running", ""
 
 
@@ -284,12 +252,27 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return []
 
 
-def _newest_lines(run: Path) -> dict[str, dict[str, Any]]:
+def newest_lines(run: Path) -> dict[str, dict[str, Any]]:
+    """The last line of each kind in metrics.jsonl, without those of its figures and counts that are none."""
     try:
         found = newest_records(run / METRICS, LINES)
-        return {kind: sound_figures(record, FIGURES, COUNTS) for kind, record in found.items()}
     except OSError:
         return {}
+    for record in found.values():
+        for name in [*FIGURES, *COUNTS]:
+            if not (is_count if name in COUNTS else is_number)(record.get(name, 0)):
+                del record[name]
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a number that means something: files may be damaged, or of another version."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_count(value: Any) -> bool:
+    """Whether something is a whole number from 0 on."""
+    return isinstance(value, int) and is_number(value) and value >= 0
 
 
 def _modified(path: Path) -> float:

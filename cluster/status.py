@@ -80,15 +80,11 @@ class Observer:
         now = time.time()
         return [read_run(run, notes[run], self._queue, now) for run in runs]
 
-    def look_at_tuning(self) -> list[TuningStatus]:
-        """Reads how fine-tuning is doing."""
-        folders = dict.fromkeys(found for folder in self._named for found in find_tunings(folder))
-        now = time.time()
-        return [read_tuning(folder, now) for folder in folders]
-
     def look_at_all(self) -> list[RunStatus | TuningStatus]:
-        """Reads how all is doing; UserError where there is nothing."""
-        found: list[RunStatus | TuningStatus] = [*self.look(), *self.look_at_tuning()]
+        """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is nothing."""
+        found: list[RunStatus | TuningStatus] = [*self.look()]
+        tunings = dict.fromkeys(tuning for folder in self._named for tuning in find_tunings(folder))
+        found += [read_tuning(folder, time.time()) for folder in tunings]
         if not found:
             names = ", ".join(map(str, self._named))
             raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
@@ -135,7 +131,7 @@ def fitting(shown: list[RenderableType], console: Console) -> list[RenderableTyp
 
 
 def run(wanted: Status, console: Console, errors: Console) -> None:
-    """Does what was asked for."""
+    """Shows or watches runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
         from pretraining.reporting.loss_chart import draw_losses  # NumPy and Matplotlib, for pictures alone
 

@@ -34,13 +34,13 @@ CLUSTER = Path("cluster")
 """Jobs run where they are submitted, which is Cloze's folder."""
 STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
-"""How the variables begin that the jobs or sbatch read."""
+"""How the names of variables begin that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
 SEEDS = "5"
 
 
 @dataclass(frozen=True)
-class Job:
+class ChainJob:
     """One job of the chain, as sbatch is told of it."""
 
     step: str
@@ -109,7 +109,7 @@ def read_site() -> dict[str, str]:
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
 
 
-def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[Job]:
+def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
     """The jobs from the first to the last step that is wanted."""
     if not (CLUSTER / f"{wanted.script}.slurm").exists():
         raise UserError(f"--script {wanted.script}: there is no cluster/{wanted.script}.slurm")
@@ -128,18 +128,18 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
     tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
     runs, tuning = len(names) * seeds, parted("--for-finetune", wanted.for_finetune)
-    preparing_words, trained = parted("--for-prepare", wanted.for_prepare), {"pretrain": "afterok"}
-    every = [f"--array=0-{runs - 1}"]
+    prepared, trained = {"prepare": "afterok"}, {"pretrain": "afterok"}
+    preparing_words, every = parted("--for-prepare", wanted.for_prepare), [f"--array=0-{runs - 1}"]
     jobs = [
-        Job("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
-        Job("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, {"prepare": "afterok"}),
-        Job("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
-        Job("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
+        ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
+        ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, prepared),
+        ChainJob("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
+        ChainJob("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
     ]
     return [with_options(job, site) for job in jobs if job.step in steps]
 
 
-def with_options(job: Job, site: Mapping[str, str]) -> Job:
+def with_options(job: ChainJob, site: Mapping[str, str]) -> ChainJob:
     """The job with what the site has for its step, such as CLOZE_PREPARE_OPTIONS="--partition=cpu"."""
     name = f"CLOZE_{job.step.upper()}_OPTIONS"
     return replace(job, options=[*parted(name, site.get(name, "")), *job.options])
@@ -161,7 +161,7 @@ def read_seeds(given: "str | None", site: Mapping[str, str]) -> int:
     return int(text)
 
 
-def check(jobs: Sequence[Job], words: Sequence[str], site: Mapping[str, str]) -> None:
+def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
     """Refuses what would fail hours later, when its turn comes."""
     variables = {job.step: job.variables for job in jobs}
     if words and "pretrain" not in variables:
@@ -216,7 +216,7 @@ def check_recipe(recipe: str, words: Sequence[str], site: Mapping[str, str]) -> 
         raise UserError(done.stderr.strip().removeprefix("error: "))
 
 
-def submit(jobs: Sequence[Job], site: Mapping[str, str], dry: bool) -> None:
+def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
     """Submits the jobs in their order, or prints the commands; where one is refused, those before are cancelled."""
     submitted: dict[str, str] = {}
     for job in jobs:
@@ -262,17 +262,17 @@ def take_back(jobs: Iterable[str]) -> str:
     told = ""
     for job in reversed(list(jobs)):
         try:
-            done = subprocess.run(["scancel", job], capture_output=True, text=True, errors="replace", check=False)
+            subprocess.run(["scancel", job], capture_output=True, text=True, errors="replace", check=True)
         except OSError as error:
             left, told = [*left, job], f"scancel: {error.strerror}"
-        else:
-            left, told = ([*left, job], done.stderr.strip()) if done.returncode else (left, told)
+        except subprocess.CalledProcessError as error:
+            left, told = [*left, job], error.stderr.strip()
     if left:
         return f"still in the queue of this chain, since scancel failed ({told}): scancel {' '.join(left)}"
     return "nothing is left in the queue of this chain"
 
 
-def as_typed(job: Job, command: Sequence[str], site: Mapping[str, str]) -> str:
+def as_typed(job: ChainJob, command: Sequence[str], site: Mapping[str, str]) -> str:
     """The command as it can be typed into a shell, where it keeps the job's id for the one that follows."""
     of_site = {name: value for name, value in site.items() if name.startswith("SBATCH_") and name not in os.environ}
     variables = [f"{name}={shlex.quote(value)}" for name, value in {**of_site, **job.variables}.items()]

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.panels import COLOURS, MARGIN
-from cluster.runs import COUNTS, DEPTH, FIGURES, LATE_SECONDS, STATES, State, ago, folders_in, read_end
-from cluster.sound import is_number, sound_figures
+from cluster.panels import framed
+from cluster.runs import DEPTH, LATE_SECONDS, STATES, State, ago, folders_in, is_number, newest_lines, read_end
 from data_prep.common.codes import ENDED, explained
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import read_table
 from data_prep.common.locks import LOCK, deserter
 from data_prep.common.progress import duration
 from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
-from pretraining.reporting.metrics_file import METRICS, newest_records
+from pretraining.reporting.metrics_file import METRICS
 
 SILENT_SECONDS = 5 * LATE_SECONDS
 """Reading a model and scoring a large split write no line."""
@@ -83,7 +81,7 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
     at_work = {}
     for name in runs - done.keys():
         if (folder / name / BEGUN).exists():
-            at_work[name] = {**_last_line(folder / name), "epochs": _epochs(folder / name)}
+            at_work[name] = {**newest_lines(folder / name).get("step", {}), "epochs": _epochs(folder / name)}
     failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
 
@@ -104,9 +102,7 @@ def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> 
 
 def tuning_panel(status: TuningStatus) -> RenderableType:
     """How fine-tuning is doing: a line for each task, and one for each run that is at work."""
-    state = f"bold {COLOURS[status.state]}"
     done, planned = (sum(getattr(task, name) for task in status.tasks) for name in ("done", "planned"))
-    head = Text.assemble((status.run, "bold"), "  ", (status.state, state), f"  {status.why}".rstrip())
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row("fine-tuning", Text(f"{done} of {planned} runs done"))
     for task in status.tasks:
@@ -115,7 +111,7 @@ def tuning_panel(status: TuningStatus) -> RenderableType:
         table.add_row(Text(task.task), Text(f"{task.done} of {task.planned} runs{best}{failed}"))
         for name, line in sorted(task.at_work.items()):
             table.add_row("", Text(f"{name}: {_progress(line)}"))
-    return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
+    return framed(status.run, status.state, status.why, table)
 
 
 def _progress(line: dict[str, Any]) -> str:
@@ -125,12 +121,6 @@ def _progress(line: dict[str, Any]) -> str:
     epoch = f", epoch {line['epoch']:.2f}{epochs}" if "epoch" in line else ""
     left = f", {duration(line['seconds_left'])} left" if "seconds_left" in line else ""
     return f"step {line['step']:,}{epoch}{left}"
-
-
-def _last_line(run: Path) -> dict[str, Any]:
-    with suppress(OSError):
-        return sound_figures(newest_records(run / METRICS, ("step",)).get("step"), FIGURES, COUNTS)
-    return {}
 
 
 def _result(run: Path) -> RunResult | None:
@@ -149,8 +139,7 @@ def _epochs(run: Path) -> float | None:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file; nothing where it is missing, damaged or no record."""
     with suppress(OSError, UserError):
-        content: Any = read_json(path)
-        return content if isinstance(content, dict) else {}
+        return read_table(path)
     return {}
 
 

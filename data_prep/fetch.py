@@ -17,30 +17,15 @@ if __name__ == "__main__":
 
     begin()
 
-from collections.abc import Callable
-
 from data_prep.fetching.addresses import Url
-from data_prep.fetching.client import Client
-from data_prep.fetching.download import Download
-from data_prep.fetching.entry import run_entry
+from data_prep.fetching.client import run_entry
 from data_prep.fetching.hub import Hub
 from data_prep.fetching.wikipedia import Wikipedia
-
-Command = Wikipedia | Hub | Url
-
-
-def fetch(command: Command, client: Client) -> str:
-    """Fetches what the command plans; returns the command that makes shards of it."""
-    plan = command.plan(client)
-    for item in plan.items:
-        Download(client, item).run()
-    return plan.next_command()
 
 
 def main(arguments: list[str]) -> int:
     """Fetches what the command line asks for; returns the exit code."""
-    kinds: dict[str, Callable[..., Command]] = {"wikipedia": Wikipedia, "hub": Hub, "url": Url}
-    return run_entry(kinds, arguments, fetch)
+    return run_entry({"wikipedia": Wikipedia, "hub": Hub, "url": Url}, arguments)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ what opening one takes.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import tempfile
-from dataclasses import dataclass
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,20 +23,42 @@ from data_prep.common.progress import duration
 from data_prep.examples.making import TOGETHER
 from data_prep.examples.merging import SortedFiles, merging_rounds
 from data_prep.examples.parts import FEW_PARTS, PARTNER_PARTS
+from data_prep.readers.extraction import extract
+from data_prep.readers.reader import COMPRESSED
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
-from data_prep.rehearsal import rehearse
-from data_prep.sample import EXPANSION, Costs, Sample
 from data_prep.settings import Settings
-from data_prep.shards import WORK
+from data_prep.shards import example_schema
+from data_prep.steps import ENCODE, READ, Steps, estimated_bytes
+from data_prep.trial import rehearse, trial
 from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.work import DocumentsRecord
 
 OPEN_SECONDS = 0.0005  # to open a file of token documents, and to place the partners that are in it
 SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it that is of a shard
 PIECES, PIECE_BYTES = 0.22, 2.65  # pieces of English for a byte of it, and what one takes in shards
+SAMPLE_BYTES = 8 << 20  # text that goes through the steps
+SAMPLES = 8  # places that it comes from
+EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # bytes of text for one on the disk, where no sample says it
+
+
+@dataclass
+class Costs:
+    """What a byte of text takes: in seconds of a core for every step, and in bytes on the disk."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By the names of the steps."""
+    text: float = 1.0
+    """Bytes of text for a byte of the sources."""
+    documents: float = 1.03
+    tokens: float = 0.48
+    examples: dict[int, float] = field(default_factory=dict)
+    """Bytes of all sets of a length before they are in shards, by length."""
+    shards: dict[int, float] = field(default_factory=dict)
+    """Bytes of the shards of all sets of a length, by length."""
 
 
 @dataclass(frozen=True)
-class Step:
+class StepForecast:
     """What a step of a run will take."""
 
     name: str
@@ -42,42 +66,38 @@ class Step:
     core_seconds: float
     disk: float
     """Bytes on the disk, at most, while the step runs."""
-    files: int
-    """Files that the step writes."""
+
+    @property
+    def files(self) -> int:
+        """Counts the files that the step writes: one for each task."""
+        return self.tasks
 
 
-def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) -> list[Step]:
+def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) -> list[StepForecast]:
     """Works out what the steps of a run take, for so many bytes of the sources in so many parts."""
     text = source_bytes * costs.text
-    seconds = {name: each * text for name, each in costs.seconds.items()}
     documents, tokens = costs.documents * text, costs.tokens * text
-    found = [
-        Step("documents", parts, seconds.get("documents", 0), documents, parts),
-        Step("tokens", parts, seconds.get("tokens", 0), documents + tokens, parts),
-    ]
-    finished, sets = 0.0, settings.duplicates + 1
+    found: list[StepForecast] = []
+
+    def expect(name: str, tasks: int, step: str, disk: float, opening: float = 0) -> None:
+        found.append(StepForecast(name, tasks, costs.seconds.get(step, 0) * text + opening, disk))
+
+    expect("documents", parts, "documents", documents)
+    expect("tokens", parts, "tokens", documents + tokens)
+    kept, sets = tokens, settings.duplicates + 1
     sweeps = -(-sets // TOGETHER) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
     for length in settings.lengths:
         made, written = costs.examples.get(length, 0) * text, costs.shards.get(length, 0) * text
-        opening = parts * sweeps * OPEN_SECONDS
-        found.append(
-            Step(
-                f"examples {length}",
-                parts,
-                seconds.get(f"examples-{length}", 0) + opening,
-                tokens + finished + made,
-                parts,
-            )
-        )
+        expect(f"examples {length}", parts, f"examples-{length}", kept + made, parts * sweeps * OPEN_SECONDS)
         files = SortedFiles(length, parts)
         for _, _, target in merging_rounds(files, int(made), sets):
-            cost, disk = seconds.get(f"merge-{length}", 0), made * (1 + 1 / target.num_files)
-            found.append(Step(f"merge {length}", target.num_files, cost, tokens + finished + disk, target.num_files))
+            disk = kept + made * (1 + 1 / target.num_files)
+            expect(f"merge {length}", target.num_files, f"merged-{length}-1", disk)
             files = target
         shards = max(sets, round(written / settings.shard_bytes))
-        cost = seconds.get(f"shards-{length}", 0.0) + shards * files.num_files * SLICE_SECONDS
-        finished += written
-        found.append(Step(f"shards {length}", shards, cost, tokens + finished + made, shards))
+        kept += written
+        opening = shards * files.num_files * SLICE_SECONDS
+        expect(f"shards {length}", shards, f"shards-{length}", kept + made, opening)
     return found
 
 
@@ -100,7 +120,7 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing(folder)).free + used
 
 
-def disk_note(folder: Path, steps: list[Step]) -> str:
+def disk_note(folder: Path, steps: list[StepForecast]) -> str:
     """Compares what a run will have on the disk at most with the room there is; nothing where that is enough."""
     needed, free = max(step.disk for step in steps), free_bytes(folder)
     if needed <= free:
@@ -118,16 +138,48 @@ def measure(
     settings: Settings, given: Vocabulary | None, bundles: list[Bundle], folder: Path, console: Console
 ) -> Costs:
     """Takes a sample of the text through all steps, in a folder that is thrown away, and finds what each took."""
-    with tempfile.TemporaryDirectory(prefix="cloze-check-", dir=existing(folder)) as place:
-        work = Path(place)
-        (work / WORK).mkdir()
-        rehearse(settings, len(given) if given else settings.vocab_size, work, console)
-        sample = Sample(work, settings.model_copy(update={"docs": ()}), Costs())
-        sample.read(bundles)
-        sample.encode(given)
-        for length in settings.lengths:
-            sample.make(length)
-        return sample.costs
+    place = existing(folder)
+    rehearse(settings, len(given) if given else settings.vocab_size, place, console)
+    with trial(settings, place) as (runner, steps):
+        start = time.perf_counter()
+        documents, read = read_sample(steps, bundles)
+        runner.seconds[READ.name] = time.perf_counter() - start
+        files = [file for record in documents for file in record.files]
+        if not files:
+            raise UserError("no document has any text in the sample; is the text in this format, and in this field?")
+        text = sum(file.text_bytes for file in files)
+        vocabulary = steps.make_vocabulary(documents, given)
+        made = steps.make_shards(documents, vocabulary)
+    shards: Counter[int] = Counter()
+    for figures in made.figures:
+        shards[figures.length] += estimated_bytes(figures, example_schema(figures.length, len(vocabulary), 1 << 24))
+    return Costs(
+        seconds={name: seconds / text for name, seconds in runner.seconds.items()},
+        text=text / max(read, 1),
+        documents=sum(file.size for file in files) / text,
+        tokens=runner.written[ENCODE.name] / text,
+        examples={length: runner.written[SortedFiles(length, 1).step] / text for length in settings.lengths},
+        shards={length: size / text for length, size in shards.items()},
+    )
+
+
+def read_sample(steps: Steps, bundles: list[Bundle]) -> tuple[list[DocumentsRecord], float]:
+    """Reads pieces of work from all over the text, of large compressed files only the beginning.
+
+    Returns the records, and how many bytes of the sources were read.
+    """
+    records: list[DocumentsRecord] = []
+    text, read = 0, 0.0
+    for bundle in bundles[:: -(-len(bundles) // SAMPLES)]:
+        if text >= SAMPLE_BYTES:
+            break
+        cut = bundle.weight > bundle.part_bytes and bundle.spans[0].path.endswith(COMPRESSED)
+        limit = SAMPLE_BYTES / SAMPLES if cut else math.inf
+        records.append(extract(replace(steps.extract_task(bundle), errors="skip", limit=limit)))
+        size = sum(file.text_bytes for file in records[-1].files)
+        text += size
+        read += size / EXPANSION[Path(bundle.spans[0].path).suffix] if cut else bundle.weight
+    return records, read
 
 
 def existing(folder: Path) -> Path:
@@ -158,19 +210,12 @@ def forecast(
         console.print(f"warning: {note}", style="yellow", soft_wrap=True)
 
 
-def forecast_table(steps: list[Step], workers: int) -> Table:
+def forecast_table(steps: list[StepForecast], workers: int) -> Table:
     """Lays out what the steps will take."""
     table = Table(box=None, pad_edge=False)
     for name in ("step", "tasks", "on one core", f"on {workers} workers", "on the disk", "files"):
         table.add_column(name, justify="left" if name == "step" else "right")
     for step in steps:
-        seconds = step.core_seconds / min(workers, step.tasks)
-        table.add_row(
-            step.name,
-            f"{step.tasks:,}",
-            duration(step.core_seconds),
-            duration(seconds),
-            size_of(step.disk),
-            f"{step.files:,}",
-        )
+        times = (duration(step.core_seconds), duration(step.core_seconds / min(workers, step.tasks)))
+        table.add_row(step.name, f"{step.tasks:,}", *times, size_of(step.disk), f"{step.files:,}")
     return table

@@ -21,17 +21,11 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**2
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
 REPEATED = ("docs", "format", "text_field", "language", "max_share")
 """Flags that may be given several times, in place of what a file of settings says."""
-NOT_IN_THE_BYTES = (
-    "config",
-    "docs",
-    "out",
-    "vocab",
-    "workers",
-    "check",
-)  # change nothing, or are in the plan in a better form
+NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers", "check")
+"""Settings that change nothing in the shards, or are in the plan in a better form."""
 
 FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
-LARGEST_SHARE = 0.05  # of the text that validation should have at most, since training lacks it
+LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
 
 Format = Literal["mediawiki", "wikiextractor", "parquet", "csv", "jsonl", "sentences", "text", "demo"]
 Errors = Literal["fail", "replace", "skip"]
@@ -235,7 +229,7 @@ def read_config(path: Path) -> Settings:
 
 
 def _name_as_flags(raw: dict[str, Any]) -> dict[Key, str]:
-    """Writes the keys of a file as we do; returns what is wrong with them."""
+    """Spells the keys of a file as the settings are called here; returns what is wrong with them."""
     given = {key.replace("-", "_"): value for key, value in raw.items()}
     raw.clear()
     raw |= {key: value for key, value in given.items() if key != "config"}

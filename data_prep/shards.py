@@ -19,26 +19,28 @@ A shard is one Arrow record batch, so that a reader maps it into memory and find
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
-from data_prep.common.arrays import Array, smallest_type
+from data_prep.arrow_files import full_columns, full_lists
+from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, is_inside, json_bytes, read_json, replacing
+from data_prep.common.files import FileRecord, is_inside, json_bytes, read_json, write_json
 from data_prep.common.forms import COUNT, Check, find_fault, whole
 from data_prep.common.languages import DEFAULT
 
 FORMAT = 1
-LATER: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
-"""Settings that earlier versions had not, with what they did in all folders then."""
-LATER_FIGURES = ("text", "own", "lost_parted", "parted")
-"""Figures of a set of shards that follow from its settings and text, and that earlier versions had not."""
 MANIFEST = "manifest.json"
+DOCUMENTS = "documents.arrow"
+DOCUMENTS_SCHEMA = full_columns(id=pa.string(), title=pa.string(), source=pa.string())
+WORK = ".cloze-work"  # the folder of what a run needs until it is finished
+PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
+
 PATH = Check("a path in the folder", lambda value: isinstance(value, str) and is_inside(value))
 FILE_FORM = {"path": PATH, "size": COUNT, "rows": COUNT, "sha256": str}
 SET_FORM = {
@@ -61,20 +63,13 @@ FORM = {
     "sets": [SET_FORM],
 }
 """What is relied on of a manifest."""
-KEYS = frozenset(FORM)
-DOCUMENTS = "documents.arrow"
-WORK = ".cloze-work"  # the folder of what a run needs until it is finished
-UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, MemoryError, TypeError, OverflowError)
-"""What is raised where a file is not the Arrow file that it claims to be."""
-PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
-DOCUMENTS_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("title", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-    ]
-)
+NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum")
+"""What a manifest says that is no content of the shards."""
+UNUSED: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
+"""Settings that are in the fingerprint only where they are used."""
+FOLLOWING = ("text", "own", "lost_parted", "parted")
+"""Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
 
 
 @dataclass(frozen=True, order=True)
@@ -84,11 +79,6 @@ class ShardSet:
     length: int
     duplicate: int
     validation: bool = False
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> ShardSet:
-        """Reads the set from an entry of a manifest, which has its figures too."""
-        return cls(content["length"], content["duplicate"], content["validation"])
 
     @property
     def folder(self) -> str:
@@ -107,125 +97,175 @@ def length_folder(length: int) -> str:
 
 def example_schema(length: int, vocabulary_size: int, num_documents: int) -> pa.Schema:
     """Gives the columns of the shards of one length, in the smallest types that hold their numbers."""
-    piece = pa.from_numpy_dtype(smallest_type(vocabulary_size - 1))
-    position = pa.from_numpy_dtype(smallest_type(length))
-    masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
-    return pa.schema(
-        [
-            pa.field("pieces", pa.list_(pa.field("item", piece, nullable=False)), nullable=False),
-            pa.field("masked", pa.list_(pa.field("item", masked, nullable=False)), nullable=False),
-            pa.field("boundary", position, nullable=False),
-            pa.field("random_next", pa.bool_(), nullable=False),
-            pa.field("document", pa.from_numpy_dtype(smallest_type(num_documents - 1)), nullable=False),
-        ]
+    piece, position, document = (
+        pa.from_numpy_dtype(smallest_type(largest)) for largest in (vocabulary_size - 1, length, num_documents - 1)
+    )
+    return full_columns(
+        pieces=full_lists(piece),
+        masked=full_lists(pa.struct(list(full_columns(position=position, piece=piece)))),
+        boundary=position,
+        random_next=pa.bool_(),
+        document=document,
     )
 
 
-def write_batches(
-    folder: Path, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], compression: str | None = None
-) -> FileRecord:
-    """Writes an Arrow file a record batch at a time, so that it is never in memory as a whole; returns its record."""
-    rows, options = 0, pa.ipc.IpcWriteOptions(compression=compression)
-    with replacing(folder / name) as file:
-        with pa.ipc.new_file(file, schema, options=options) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                rows += batch.num_rows
-    return FileRecord.of(folder, name, rows)
+class Said(BaseModel):
+    """A part of what a JSON file of ours says."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def of(cls, content: Any, form: Any, place: Path | str) -> Self:
+        """Takes what was read at a place; raises DamageError where it lacks what is relied on."""
+        try:
+            if fault := find_fault(content, form):
+                raise DamageError(f"{place}: {fault}: it was edited or is damaged")
+            return cls(**content)
+        except ValidationError as error:
+            raise DamageError(f"{place}: {error}: it was edited or is damaged") from error
+
+    def as_json(self) -> dict[str, Any]:
+        """Gives what was said, and nothing that was not, in the form that JSON has it in."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
 
 
-def example_batch(schema: pa.Schema, pieces: Lists, positions: Array, labels: Lists, *others: Array) -> pa.RecordBatch:
-    """Makes a record batch of examples from flat arrays.
+class Counts(Said):
+    """What is counted in the examples of a set of shards, or in some of them."""
 
-    `positions` has the place in its example of every piece of `labels`; `others` are the columns that remain.
-    """
-    item = schema.field("masked").type.value_type
-    masked = pa.StructArray.from_arrays([pa.array(positions), pa.array(labels.values)], fields=list(item))
-    columns = [
-        pa.ListArray.from_arrays(list_offsets(pieces.ends), pa.array(pieces.values), type=schema.field("pieces").type),
-        pa.ListArray.from_arrays(list_offsets(labels.ends), masked, type=schema.field("masked").type),
-        *(pa.array(column, field.type) for column, field in zip(others, list(schema)[2:], strict=True)),
-    ]
-    return pa.record_batch(columns, schema=schema)
-
-
-class Lists(NamedTuple):
-    """Lists of numbers, stored one after another, as Arrow stores them."""
-
-    values: Array  # the numbers of all lists
-    ends: Array  # where every list ends in them
-
-
-def list_offsets(ends: Array) -> pa.Array:
-    """Turns the ends of lists into the offsets that Arrow has for lists, which begin with a zero."""
-    offsets = np.zeros(len(ends) + 1, np.int32)
-    offsets[1:] = ends
-    return pa.array(offsets)
+    examples: int
+    pieces: int
+    masked: int
+    random_next: int
+    """Examples whose segment B was drawn from another document."""
+    histogram: list[int]
+    """Examples of every number of pieces, from 0 to the length."""
+    split: list[int] = []
+    """How many of the masked pieces became [MASK], became a random piece, stayed."""
+    text: int = 0
+    """Pieces of the documents that the examples are made of."""
+    own: int = 0
+    """Pieces of the text that are in segment A, or in a B that follows it."""
+    lost_parted: int = 0
+    """Pieces of the text that truncation took from sentences that were parted before words."""
+    parted: int = 0
+    """Sentences that were longer than an example."""
 
 
-def map_batches(path: Path) -> pa.RecordBatchFileReader:
-    """Maps an Arrow file into memory, of which nothing is read yet; raises DamageError where it is not whole."""
-    try:
-        if not path.is_file():
-            raise DamageError(f"{path}: missing, or no file")
-        return pa.ipc.open_file(pa.memory_map(str(path)))
-    except UNREADABLE as error:
-        if isinstance(error, DamageError):
-            raise
-        raise DamageError(f"{path}: not a whole Arrow file: {error}") from error
+class SetFigures(Counts):
+    """A set of shards, with what is counted in it and the records of its files."""
+
+    length: int
+    duplicate: int
+    validation: bool
+    shards: list[FileRecord]
+
+    @property
+    def set(self) -> ShardSet:
+        """Names the set."""
+        return ShardSet(self.length, self.duplicate, self.validation)
 
 
-def read_batch(reader: pa.RecordBatchFileReader, index: int, path: Path, full: bool = True) -> pa.RecordBatch:
-    """Takes a record batch of a mapped file; raises DamageError unless its columns lie within the file.
+class CorpusFigures(Said):
+    """What is counted in the text that shards are made of."""
 
-    `full` says whether the offsets within columns are looked at too, half a millisecond for a shard of 75 MB.
-    """
-    try:
-        batch = reader.get_batch(index)
-        batch.validate(full=full)
-        if nulls := sum(map(_nulls, batch.columns)):
-            raise DamageError(f"{path}: damaged: {nulls:,} values that are none")
-    except UNREADABLE as error:
-        if isinstance(error, DamageError):
-            raise
-        raise DamageError(f"{path}: damaged: {error}") from error
-    return batch
-
-
-def _nulls(column: pa.Array) -> int:
-    """Counts the values of a column that are none, within lists and structures too; Cloze writes no such value."""
-    inner = [column.values] if pa.types.is_list(column.type) else []
-    if pa.types.is_struct(column.type):
-        inner = [column.field(index) for index in range(column.type.num_fields)]
-    return int(column.null_count) + sum(map(_nulls, inner))
-
-
-def read_shard(path: Path, full: bool = False) -> pa.RecordBatch:
-    """Maps a shard into memory; raises DamageError where it is none.
-
-    Unless `full`, its offsets are not looked at: whoever reads rows by them must check them first.
-    """
-    reader = map_batches(path)
-    try:
-        count = reader.num_record_batches
-    except UNREADABLE as error:
-        raise DamageError(f"{path}: not a whole Arrow file: {error}") from error
-    if count != 1:
-        raise DamageError(f"{path}: {count} record batches; a shard has one")
-    return read_batch(reader, 0, path, full)
+    documents: int
+    validation_documents: int
+    """Documents or passages that are held out."""
+    sentences: int = 0
+    pieces: int = 0
+    unknown: int = 0
+    """Pieces that stand for unknown words."""
+    text_bytes: int = 0
+    empty: int = 0
+    """Documents without text, which are left out."""
+    replaced: int = 0
+    """Documents in which bad characters were replaced."""
+    skipped: list[str] = []
+    """What could not be read, and why."""
+    documents_by_source: dict[str, int] = {}
+    copies: int | None = None
+    """Documents left out since an earlier one has their text, where such are left out."""
+    over_share: int | None = None
+    """Documents left out of sources that were to have a smaller share, where there are such sources."""
+    passages: int | None = None
+    """Documents once passages for validation are cut out of them, where they are."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class VocabularyFigures(Said):
+    """The vocabulary of shards."""
+
+    size: int
+    sha256: str
+    cased: bool
+    base_size: int | None = None
+    """The size of the vocabulary that was given, where it was extended."""
+
+
+class RecordedSettings(Said):
+    """The settings that decided what is in the shards: all of them, of which those with a type here are relied on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pairs: str
+    cased: bool = False
+    duplicates: int = 1
+    lengths: list[int] = []
+    max_predictions: list[int] = []
+    """Most masked pieces of an example of each of the lengths."""
+    mask_rate: float = 0.0
+    masking: str = "token"
+    validation: float = 0.0
+    max_share: dict[str, float] = {}
+    errors: str = "fail"
+    language: str | dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A file of the text, by which runs are compared: nothing of this machine, nor of when."""
+
+    source: str
+    name: str
+    size: int
+    format: str
+    content: str
+    """The key of the content."""
+
+
+class Ingredients(Said):
+    """What shards are made of and how: it decides whether a folder can be continued, and opens its manifest."""
+
+    settings: RecordedSettings
+    sources: list[SourceRecord]
+    given_vocabulary: str | None
+    """The checksum of the vocabulary that the user named, if any."""
+
+
+class Manifest(Ingredients):
     """What manifest.json says of a finished folder of shards."""
 
-    content: dict[str, Any]
+    format: int = FORMAT
+    corpus: CorpusFigures
+    vocabulary: VocabularyFigures
+    vocabulary_source: str | None = None
+    """Where the vocabulary was taken from."""
+    tables: list[FileRecord] = Field(alias="files")
+    """The files that are no shards: the vocabulary and the table of documents."""
+    figures: list[SetFigures] = Field(alias="sets")
+    bytes: int
+    """The size of all files together."""
+    versions: dict[str, str] = {}
+    """Versions of the libraries that the shards were made with."""
+    fingerprint: str = ""
+    """Stands for the data as a whole: another fingerprint means other settings, vocabulary or examples."""
+    checksum: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Reads the manifest of a finished folder; raises UserError where the folder is anything else."""
+        path = folder / MANIFEST
         try:
-            content = read_json(folder / MANIFEST)
+            content = read_json(path)
         except FileNotFoundError:
             if not folder.is_dir():
                 raise UserError(f"{folder}: no such folder") from None
@@ -233,32 +273,30 @@ class Manifest:
                 raise UserError(f"{folder}: not finished; run the same shard.py command again to continue") from None
             raise UserError(f"{folder}: no {MANIFEST}: not a folder of shards (make one with shard.py)") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{folder / MANIFEST}: not of format {FORMAT}, the one that this version reads")
+            raise UserError(f"{path}: not of format {FORMAT}, the one that this version reads")
         if missing := FORM.keys() - content.keys():
-            raise DamageError(f"{folder / MANIFEST}: lacks {', '.join(sorted(missing))}: it was edited")
-        if fault := find_fault(content, FORM):
-            raise DamageError(f"{folder / MANIFEST}: {fault}: it was edited or is damaged")
-        return cls(content)
+            raise DamageError(f"{path}: lacks {', '.join(sorted(missing))}: it was edited")
+        return cls.of(content, FORM, path)
 
-    @property
-    def fingerprint(self) -> str:
-        """Stands for the data as a whole: another fingerprint means other settings, vocabulary or examples."""
-        return str(self.content["fingerprint"])
+    def write(self, folder: Path) -> None:
+        """Seals the manifest and writes it, which makes the folder a finished one."""
+        content = self.as_json()
+        seal(content)
+        write_json(folder / MANIFEST, content)
 
     @property
     def vocabulary_size(self) -> int:
         """Counts the pieces of the vocabulary."""
-        return int(self.content["vocabulary"]["size"])
+        return self.vocabulary.size
 
     @property
     def num_documents(self) -> int:
         """Counts the rows of the table of documents, where a passage that was cut out for validation has its own."""
-        corpus = self.content["corpus"]
-        return int(corpus.get("passages", corpus["documents"]))
+        return self.corpus.documents if self.corpus.passages is None else self.corpus.passages
 
     def lengths(self) -> list[int]:
         """Lists the lengths of the training examples, the shortest first."""
-        return sorted({shards.length for shards in self.sets() if not shards.validation})
+        return sorted({figures.length for figures in self.figures if not figures.validation})
 
     def length_for(self, length: int) -> int | None:
         """Finds the length whose examples serve for a wanted one: the same, or the next longer, to be cut."""
@@ -267,24 +305,15 @@ class Manifest:
     @property
     def has_pairs(self) -> bool:
         """Tells whether examples are pairs of segments, for next-sentence prediction."""
-        return bool(self.content["settings"]["pairs"] != "none")
+        return self.settings.pairs != "none"
 
     def files(self) -> list[FileRecord]:
         """Lists the records of all files of the folder but the manifest itself."""
-        return self.tables() + [record for shards in self.sets().values() for record in shards]
-
-    def tables(self) -> list[FileRecord]:
-        """Lists the records of the files that are no shards: the vocabulary and the table of documents."""
-        return [file_record(record) for record in self.content["files"]]
+        return [*self.tables, *(record for figures in self.figures for record in figures.shards)]
 
     def sets(self) -> dict[ShardSet, list[FileRecord]]:
         """Lists the records of the shards of every set, in their order."""
-        return {ShardSet.of(said): [file_record(record) for record in said["shards"]] for said in self.content["sets"]}
-
-
-def file_record(said: dict[str, Any]) -> FileRecord:
-    """Reads the record of a file from a manifest."""
-    return FileRecord(said["path"], said["size"], said["rows"], said["sha256"])
+        return {figures.set: figures.shards for figures in self.figures}
 
 
 def seal(content: dict[str, Any]) -> None:
@@ -293,32 +322,36 @@ def seal(content: dict[str, Any]) -> None:
     content["checksum"] = checksum(content)
 
 
+def broken_seal(folder: Path) -> str | None:
+    """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
+    content = read_json(folder / MANIFEST)
+    if content["fingerprint"] != fingerprint(content):
+        return "its fingerprint does not fit what it says"
+    if content.get("checksum") != checksum(content):
+        return "its checksum does not fit what it says"
+    if (folder / MANIFEST).read_bytes() != json_bytes(content):
+        return "not as it was written, though it says the same"
+    return None
+
+
 def checksum(content: dict[str, Any]) -> str:
     """Hashes all that a manifest says but this."""
     return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says, apart from names that are none of the content, and the fingerprint itself.
-
-    The checksums of the shards are in it, so what earlier versions had not need not be: the keys of the sources, and
-    some figures.
-    """
-    others = ("fingerprint", "versions", "vocabulary_source", "checksum")
-    parts = {key: value for key, value in content.items() if key not in others}
-    parts["settings"] = meant(parts["settings"])
+    """Hashes what a manifest says of the content of the shards, in which their checksums are."""
+    parts = {key: value for key, value in content.items() if key not in NOT_IN_THE_FINGERPRINT}
+    settings = with_language(parts["settings"])
+    parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
     parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
-    parts["sets"] = [{name: said for name, said in one.items() if name not in LATER_FIGURES} for one in parts["sets"]]
+    parts["sets"] = [{name: said for name, said in one.items() if name not in FOLLOWING} for one in parts["sets"]]
     return hashlib.sha256(json_bytes(parts)).hexdigest()
 
 
-def meant(settings: dict[str, Any]) -> dict[str, Any]:
-    """Spells recorded settings so that those of equal shards are equal, also those of earlier versions.
-
-    A language that is not given is the one whose rules are taken for it; earlier versions had not all of the settings.
-    """
-    known = {name: value for name, value in settings.items() if name not in LATER or value != LATER[name]}
-    return {**known, "language": settings.get("language") or DEFAULT}
+def with_language(settings: dict[str, Any]) -> dict[str, Any]:
+    """Names in recorded settings the language whose rules are taken where none is given."""
+    return {**settings, "language": settings.get("language") or DEFAULT}
 
 
 def is_unfinished(folder: Path) -> bool:

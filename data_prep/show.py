@@ -16,32 +16,16 @@ if __name__ == "__main__":
     begin(ends_with_reader=True)
 
 import io
-from dataclasses import dataclass
-from typing import Annotated
 
 import tyro
 
 from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
-from data_prep.inspection.lookup import Place, find_example
+from data_prep.inspection.lookup import Wanted, find_example
 from data_prep.inspection.marking import heading, marked
 
-
-@dataclass(frozen=True)
-class Show:
-    """Prints a training example: segments A and B, and what is masked, replaced or kept."""
-
-    data: Annotated[Path, tyro.conf.Positional]
-    """The folder that shard.py wrote or is writing."""
-    length: int | None = None
-    """Length of the examples (default: the shortest there is)."""
-    index: int = 0
-    """Which example, from 0."""
-    duplicate: int = 0
-    """Which masking duplicate."""
-    validation: bool = False
-    """An example of the documents held out."""
+ABOUT = "Prints a training example: segments A and B, and what is masked, replaced or kept."
 
 
 def main(arguments: list[str]) -> int:
@@ -49,10 +33,9 @@ def main(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
-    wanted = tyro.cli(Show, args=arguments, prog="show.py", config=(tyro.conf.FlagCreatePairsOff,))
-    place = Place(wanted.data, wanted.length, wanted.index, wanted.duplicate, wanted.validation)
+    wanted = tyro.cli(Wanted, args=arguments, prog="show.py", description=ABOUT, config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        example, vocabulary = find_example(place)
+        example, vocabulary = find_example(wanted)
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)
         return 2

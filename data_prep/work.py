@@ -14,58 +14,101 @@ OUT/.cloze-work/
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
-from data_prep.shards import PLAN, WORK, meant
+from data_prep.common.forms import find_fault, whole
+from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said, with_language
 
-Record = dict[str, Any]  # what a task tells of its work; its "files" are those that it wrote
-SOURCE_KEYS = ("source", "name", "size", "format", "content")
-"""What a plan has of each source file, by which plans are compared: nothing of this machine, nor of when."""
-OLD_SOURCE_KEYS = SOURCE_KEYS[:-1]  # of plans and manifests of before, without the key of the content
-LAYOUT = 3  # of this folder; another version may have another one
+LAYOUT = 4  # version of how this folder is laid out; no other one is read
+PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
+"""What is relied on of a plan."""
+LINE_FORM = {"task": str, "record": {"files": [FILE_FORM]}}
+"""What is relied on of a line of a journal, whatever its step."""
+
+
+class Record(Said):
+    """What a task tells of its work: the files that it wrote, and what else its kind of task tells."""
+
+    files: list[FileRecord]
+
+    @property
+    def path(self) -> str:
+        """Names the one file that most tasks write, relative to the output folder."""
+        return self.files[0].path
+
+
+Kind = TypeVar("Kind", bound=Record)
 
 
 @dataclass(frozen=True)
-class Records:
-    """The records of tasks, in an order of their own, which are read from the disk whenever they are gone through."""
+class TextFile(FileRecord):
+    """The record of a file of documents."""
+
+    text_bytes: int
+    """How many bytes of text the documents have."""
+
+
+class DocumentsRecord(Record):
+    """What a task of the first step tells, which reads documents."""
+
+    files: list[TextFile]  # type: ignore[assignment]
+    source: str
+    skipped: list[str]
+    """What could not be read, for the user."""
+    left_out: list[str]
+    """The same without anything of this machine, for the manifest."""
+    replaced: int
+    """Documents in which bad characters were replaced."""
+
+    @property
+    def documents(self) -> int:
+        """Counts the documents that were read."""
+        return sum(file.rows for file in self.files)
+
+
+class TokensRecord(Record):
+    """What is in a file of token documents, as the task tells that cut them into pieces, or one that left some out."""
+
+    documents: int
+    empty: int
+    """Documents without any piece, which are left out."""
+    sentences: int
+    pieces: int
+    unknown: int
+    text_bytes: int
+    copies: int | None = None
+    """Documents left out as copies, where such are."""
+    over_share: int | None = None
+    """Documents left out of a source that was to have a smaller share."""
+    books: int | None = None
+    """Documents before passages for validation were cut out of them, where they are."""
+    held_out: tuple[int, ...] = ()
+    """The rows of those passages."""
+
+
+class ExamplesRecord(Record):
+    """What a task tells that makes the examples of a part."""
+
+    counts: list[Counts]
+    """What is counted in the examples of every set of shards."""
+
+
+@dataclass(frozen=True)
+class Journal(Generic[Kind]):
+    """The file in which the records of a step are kept, each added as its task is done."""
 
     path: Path
-    places: tuple[int, ...]
-    """Where the records begin in the file."""
+    kind: type[Kind]
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __iter__(self) -> Iterator[Record]:
-        if not self.places:
-            return
-        with self.path.open("rb") as file:
-            for place in self.places:
-                file.seek(place)
-                yield json.loads(file.readline())["record"]
-
-
-class Journal:
-    """The file in which the records of a step are kept, each added as its task is done.
-
-    A line that was being written when a run was killed is taken off when the next run goes on.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: RawIOBase | None = None
-
-    def read(self) -> Iterator[tuple[str, int, Record]]:
+    def read(self) -> Iterator[tuple[str, int, Kind]]:
         """Yields the names of the tasks that are done, where their records begin, and the records."""
         if not self.path.exists():
             return
@@ -76,38 +119,49 @@ class Journal:
                     return
                 try:
                     content = json.loads(line)
-                    yield content["task"], place, content["record"]
-                except (ValueError, KeyError, TypeError) as error:
+                    if fault := find_fault(content, LINE_FORM):
+                        raise ValueError(fault)
+                    yield content["task"], place, self.kind(**content["record"])
+                except ValueError as error:
                     raise DamageError(f"{self.path}: cannot be read: byte {place:,}: {error}") from error
                 place += len(line)
 
-    def add(self, task: str, record: Record) -> int:
+    def repair(self) -> None:
+        """Takes off a line that was being written when a run was killed."""
+        if self.path.exists():
+            with self.path.open("rb+") as file:
+                file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+
+    def add(self, task: str, record: Kind) -> int:
         """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
-        line = json.dumps({"task": task, "record": record}, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps({"task": task, "record": record.as_json()}, separators=(",", ":")).encode() + b"\n"
         try:
-            file = self._open()
-            place = file.seek(0, os.SEEK_END)
-            if file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())  # before anything is deleted that the task has consumed
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                place = file.tell()
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())  # before anything is deleted that the task has consumed
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         return place
 
-    def _open(self) -> RawIOBase:
-        """Opens the file for what is to be added, behind its last whole line."""
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
-            with self.path.open("rb") as written:
-                self._file.truncate(sum(len(line) for line in written if line.endswith(b"\n")))
-        return self._file
 
-    def close(self) -> None:
-        """Closes the file, when all tasks of the step are done or the run ends."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+@dataclass(frozen=True)
+class Records(Generic[Kind]):
+    """The records of tasks, in an order of their own, which are read from the disk whenever they are gone through."""
+
+    journal: Journal[Kind]
+    places: tuple[int, ...]
+    """Where the records begin in the file."""
+
+    def __iter__(self) -> Iterator[Kind]:
+        if not self.places:
+            return
+        with self.journal.path.open("rb") as file:
+            for place in self.places:
+                file.seek(place)
+                yield self.journal.kind(**json.loads(file.readline())["record"])
 
 
 @dataclass(frozen=True)
@@ -122,18 +176,17 @@ class WorkFolder:
         """Names the work folder itself."""
         return self.out / WORK
 
-    def read_plan(self) -> Record:
+    def read_plan(self) -> Ingredients:
         """Reads the settings and sources that the run began with."""
-        plan: Record = read_json(self.out / PLAN)
+        path = self.out / PLAN
+        plan = read_json(path)
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
-            raise UserError(
-                f"{self.out / PLAN}: damaged, or of another version: remove the folder, or take another --out"
-            )
-        return plan
+            raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
+        return Ingredients.of(plan, PLAN_FORM, path)
 
-    def write_plan(self, plan: Record) -> None:
+    def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""
-        write_json(self.out / PLAN, {**plan, "layout": LAYOUT})
+        write_json(self.out / PLAN, {**plan.as_json(), "layout": LAYOUT})
 
     def is_begun(self) -> bool:
         """Tells whether any task of any step is done under a plan, which no other settings can go on from."""
@@ -144,18 +197,18 @@ class WorkFolder:
         journals = [path for path in self.path.glob("*.jsonl") if path.stat().st_size]
         return [path.stem for path in sorted(journals, key=lambda path: (path.stat().st_ctime_ns, path.stem))]
 
-    def journal(self, step: str) -> Journal:
+    def journal(self, step: str, kind: type[Kind]) -> Journal[Kind]:
         """Gives the records of a step that are kept, to read them and to add to them."""
-        return Journal(self.path / f"{step}.jsonl")
+        return Journal(self.path / f"{step}.jsonl", kind)
 
     def read_records(self, step: str) -> list[Record]:
         """Reads the records of the tasks of a step that are done, whether the step is finished or not."""
-        return list({task: record for task, _, record in self.journal(step).read()}.values())
+        return list({task: record for task, _, record in self.journal(step, Record).read()}.values())
 
     def whole(self, step: str) -> Iterator[tuple[str, int]]:
         """Finds the tasks whose files are still whole in size, with the places of their records."""
-        for task, place, record in self.journal(step).read():
-            sizes = {self.out / file["path"]: file["size"] for file in record["files"]}
+        for task, place, record in self.journal(step, Record).read():
+            sizes = {self.out / file.path: file.size for file in record.files}
             if all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()):
                 yield task, place
 
@@ -194,17 +247,12 @@ class WorkFolder:
         return self.path / f"{step}.finished"
 
 
-def examples_path(length: int, part: int) -> str:
-    """Names the file of the examples of one length of a part, relative to the output folder."""
-    return f"{WORK}/examples-{length}/{part // 1000:04}/{part:07}.arrow"
+def numbered_path(step: str, number: int) -> str:
+    """Names the file that a step writes for a number, relative to the output folder."""
+    return f"{WORK}/{step}/{number // 1000:04}/{number:07}.arrow"
 
 
-def file_records(record: Record) -> list[FileRecord]:
-    """Lists the files that a task has written, without what the task tells of them besides."""
-    return [FileRecord(file["path"], file["size"], file["rows"], file["sha256"]) for file in record["files"]]
-
-
-def refuse_changes(folder: Path, before: Record, now: Record) -> None:
+def refuse_changes(folder: Path, before: Ingredients, now: Ingredients) -> None:
     """Raises UserError if a folder was begun with other settings or sources."""
     changes = changed_settings(before, now)
     names = changed_sources(before, now)
@@ -217,30 +265,30 @@ def refuse_changes(folder: Path, before: Record, now: Record) -> None:
         )
 
 
-def changed_settings(before: Record, now: Record) -> list[str]:
+def changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
     """Lists the settings that are not those that a folder was begun with."""
-    theirs, ours = meant(before["settings"]), meant(now["settings"])
+    theirs, ours = before.settings.as_json(), now.settings.as_json()
     changes = [
-        f"  --{name.replace('_', '-')} was {_spelled(before['settings'].get(name))}, now {_spelled(value)}"
-        for name, value in now["settings"].items()
-        if theirs.get(name) != ours.get(name)
+        f"  --{name.replace('_', '-')} was {_spelled(theirs.get(name))}, now {_spelled(ours[name])}"
+        for name, value in with_language(ours).items()
+        if with_language(theirs).get(name) != value
     ]
-    if before["given_vocabulary"] != now["given_vocabulary"]:
+    if before.given_vocabulary != now.given_vocabulary:
         changes.append("  --vocab: another vocabulary")
     return changes
 
 
-def changed_sources(before: Record, now: Record) -> list[str] | None:
+def changed_sources(before: Ingredients, now: Ingredients) -> list[str] | None:
     """Names the files that were added, are gone or have another content since a folder was begun; None where all is
     as it was, and an empty list where only their order is another."""
-    keys = SOURCE_KEYS if all("content" in file for file in before["sources"]) else OLD_SOURCE_KEYS
-    old, new = ([tuple(file[key] for key in keys) for file in plan["sources"]] for plan in (before, now))
-    return None if old == new else sorted({file[1] for file in {*old} ^ {*new}})
+    if before.sources == now.sources:
+        return None
+    return sorted({file.name for file in {*before.sources} ^ {*now.sources}})
 
 
-def missing_sources(before: Record, now: Record) -> list[str]:
+def missing_sources(before: Ingredients, now: Ingredients) -> list[str]:
     """Names the files that are gone since a folder was begun."""
-    old, new = ({(file["source"], file["name"]) for file in plan["sources"]} for plan in (before, now))
+    old, new = ({(file.source, file.name) for file in plan.sources} for plan in (before, now))
     return sorted(name for _, name in old - new)
 
 

@@ -20,25 +20,14 @@ if __name__ == "__main__":
 
     begin()
 
-from collections.abc import Callable
-
-from data_prep.fetching.client import Client
-from data_prep.fetching.entry import run_entry
-from finetuning.fetching.demo_task import Demo
-from finetuning.fetching.downloads import Glue, Squad, Swag
-
-Command = Glue | Squad | Swag | Demo
-
-
-def fetch(command: Command, client: Client) -> str:
-    """Fetches the data; returns the command that fine-tunes on it."""
-    return command.fetch(client)
+from data_prep.fetching.client import run_entry
+from finetuning.fetching.demo_task import FetchDemo
+from finetuning.fetching.downloads import FetchGlue, FetchSquad, FetchSwag
 
 
 def main(arguments: list[str]) -> int:
     """Fetches what the command line asks for; returns the exit code."""
-    kinds: dict[str, Callable[..., Command]] = {"glue": Glue, "squad": Squad, "swag": Swag, "demo": Demo}
-    return run_entry(kinds, arguments, fetch)
+    return run_entry({"glue": FetchGlue, "squad": FetchSquad, "swag": FetchSwag, "demo": FetchDemo}, arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from data_prep.common.reading import Form, parse_overrides, read_settings
 from data_prep.common.sections import Count, Fraction, Positive, Section
 from pretraining.config.conflicts import find_computing_faults
 from pretraining.config.schedule import Schedule
-from pretraining.config.settings import Checkpoints, Compute, Logging, Optimizer, Parallel, PositiveOrAuto, Precision
+from pretraining.config.settings import Checkpoints, Computing, Logging, PositiveOrAuto
 
 Rate = Annotated[float, Field(gt=0)]
 
@@ -87,7 +87,7 @@ class GlueSettings(Section):
     """Answer WNLI with the most frequent class, as the paper did, without training."""
 
 
-class FineTuning(Section):
+class FineTuning(Computing):
     """All that decides how a model is fine-tuned for a task."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -122,14 +122,6 @@ class FineTuning(Section):
     """A tag for each word."""
     features: Features = Features()
     """Frozen activations instead of fine-tuning."""
-    optimizer: Optimizer = Optimizer()
-    """What turns gradients into weights."""
-    precision: Precision = Precision()
-    """In which numbers the model computes."""
-    parallel: Parallel = Parallel()
-    """How the ranks share the work."""
-    compute: Compute = Compute()
-    """How the arithmetic is done."""
     logging: Logging = Logging()
     """What is written."""
     checkpoints: Checkpoints = Checkpoints(keep=1)

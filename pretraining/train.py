@@ -39,7 +39,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world, missing_tasks
-from data_prep.common.locks import locked
+from data_prep.common.locks import LOCK, locked
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
@@ -54,7 +54,7 @@ from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
-from pretraining.training.run import LOCK, run
+from pretraining.training.run import run
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,13 @@ WORDS = (
 ).split()
 
 
+LONGEST = (ROOT / "tests" / "end_to_end", ROOT / "tests")
+"""Folders of files that take long: they begin first, since one that begins last keeps all others waiting."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on real data and on GPUs are skipped, saying why, where there are none."""
+    items.sort(key=lambda item: item.path.parent not in LONGEST)
     missing = {}
     if not REAL_DATA.is_dir():
         missing["realdata"] = f"no real data: CLOZE_DATA names {REAL_DATA}, which is no folder"

@@ -20,11 +20,14 @@ WINGS = {
         ["shard", "verify", "show", "fetch"],
         ["pipeline"],
         ["forecast"],
+        ["trial"],
+        ["steps"],
         ["readers", "examples", "fetching", "inspection"],
         ["vocabulary"],
         ["running"],
         ["work"],
         ["settings", "shards"],
+        ["arrow_files"],
         ["common"],
     ],
     "pretraining": [
@@ -131,13 +134,11 @@ def test_nobody_compares_the_names_of_objectives_and_optimizers() -> None:
     assert comparing == []
 
 
-JSON, DEEPSPEED, TORCH = "JSON, whose form its file has", "DeepSpeed takes it so", "as optimizers of PyTorch take it"
+JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
 UNTYPED = {
     "checkpoint/state.py RunRecord.as_json": JSON,
     "checkpoint/writing.py Section.as_json": JSON,
-    "config/base.py sizes_of": "a table as a recipe has it, before it is checked",
     "config/base.py take_over": "a table as a recipe has it, before it is checked",
-    "config/reference.py row": "JSON's schema of a table, by pydantic",
     "config/reference.py takes": "JSON's schema of a table, by pydantic",
     "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
     "engine/deepspeed_config.py deepspeed_config": DEEPSPEED,
@@ -147,18 +148,8 @@ UNTYPED = {
     "huggingface/folders.py read_task": "task.json, of which each kind of task has other keys",
     "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
     "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
-    "objectives/declaration.py figures_of": "fields of a record, by their names",
-    "optimizers/adamw.py AdamWDeclaration.build": TORCH,
-    "optimizers/declaration.py Optimizer.build": TORCH,
-    "optimizers/lamb.py LambDeclaration.build": TORCH,
-    "optimizers/steps/adamw.py adam": TORCH,
-    "optimizers/steps/flat.py parameter_groups": TORCH,
     "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
-    "reporting/loss_chart.py loss_chart": "lines of metrics.jsonl",
-    "reporting/metrics_file.py evaluations": "lines of metrics.jsonl",
     "reporting/metrics_file.py newest_records": "lines of metrics.jsonl",
-    "reporting/metrics_file.py step_records": "lines of metrics.jsonl",
-    "reporting/records.py EvaluationRecord.of": "a line of metrics.jsonl",
 }
 """Functions of pre-training that take or give a dictionary without a type, and why."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
+from support.processes import run_program
 from support.task_files import write_tasks
 
 README = [ROOT / "README.md"]
@@ -76,6 +77,16 @@ def type_in(folder: Path, command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def type_in_fork(folder: Path, command: str) -> None:
+    """Types a command that loads PyTorch where that is loaded; the slow test below starts each as it stands."""
+    python, *words = shlex.split(command)
+    if python == "python" and not words[0].startswith("data_prep/"):
+        done = run_program(words[0], words[1:], folder, seconds=300)
+        assert done.code == 0, done.output + done.errors
+    else:
+        type_in(folder, command)
+
+
 def test_readme_has_commands() -> None:
     assert {"make demo", "make test"} <= set(commands(README))
     assert "python data_prep/shard.py --docs wiki/" in commands(README)
@@ -83,7 +94,7 @@ def test_readme_has_commands() -> None:
 
 @pytest.mark.parametrize("command", runnable(README))
 def test_commands_of_the_readme_work_in_their_order(command: str, folder_of_readme: Path) -> None:
-    type_in(folder_of_readme, command)
+    type_in_fork(folder_of_readme, command)
 
 
 @pytest.mark.slow

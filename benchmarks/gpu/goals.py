@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Measured = Mapping[str, Any]
+Measurement = Mapping[str, Any]
 OURS = "this project's own"
-FASTER = f"{OURS}: what makes it worth to change over"
 MLPERF_PIECES = 254
-"""real pieces of a sequence of MLPerf's corpus, on average"""
+"""Real pieces of a sequence of MLPerf's corpus, on average."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,11 @@ class Goal:
 
     part: str
     what: str
-    find: Callable[[Measured], float | None]
-    """takes the figure from what the part has measured"""
+    find: Callable[[Measurement], float | None]
+    """Takes the figure from what the part has measured."""
     least: float | None = None
     most: float | None = None
-    """neither of them: the figure is told, and compared with nothing"""
+    """Where neither is given, the figure is told, and compared with nothing."""
     source: str = ""
 
     @property
@@ -47,53 +46,36 @@ class Goal:
         return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
 
 
-def _contest(measured: Measured) -> Measured:
+def _contest(measured: Measurement) -> Measurement:
     [found] = measured["contests"].values()
     return found  # type: ignore[no-any-return]
 
 
-def _rate(name: str) -> Callable[[Measured], float]:
+def _speed(name: str) -> Callable[[Measurement], float]:
     return lambda measured: float(_contest(measured)["sides"]["cloze"][name]["median"])
 
 
-def _ratio(measured: Measured) -> float:
+def _ratio(measured: Measurement) -> float:
     times = _contest(measured)["times_as_fast_as"]
     found = times.get("transformers") or next(iter(times.values()))  # on a CPU there are two of transformers
     return float(found["median"])
 
 
-SEQUENCES, PIECES = _rate("sequences_per_second"), _rate("real_pieces_per_second")
+SEQUENCES, PIECES = _speed("sequences_per_second"), _speed("real_pieces_per_second")
+NVIDIA = f"{OURS}; NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16"
+MLPERF = f"MLPerf Training 4.0: 1,042 sequences/s a GPU on 8 H200 in FP8, {MLPERF_PIECES} real pieces each"
+FASTER = f"{OURS}: what makes it worth to change over"
+TIMES = "times as fast as transformers"
+SIZES = {f"{size}-{length}": f"{size} at {length}" for size in ("base", "large") for length in (128, 512)}
 GOALS = (
     Goal("tests", "tests that pass", lambda found: found["passed"], least=1, source=OURS),
     Goal("tests", "tests that fail", lambda found: found["failed"], most=0, source=OURS),
-    Goal(
-        "throughput-large-128",
-        "large at 128, sequences/s",
-        SEQUENCES,
-        least=2050,
-        source=f"{OURS}; NVIDIA's DeepLearningExamples publishes 580 for an A100 in fp16",
-    ),
-    Goal(
-        "throughput-large-512",
-        "large at 512, real pieces/s",
-        PIECES,
-        least=1042 * MLPERF_PIECES,
-        source=f"MLPerf Training 4.0: 1,042 sequences/s a GPU on 8 H200 in FP8, {MLPERF_PIECES} real pieces each",
-    ),
+    Goal("throughput-large-128", "large at 128, sequences/s", SEQUENCES, least=2050, source=NVIDIA),
+    Goal("throughput-large-512", "large at 512, real pieces/s", PIECES, least=1042 * MLPERF_PIECES, source=MLPERF),
     Goal("throughput-large-512", "large at 512, sequences/s", SEQUENCES),
     Goal("throughput-base-128", "base at 128, sequences/s", SEQUENCES),
     Goal("throughput-base-512", "base at 512, sequences/s", SEQUENCES),
-    *(
-        Goal(
-            f"throughput-{size}-{length}",
-            f"{size} at {length}, times as fast as transformers",
-            _ratio,
-            least=1.5,
-            source=FASTER,
-        )
-        for size in ("base", "large")
-        for length in (128, 512)
-    ),
+    *(Goal(f"throughput-{name}", f"{told}, {TIMES}", _ratio, least=1.5, source=FASTER) for name, told in SIZES.items()),
     Goal("deterministic", "a deterministic step, times a usual one's", _ratio),
 )
 

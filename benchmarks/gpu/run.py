@@ -21,16 +21,19 @@ if __name__ == "__main__":
 
 import os
 import signal
+import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from benchmarks.gpu.goals import goal_lines
-from benchmarks.gpu.limits import run_limited
-from benchmarks.gpu.parts import FIRST, SETUP, Part, build_parts, choose
+from benchmarks.gpu.parts import FIRST, SETUP, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
@@ -40,10 +43,13 @@ MEANT_FOR = "H200"
 RESULTS_FILE, LOG = "results.json", "log.txt"
 SUBJECT = ("gpu", "torch", "commit")
 """What the setup finds, and all numbers depend on: with another one, parts are measured anew."""
+PATIENCE = 10.0
+"""Seconds that processes have to end by themselves, once they are asked to."""
+Ended = Literal["done", "failed", "ran out of time"]
 
 
 @dataclass(frozen=True)
-class Run:
+class GpuRun:
     """Measures on a GPU, part by part."""
 
     out: Path = Path("build/gpu")
@@ -64,26 +70,21 @@ class Run:
     """Copy the results into benchmarks/results, and run nothing."""
 
 
-class Report:
+class PartResults:
     """What the parts have measured, in a file that is whole after each of them."""
 
     def __init__(self, folder: Path, dry: bool):
         self.path = folder / RESULTS_FILE
-        self.content: dict[str, Any] = {"dry": dry, "parts": {}}
-        if self.path.exists():
-            self.content = read_json(self.path)
+        self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"dry": dry, "parts": {}}
+        self.parts: dict[str, Any] = self.content["parts"]
         if self.content["dry"] != dry:
             kind = "of a dry run" if self.content["dry"] else "of a GPU"
             raise UserError(f"{folder}: has results {kind}; give another folder")
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        return self.content["parts"]  # type: ignore[no-any-return]
-
-    def is_done(self, part: Part) -> bool:
+    def is_done(self, part: GpuPart) -> bool:
         return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
 
-    def add(self, part: Part, record: dict[str, Any]) -> None:
+    def add(self, part: GpuPart, record: dict[str, Any]) -> None:
         self.parts[part.name] = record
         write_json(self.path, self.content)
 
@@ -97,7 +98,53 @@ class Report:
         return is_other
 
 
-def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str, Any]:
+def run_limited(
+    command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
+) -> Ended:
+    """Runs a command for a limited time, and leaves no process of it behind. `say` gets its output, line by line."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
+    reader.start()
+    try:
+        return "failed" if process.wait(limit) else "done"
+    except subprocess.TimeoutExpired:
+        return "ran out of time"
+    finally:
+        _end_group(process)
+        reader.join(PATIENCE)
+
+
+def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        say(line.rstrip("\n"))
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ends the process and all that it has started: first asks, then kills."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            process.poll()  # one that nobody asks for its code stays in the group
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+
+
+def run_part(part: GpuPart, settings: GpuRun, say: Callable[[str], None]) -> dict[str, Any]:
     """Runs a part, and says how it ended and what it measured."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if settings.dry:
@@ -106,25 +153,28 @@ def run_part(part: Part, settings: Run, say: Callable[[str], None]) -> dict[str,
         out = Path(scratch) / "measured.json"
         script, *options = part.command
         command = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
-        ending = run_limited(command, settings.limit, say, environment)
-        record: dict[str, Any] = {"ended": ending.how, "seconds": round(ending.seconds, 1)}
+        start = time.monotonic()
+        record: dict[str, Any] = {"ended": run_limited(command, settings.limit, say, environment)}
+        record["seconds"] = round(time.monotonic() - start, 1)
         if out.exists():
             record["measured"] = read_json(out)
     return record
 
 
-def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callable[[str], None]) -> list[str]:
+def run_parts(
+    parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]
+) -> list[str]:
     """Runs the parts that are not done; returns the names of those that did not end well."""
     bad = []
     for part in parts:
-        if report.is_done(part) and not settings.again:
+        if measured.is_done(part) and not settings.again:
             say(f"== {part.name}: done already")
             continue
         say(f"== {part.name}: {part.what}")
         record = run_part(part, settings, say)
-        if part.name == SETUP and "measured" in record and report.forget_others(record["measured"]):
+        if part.name == SETUP and "measured" in record and measured.forget_others(record["measured"]):
             say("another GPU, torch or commit than that of the results: all parts are measured anew")
-        report.add(part, record)
+        measured.add(part, record)
         say(f"== {part.name}: {record['ended']} after {record['seconds']} s")
         if record["ended"] != "done":
             bad.append(part.name)
@@ -133,16 +183,16 @@ def run_parts(parts: Sequence[Part], report: Report, settings: Run, say: Callabl
     return bad
 
 
-def summarise(report: Report, bad: Sequence[str], say: Callable[[str], None]) -> None:
+def summarise(measured: PartResults, bad: Sequence[str], say: Callable[[str], None]) -> None:
     """Says how the goals were met, and what did not end well."""
-    for line in goal_lines(report.parts, report.content["dry"]):
+    for line in goal_lines(measured.parts, measured.content["dry"]):
         say(line)
-    gpu = report.parts.get(SETUP, {}).get("measured", {}).get("gpu")
+    gpu = measured.parts.get(SETUP, {}).get("measured", {}).get("gpu")
     if gpu and MEANT_FOR not in gpu:
         say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
-    say(f"kept in {report.path}")
+    say(f"kept in {measured.path}")
     for name in bad:
-        say(f"{name} {report.parts[name]['ended']}; once more: make gpu PARTS={name}")
+        say(f"{name} {measured.parts[name]['ended']}; once more: make gpu PARTS={name}")
 
 
 def keep(folder: Path) -> Path:
@@ -156,7 +206,7 @@ def keep(folder: Path) -> Path:
     return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 
-def measure(settings: Run, console: Console) -> int:
+def measure(settings: GpuRun, console: Console) -> int:
     """Runs the parts; returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that a part does not outlive this
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -166,12 +216,11 @@ def measure(settings: Run, console: Console) -> int:
         return 0
     parts = build_parts(settings.shards, settings.out, settings.dry)
     if settings.list:
-        for part in parts:
-            console.print(f"{part.name:22} {part.what}")
+        console.print("\n".join(f"{part.name:22} {part.what}" for part in parts))
         return 0
     chosen = choose(parts, settings.parts)
     settings.out.mkdir(parents=True, exist_ok=True)
-    report = Report(settings.out, settings.dry)
+    measured = PartResults(settings.out, settings.dry)
     with (settings.out / LOG).open("a") as log:
 
         def say(line: str) -> None:
@@ -179,10 +228,10 @@ def measure(settings: Run, console: Console) -> int:
             log.write(line + "\n")
             log.flush()
 
-        bad = run_parts(chosen, report, settings, say)
-        summarise(report, bad, say)
+        bad = run_parts(chosen, measured, settings, say)
+        summarise(measured, bad, say)
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    run_command(Run, measure)
+    run_command(GpuRun, measure)

@@ -22,12 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
-import tyro
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Console
 
 from benchmarks.gpu.install import NEEDED, ROOT
+from benchmarks.measure import run_command
+from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 SOURCES_ONLY = ("deepspeed",)
@@ -96,25 +97,21 @@ def gather(names: Sequence[str], out: Path, python: str) -> None:
     subprocess.run([*pip, "download", *target, "--dest", str(out), *rest], check=True)
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
-    settings = tyro.cli(Wheels, args=arguments, prog="wheels.py")
-    console = Console(highlight=False, soft_wrap=True)
+def prepare(settings: Wheels, console: Console) -> None:
+    """Gathers the wheels, all of them or none, and says what they are."""
     shutil.rmtree(settings.out, ignore_errors=True)
     settings.out.mkdir(parents=True)
     try:
         gather(with_all_they_need(NEEDED, settings.has, settings.python), settings.out, settings.python)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(settings.out)  # half of them would be worse than none
-        console.print(f"error: pip ended with {error.returncode}; its message above says why")
-        return 2
-    wheels = sorted(settings.out.iterdir(), key=lambda path: -path.stat().st_size)
-    for wheel in wheels:
-        console.print(f"{wheel.stat().st_size / 2**20:7.2f} MiB  {wheel.name}")
-    total = sum(wheel.stat().st_size for wheel in wheels)
-    console.print(f"{total / 2**20:7.2f} MiB  in {len(wheels)} wheels for Python {settings.python}: {settings.out}")
-    return 0
+        raise UserError(f"pip ended with {error.returncode}; its message above says why") from error
+    sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
+    for name in sorted(sizes, key=lambda each: -sizes[each]):
+        console.print(f"{sizes[name]:7.2f} MiB  {name}")
+    total = f"{sum(sizes.values()):7.2f} MiB  in {len(sizes)} wheels"
+    console.print(f"{total} for Python {settings.python}: {settings.out}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(Wheels, prepare)

@@ -34,7 +34,7 @@ def num_cores() -> int:
         return cores
 
 
-def room_for_workers(need: int = NEED, cores: int | None = None, available: int | None = None) -> tuple[int, str]:
+def room_for_workers(cores: int | None = None, available: int | None = None) -> tuple[int, str]:
     """Says how many workers there are unless a user says so: one for each core, or as many as memory has room for.
 
     Returns what is to be said of it, too: nothing where there is a worker for each core.
@@ -43,11 +43,11 @@ def room_for_workers(need: int = NEED, cores: int | None = None, available: int 
     available = available_memory() if available is None else available
     if available is None:
         return cores, ""
-    room = max(1, (available - MAIN_NEED) // need)
+    room = max(1, (available - MAIN_NEED) // NEED)
     if room >= cores:
         return cores, ""
     said = f"{room} worker{'s' if room > 1 else ''} for {cores} cores: {available / 1e9:.1f} GB of memory are available"
-    return room, f"{said}, and each may need {need / 1e9:.1f} GB (--workers N overrides that)"
+    return room, f"{said}, and each may need {NEED / 1e9:.1f} GB (--workers N overrides that)"
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int | None:
@@ -55,28 +55,20 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int
 
     Returns None where the system does not say it.
     """
-    found = [*_of_machine(proc / "meminfo"), *_of_groups(proc / "self/cgroup", cgroups)]
-    return min(found) if found else None
+    machine = [1024 * value for name, value in _numbers(proc / "meminfo") if name == "MemAvailable:"]  # swap left out
+    return min([*machine, *_of_groups(proc / "self/cgroup", cgroups)], default=None)
 
 
 def limit_memory() -> None:
     """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
     with suppress(ImportError, OSError, ValueError):
-        import resource  # which not all systems have
+        import resource  # not all systems have it
 
         available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
         if available is not None:
             most = max(available * 9 // 10, LEAST)
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-            )
-
-
-def _of_machine(file: Path) -> Iterator[int]:
-    """Reads what the whole machine has to give, swap left out."""
-    for name, value in _numbers(file):
-        if name == "MemAvailable:":
-            yield value * 1024
+            soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _of_groups(file: Path, cgroups: Path) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What a process ends with, and the file in which a run says so; whoever only looks at runs reads these alone."""
+"""What a process ends with, and names in the folder of a run: all that is needed to look at one, and quick to load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from enum import IntEnum
 
 ENDED = "ended.json"
 """The file of a run's folder that says how the run ended: code, reason, rank and time. A start removes it."""
+IN_A_RUN = "tokenizer"
+"""The folder of a run that holds its vocabulary."""
+CHECKPOINT = "checkpoint.json"
+"""The file that a checkpoint of a run has; the run's folder is the second above it."""
 
 
 class Code(IntEnum):

@@ -46,7 +46,7 @@ def _cache_folder() -> Path:
         try:
             if not folder.is_dir():
                 for old in place.glob(f"{PREFIX}*"):
-                    if old != folder:  # which another process may have made by now
+                    if old != folder:  # another process may have made it by now
                         shutil.rmtree(old, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -82,7 +82,12 @@ def is_inside(path: str) -> bool:
 
 def sha256(path: Path) -> str:
     """Computes the checksum of the content of a file."""
-    digest = hashlib.sha256()
+    return checksum(path, "sha256")
+
+
+def checksum(path: Path, algorithm: str) -> str:
+    """Computes the checksum of the content of a file by an algorithm of hashlib, safe or not."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
@@ -115,7 +120,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):  # it may never have been there
             unfinished.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except UserError:  # of what makes the content
+    except UserError:  # whoever makes the content has failed
         unfinished.unlink()
         raise
 
@@ -182,3 +187,11 @@ def read_json(path: Path) -> Any:
         raise DamageError(f"{path}: cannot be read: {error}") from error
     except MemoryError as error:
         raise DamageError(f"{path}: {found.st_size:,} bytes, more than memory has room for") from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Reads a JSON file of names with values; raises UserError where it is anything else."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a table of names and values")
+    return content

@@ -24,7 +24,7 @@ from data_prep.common.codes import Code
 PERIOD = 2.0
 """Seconds between two looks, and between two counts."""
 SOON = 0.1
-"""Seconds between two looks for rank 0, in the first of which it often comes."""
+"""Seconds between two looks at the beginning, when rank 0 usually appears soon."""
 LOST = 40.0
 """Seconds without a new count after which a rank is gone."""
 LONGEST_TEXT = 20_000
@@ -32,11 +32,11 @@ GONE = "gone: "  # how the text of a rank begins whose process ended without a w
 CONTINUES = "the same command continues"
 
 _supervisor: int | None = None
-"""In a child: the end of the pipe by which it tells the process that watches over it."""
+"""In a child: the pipe to the process that watches over it."""
 
 
 def report_to(supervisor: int) -> None:
-    """Has this process report to the one that watches over it, by this end of a pipe."""
+    """Has this process report through a pipe to the one that watches over it."""
     global _supervisor
     _supervisor = supervisor
 
@@ -93,7 +93,7 @@ class Heartbeats:
         return SOON if not self._arrived and self._clock() - self._begun < 5 * PERIOD else PERIOD / 2
 
     def look(self) -> Verdict | None:
-        """Counts on in the file of this rank, and says what is to be done about another one that has ended or is gone.
+        """Counts on in the file of this rank; returns a verdict where another rank has ended or is gone.
 
         Nothing is said of files that are not there: not yet, or no more since the work is done.
         """
@@ -116,7 +116,7 @@ class Heartbeats:
         return [rank for rank in self._others if self._read(rank) is None]
 
     def end(self, code: int, text: str) -> bool:
-        """Notes the end of this rank in its file; returns whether that could be."""
+        """Notes the end of this rank in its file; returns whether that was possible."""
         return self._arrived and self._write({"code": code, "text": text[-LONGEST_TEXT:]})
 
     def wait(self) -> Verdict | None:
@@ -135,7 +135,9 @@ class Heartbeats:
         if content is None:
             self._silent[rank] = 0.0
             return None
-        name, said = f"rank {rank} on {self._hosts[rank]}", _parsed(content)
+        name, said = f"rank {rank} on {self._hosts[rank]}", {}
+        with suppress(ValueError):  # where it is read while it is written
+            said = json.loads(content)
         code, text = said.get("code"), str(said.get("text", ""))
         if isinstance(code, int) and code:
             return Verdict("" if self._rank else self._named(name, text), code)
@@ -186,12 +188,3 @@ class Heartbeats:
         except OSError:
             return None
         return content if self._token.encode() in content[:100] else None
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Reads what a file says; nothing where it is read while it is written."""
-    try:
-        said = json.loads(content)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}

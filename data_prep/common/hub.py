@@ -15,7 +15,7 @@ from data_prep.common.files import absence
 from data_prep.common.terminal import is_terminal
 
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""What goes wrong on a disk, not on the network."""
+"""Errors of a disk, not of the network."""
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # bert-base-uncased, google-bert/bert-base-uncased
 
 

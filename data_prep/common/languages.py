@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 DEFAULT = "en"
-"""Whose rules are used where no language is given."""
+"""The language whose rules are used where none is given."""
 NAMES = {
     "am": "Amharic",
     "ar": "Arabic",

@@ -63,14 +63,15 @@ def find_world(environment: Mapping[str, str]) -> World:
         return _from_mpi(environment, "OMPI_COMM_WORLD_", ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     if "MPI_LOCALNRANKS" in environment:  # MPICH, Intel MPI, MVAPICH
         return _from_mpi(environment, "", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
-    if _is_slurm_step(environment):
+    step = all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"))
+    if step and _number(environment, "SLURM_STEP_ID") < BATCH_STEP:
         return _from_slurm(environment)
-    if int(environment.get("PMI_SIZE") or 1) > 1 or "PMIX_RANK" in environment:
+    if _number(environment, "PMI_SIZE", default=1) > 1 or "PMIX_RANK" in environment:
         raise UserError(
             "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
             "use Open MPI's or MPICH's mpirun, srun or torchrun"
         )
-    if int(environment.get("WORLD_SIZE") or 1) > 1:
+    if _number(environment, "WORLD_SIZE", default=1) > 1:
         raise UserError(
             f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
             "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
@@ -145,13 +146,6 @@ def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str])
         )
     port = _port(environment, PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
-
-
-def _is_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process as one of its tasks."""
-    if not all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
-        return False
-    return _number(environment, "SLURM_STEP_ID") < BATCH_STEP
 
 
 def _from_slurm(environment: Mapping[str, str]) -> World:

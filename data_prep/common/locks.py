@@ -90,4 +90,4 @@ def _lives(process: str, since: float) -> bool:
         return False
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     began = time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] != "Z" and began < since + 2.0  # of clocks that count in steps
+    return fields[0] != "Z" and began < since + 2.0  # as clocks count in steps

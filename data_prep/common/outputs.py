@@ -1,4 +1,4 @@
-"""What a command is going to write takes the place of nothing by mistake.
+"""Keeps a command from replacing files by mistake.
 
 What exists is renewed where the same command made it of the same sources, which a record beside it says
 (`.NAME.made.json`, with checksums: what somebody has changed since then is theirs), or replaced where the user gives
@@ -23,7 +23,7 @@ Files = list[dict[str, Any]]
 
 @contextmanager
 def making(places: Sequence[Path], command: str, sources: Sequence[Path], replace: bool = False) -> Iterator[None]:
-    """Around the writing of files or folders that lie side by side: refuses beforehand to replace what is not ours to
+    """Guards the writing of files or folders that lie side by side: refuses beforehand to replace what is not ours to
     replace, and remembers afterwards what was made of which sources."""
     places = [place if is_stream(place) else _named(place) for place in places]
     taken = [place for place in places if os.path.lexists(place) and not is_stream(place)]
@@ -65,7 +65,7 @@ def refuse_inputs(places: Sequence[Path], sources: Sequence[Path]) -> None:
 
 
 def _named(place: Path) -> Path:
-    """The place by a path that ends in its name, also where it is the folder that one is in."""
+    """The path of a place with its name at the end, also for the folder that the user is in."""
     named = Path(os.path.abspath(place))
     if not named.name:
         raise UserError(f"--out {place}: the root of all folders; name another --out")

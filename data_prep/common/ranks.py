@@ -24,6 +24,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats, tell_supervisor
 from data_prep.common.launchers import mpi_rank, mpi_size
 
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 PATIENCE = 10.0
@@ -34,6 +35,8 @@ RANKS = "ranks"
 """The folder in the work folder by which ranks hear of one another."""
 CURE = "give --out a folder that all hosts share, by its full path"
 
+CODES = {KeyboardInterrupt: Code.INTERRUPTED, UserError: Code.CURE}
+"""What all ranks end with after an error of rank 0; any other is a mistake of ours."""
 Fault = tuple[int, str]  # an exit code, and what the user is told
 
 _met = False
@@ -116,20 +119,14 @@ def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> N
     print(f"{name}{text}", file=sys.stderr, flush=True)
 
 
-class OnRank:
-    """A function as a rank calls it for rank 0: what is no user's mistake is told with the rank and its host."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, task: Any) -> Any:
-        """Calls the function; raises RankError where it fails by a fault of the code."""
-        try:
-            return self._function(task)
-        except UserError:
-            raise
-        except Exception:
-            raise RankError(f"rank {mpi_rank()} on {socket.gethostname()}:\n{traceback.format_exc()}") from None
+def on_rank(function: Callable[[Task], Result], task: Task) -> Result:
+    """Does a task of rank 0 on another rank; a fault of the code is told with the rank and its host."""
+    try:
+        return function(task)
+    except UserError:
+        raise
+    except Exception:
+        raise RankError(f"rank {mpi_rank()} on {socket.gethostname()}:\n{traceback.format_exc()}") from None
 
 
 class RankError(Exception):
@@ -138,7 +135,7 @@ class RankError(Exception):
 
 @contextmanager
 def serving_ranks(work: Path) -> Iterator[Meeting | None]:
-    """Yields what rank 0 hands work to the other ranks by; on those None, when they have done all of it.
+    """Yields the meeting through which rank 0 hands out work; on other ranks None, once all work is done.
 
     `work` is the folder in which ranks are to hear of one another, as the user of rank 0 has named it.
     When rank 0 fails while others are busy, nothing is waited for: those that watch over the ranks end them.
@@ -162,13 +159,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     try:
         yield meeting
     except BaseException as error:
-        code = (
-            Code.INTERRUPTED
-            if isinstance(error, KeyboardInterrupt)
-            else Code.CURE
-            if isinstance(error, UserError)
-            else Code.MISTAKE
-        )
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), Code.MISTAKE)
         raise
     finally:
         if not (code and meeting.busy):

@@ -25,15 +25,15 @@ from data_prep.common.wording import explain
 
 Settings = TypeVar("Settings", bound=Section)
 FOREIGN = "deepspeed"
-"""The table whose names are not ours, and stay as they are given."""
+"""The table with DeepSpeed's own names, which stay as they are given."""
 
 
 @dataclass(frozen=True)
 class Form(Generic[Settings]):
-    """A kind of recipe."""
+    """A kind of settings file."""
 
     settings: type[Settings]
-    """All that it can say."""
+    """The settings that the file can have."""
     folder: Path | None = None
     """Where the recipes lie that come with the package, which are known by their bare names."""
     flag: str = "--recipe"
@@ -83,10 +83,8 @@ def read_settings(
     settings, unreadable = _validate(form, raw, [override.key for override in given if override.bare])
     found = [(key, f"{dotted(key)}{fault}") for key, fault in (unreadable | differing).items()]
     if settings is not None:
-        conflicts = find_faults(settings)
-        found += [
-            (_key_of(fault), fault) for fault in conflicts if not any(_mentions(fault, key) for key in unreadable)
-        ]
+        conflicts = (fault for fault in find_faults(settings) if not any(_mentions(fault, key) for key in unreadable))
+        found += [(_key_of(fault), fault) for fault in conflicts]
     flags = [override.key for override in given]
     for key, fault in found:
         from_flag = any(key[: len(flag)] == flag or flag[: len(key)] == key for flag in flags if key)
@@ -113,7 +111,7 @@ def find_recipe(path: Path, folder: Path | None) -> Path:
 
 
 def read_file(form: Form[Any], path: Path) -> dict[str, Any]:
-    """What a file says, not checked yet."""
+    """Reads what a file says, without checking it."""
     path = find_recipe(path, form.folder)
     try:
         return read_toml(path.read_text(encoding="utf-8"))

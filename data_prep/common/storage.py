@@ -1,4 +1,4 @@
-"""Patience with shared storage that is gone for a while, as a file system that its server mounts anew."""
+"""Waits for shared storage that is gone for a while, such as a file system that its server mounts anew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from data_prep.common.errors import UserError
 
 Result = TypeVar("Result")
 VARIABLE = "CLOZE_STORAGE_SECONDS"
-"""Says for how long storage is waited for. A job sets it, which has seen what its programs are to read."""
+"""The variable with the seconds that storage is waited for; a job sets it once it has seen the files."""
 SECONDS, PAUSE = 300.0, 1.0
 GONE = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.ENODEV}
 """What file systems say whose server, or disk, is gone."""
@@ -30,7 +30,7 @@ def patience(usual: float) -> float:
 
 
 def patiently(work: Callable[[], Result], there: Path, usual: float = SECONDS) -> Result:
-    """Does work on files again and again, for minutes, while the storage is gone that has them; then its error counts.
+    """Repeats work on files for minutes while their storage is gone; after that its error counts.
 
     It is gone where a file system says so, or where the path `there`, which was seen before, is not to be seen.
     """

@@ -35,7 +35,7 @@ FEWER = "run the same command again to continue where it stopped (fewer --worker
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, a launcher or a shutdown, and a terminal that was closed or lost."""
-PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 _interrupted = False
 """Whether this process has heard one of the signals that end it."""
@@ -106,7 +106,7 @@ def leave(main: Callable[[], int]) -> None:
             print(error.code, file=sys.stderr)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
-        if _interrupted or isinstance(error, KeyboardInterrupt):  # of which compiled code makes errors of its own
+        if _interrupted or isinstance(error, KeyboardInterrupt):  # compiled code turns it into errors of its own
             print(INTERRUPTED, file=sys.stderr)
             code = Code.INTERRUPTED
         else:
@@ -121,7 +121,7 @@ def leave(main: Callable[[], int]) -> None:
 
 
 class _Watch:
-    """What a process does that watches over its child."""
+    """The watch of a process over its child."""
 
     def __init__(self, reports: int) -> None:
         """Notes signals from now on, so that none is lost while the child is made."""
@@ -163,13 +163,13 @@ class _Watch:
             if ended:
                 return self._conclude(os.waitstatus_to_exitcode(status))
             if self._stopped_at is not None and time.monotonic() - self._stopped_at > (0 if mpi_size() > 1 else GRACE):
-                self._kill()
+                self._pass_on(signal.SIGKILL)
             verdict = self._beats.look() if self._beats is not None else None
             if verdict is not None:
                 return self._follow(verdict)
 
     def _patience(self) -> float | None:
-        """Says after how many seconds there is something to look after, where nothing is heard before."""
+        """The seconds to wait for news before looking again; None where only news matters."""
         if self._stopped_at is not None:
             return 0.1
         return self._beats.pause if self._beats is not None else None
@@ -187,11 +187,8 @@ class _Watch:
         with suppress(ProcessLookupError):
             os.kill(self._child, number)
 
-    def _kill(self) -> None:
-        self._pass_on(signal.SIGKILL)
-
     def _hear(self) -> None:
-        """Takes in what the child tells, a line of JSON each."""
+        """Reads the messages of the child, a line of JSON each."""
         told = os.read(self._reports, 1 << 16)
         if not told:
             self._reports = -1
@@ -205,7 +202,7 @@ class _Watch:
 
     def _follow(self, verdict: Verdict) -> int:
         """Ends the child, as another rank has ended or is gone."""
-        self._kill()
+        self._pass_on(signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._child, 0)
         self._say(verdict.text)
@@ -214,19 +211,16 @@ class _Watch:
         return verdict.code
 
     def _conclude(self, code: int) -> int:
-        """Makes the end of the child that of this process: says what the child could not, and tells other ranks."""
+        """Ends as the child did: says what the child could not say itself, and tells other ranks."""
         if self._reports >= 0:
             self._hear()
         text = ""
         if code < 0 and self._stopped_at is not None:
             code, text = Code.INTERRUPTED, INTERRUPTED if mpi_rank() == 0 else ""
         elif code < 0:
-            name, code = signal.Signals(-code).name, Code.MISTAKE if -code in CRASHES else Code.CURE
-            how = (
-                f"crashed with {name}"
-                if code == Code.MISTAKE
-                else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
-            )
+            name, crashed = signal.Signals(-code).name, -code in CRASHES
+            code = Code.MISTAKE if crashed else Code.CURE
+            how = f"crashed with {name}" if crashed else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
             text = f"{GONE}its process {how}" if mpi_rank() else f"error: the main process {how}\n{FEWER}"
         elif mpi_rank():
             text = self._fault

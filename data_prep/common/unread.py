@@ -26,7 +26,7 @@ def drop_unread() -> None:
 
 
 def _over(raw: _Stream, stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The same stream of text as before, over other bytes."""
+    """Makes a stream of text with the settings of the old one that writes through `raw`."""
     stream.flush()
     buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
     return io.TextIOWrapper(
@@ -39,7 +39,7 @@ def _over(raw: _Stream, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 class _Stream(io.FileIO):
-    """A stream whose reader may go."""
+    """A stream whose reader may go away: what is written from then on is dropped."""
 
     def __init__(self, number: int, title: str) -> None:
         super().__init__(number, "wb", closefd=False)

@@ -58,7 +58,7 @@ USUAL_NAMES = {
 
 
 def explain(error: Mapping[str, Any], bare: bool, settings: type[Section]) -> str:
-    """Words one of pydantic's errors on these settings as what follows the key.
+    """Words an error of pydantic as the text that follows the key in a message.
 
     `bare` where just the name was given, as one writes a switch.
     """
@@ -101,7 +101,7 @@ def is_list(settings: type[Section], name: str) -> bool:
 
 
 def known_keys(settings: type[Section]) -> Iterator[Key]:
-    """All that can be said; of lists of tables with number 0."""
+    """All keys of the settings; in a list of tables those of number 0."""
     inner = tables(settings)
     for name in settings.model_fields:
         yield (name,)

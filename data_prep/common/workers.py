@@ -15,20 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_size
-from data_prep.common.ranks import Meeting, OnRank, serving_ranks
+from data_prep.common.ranks import Meeting, on_rank, serving_ranks
 from data_prep.common.supervision import FEWER, OUT_OF_MEMORY, end_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 AHEAD = 4  # tasks handed out for each worker, so that none waits
-OWN_AHEAD = 2  # of them for the worker of the first rank, from which no other rank can take what waits at the end
+OWN_AHEAD = 2  # for the worker of the first rank: no other rank can take what waits for it at the end
 
 
 class Workers:
@@ -50,7 +51,7 @@ class Workers:
                 yield task, function(task)
             return
         waiting: dict[Future[Result], tuple[Task, Lane]] = {}
-        call = function if self._meeting is None else OnRank(function)
+        call = function if self._meeting is None else partial(on_rank, function)
         try:
             for task in tasks:
                 lane = min(self._lanes, key=lambda lane: lane.waiting / lane.room)
@@ -141,7 +142,7 @@ def _start_helpers() -> None:
     os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which what is started from here keeps
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as processes that are started here inherit
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -157,15 +158,13 @@ def _end_server() -> None:
         threading.excepthook = lambda _: None  # the executor's thread would stumble over that in turn
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
-            time.sleep(0.05)  # in which a worker that it has just forked begins
+            time.sleep(0.05)  # a worker that it has just forked begins
 
 
 def _start_worker() -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
-    end_with_parent(
-        signal.SIGKILL, os.getppid()
-    )  # which is the server that forks workers, and ends with the main process
+    end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers, which ends with the main process
     threading.Thread(target=_end_with_main, daemon=True).start()
     _quiet()
 

@@ -1,24 +1,25 @@
 """Puts the segments of examples together, masks them and sorts them by random keys.
 
 The keys make the global shuffle: every example has one from its own stream of random numbers, the examples of a file
-are stored in its order, and a shard is all the examples of the corpus in one range of keys, sorted (shuffle.py). So
+are stored in its order, and a shard is all the examples of the corpus in one range of keys, sorted (merging.py). So
 shards come out uniformly shuffled over the whole corpus, and the corpus is never in memory.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import Lists, example_batch
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.masking import Masking, mask_example
-from data_prep.examples.pairs import Plan
+from data_prep.examples.pairs import Segments
+from data_prep.examples.parting import Parted, use_of
 from data_prep.examples.streams import draw
-from data_prep.shards import Lists, ShardSet, example_batch
-from data_prep.vocabulary.tokens import Corpus
+from data_prep.shards import Counts, ShardSet
 from data_prep.vocabulary.vocabulary import Special
 
 KEY = "key"  # the column of the keys
@@ -29,7 +30,7 @@ class Draft(NamedTuple):
 
     shards: ShardSet
     rows: Array  # the documents that they are made of
-    plan: Plan
+    segments: Segments
     second: Array  # (examples, room) the pieces of segment B
 
 
@@ -37,7 +38,7 @@ class Finished(NamedTuple):
     """The examples of one set of shards, from one file of documents, and what they count."""
 
     batch: pa.RecordBatch
-    counts: dict[str, Any]
+    counts: Counts
 
 
 def keyed_schema(schema: pa.Schema) -> pa.Schema:
@@ -45,38 +46,37 @@ def keyed_schema(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(KEY, pa.uint64(), nullable=False))
 
 
-def finish(
-    draft: Draft, corpus: Corpus, special: Special, masking: Masking, schema: pa.Schema, pairs: bool
-) -> Finished:
+def finish(draft: Draft, own: Parted, special: Special, masking: Masking, schema: pa.Schema, pairs: bool) -> Finished:
     """Puts the segments of the examples together, masks them, and sorts the examples by their keys.
 
     `schema` has the columns of the examples, with the keys.
     """
-    plan = draft.plan
+    segments, corpus = draft.segments, own.corpus
     num_specials = 3 if pairs else 2
-    sizes = (plan.a_end - plan.a_start) + (plan.b_end - plan.b_start) + num_specials
+    sizes = (segments.a_end - segments.a_start) + (segments.b_end - segments.b_start) + num_specials
     position = schema.field("masked").type.value_type.field("position").type.to_pandas_dtype()
     pieces = np.empty(sizes.sum(), schema.field("pieces").type.value_type.to_pandas_dtype())
     most = int(masking.predictions[sizes].sum())
     positions = np.empty(most, np.uint16)  # of one type, so that the loop is compiled once for all lengths
     labels = np.empty(most, pieces.dtype)
-    keys = _keys(plan.state)
+    keys = _keys(segments.state)
     order = np.argsort(keys, kind="stable")
     ends, masked_ends, boundary, split = _assemble(
-        order, plan, corpus, draft.second, special, masking, pairs, pieces, positions, labels
+        order, segments, corpus, draft.second, special, masking, pairs, pieces, positions, labels
     )
     masked = int(masked_ends[-1]) if len(order) else 0
-    random_next = plan.partner[order] >= 0
+    random_next = segments.partner[order] >= 0
     lists = Lists(pieces, ends), positions[:masked].astype(position), Lists(labels[:masked], masked_ends)
-    columns = boundary, random_next, corpus.first + plan.row[order], keys[order]
-    counts = {
-        "pieces": len(pieces),
-        "masked": masked,
-        "split": split.tolist(),
-        "examples": len(order),
-        "random_next": int(random_next.sum()),
-        "histogram": np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
-    }
+    columns = boundary, random_next, corpus.first + segments.row[order], keys[order]
+    counts = Counts(
+        examples=len(order),
+        pieces=len(pieces),
+        masked=masked,
+        split=split.tolist(),
+        random_next=int(random_next.sum()),
+        histogram=np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
+        **use_of(segments, draft.rows, own),
+    )
     return Finished(example_batch(schema, *lists, *columns), counts)
 
 
@@ -90,7 +90,7 @@ def _keys(states):
 
 
 @compiled
-def _assemble(order, plan, corpus, second, special, masking, pairs, pieces, positions, labels):
+def _assemble(order, segments, corpus, second, special, masking, pairs, pieces, positions, labels):
     """Writes the examples into `pieces`, `positions` and `labels`.
 
     Returns where the pieces and the labels of every example end, where its segment B begins, and how many pieces were
@@ -104,18 +104,18 @@ def _assemble(order, plan, corpus, second, special, masking, pairs, pieces, posi
     at, masked = 0, 0
     for index in range(order.size):
         example = order[index]
-        start, size = at, plan.a_end[example] - plan.a_start[example]
+        start, size = at, segments.a_end[example] - segments.a_start[example]
         pieces[at] = special.cls
-        copy_items(pieces, at + 1, corpus.pieces, plan.a_start[example], plan.a_end[example])
+        copy_items(pieces, at + 1, corpus.pieces, segments.a_start[example], segments.a_end[example])
         pieces[at + 1 + size] = special.sep
         at += size + 2
         boundary = at - start
         if pairs:
-            size = plan.b_end[example] - plan.b_start[example]
+            size = segments.b_end[example] - segments.b_start[example]
             copy_items(pieces, at, second[example], 0, size)
             pieces[at + size] = special.sep
             at += size + 1
-        state = plan.state[example : example + 1]
+        state = segments.state[example : example + 1]
         masked += mask_example(
             state, pieces[start:at], boundary, masking, candidates, words, positions[masked:], labels[masked:], split
         )

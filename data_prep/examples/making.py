@@ -6,22 +6,22 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import write_batches
 from data_prep.common.arrays import Array
 from data_prep.examples.assembly import Draft, Finished, finish, keyed_schema
 from data_prep.examples.masking import Masking, num_predictions
 from data_prep.examples.pairs import copy_second, place_partners, plan_pairs, plan_sentences, truncate
-from data_prep.examples.parting import Parted, part_sentences, use_of
+from data_prep.examples.parting import Parted, part_sentences
 from data_prep.examples.parts import Parts, read_parts
 from data_prep.settings import Settings
-from data_prep.shards import ShardSet, example_schema, write_batches
+from data_prep.shards import Counts, ShardSet, example_schema
 from data_prep.vocabulary.tokens import Corpus, read_corpus
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
-from data_prep.work import examples_path
+from data_prep.work import ExamplesRecord, numbered_path
 
 TOGETHER = 6  # sets of shards made at a time: one sweep over the partners, and memory for so many
 
@@ -47,18 +47,16 @@ class ExamplesTask:
         return f"{self.part:07}"
 
 
-def make_examples(task: ExamplesTask) -> dict[str, Any]:
+def make_examples(task: ExamplesTask) -> ExamplesRecord:
     """Writes a file of examples, with a record batch for every set of shards."""
     settings, parts = task.settings, read_parts(task.folder, task.corpus_key)
     vocabulary = _vocabulary(task.folder / VOCABULARY, settings.cased, task.corpus_key)
-    counts: list[dict[str, Any]] = []
+    counts: list[Counts] = []
     schema = keyed_schema(example_schema(task.length, len(vocabulary), parts.num_documents))
     finished = _finish_sets(task, parts, vocabulary, schema)
-    name = examples_path(task.length, task.part)
-    return {
-        "files": [write_batches(task.folder, name, schema, _noting(finished, counts)).as_json()],
-        "counts": counts,
-    }
+    name = numbered_path(f"examples-{task.length}", task.part)
+    file = write_batches(task.folder, name, schema, _noting(finished, counts))
+    return ExamplesRecord(files=[file], counts=counts)
 
 
 def shard_sets(length: int, duplicates: int, validation: bool) -> list[ShardSet]:
@@ -97,9 +95,7 @@ def _finish_sets(task: ExamplesTask, parts: Parts, vocabulary: Vocabulary, schem
         if pairs:
             _add_partners(drafts, own.corpus, parts, task, vocabulary)
         for draft in drafts:
-            finished = finish(draft, own.corpus, vocabulary.special, rules, schema, pairs)
-            finished.counts.update(use_of(draft.plan, draft.rows, own))
-            yield finished
+            yield finish(draft, own, vocabulary.special, rules, schema, pairs)
 
 
 def _read(part: int, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -> Parted:
@@ -113,7 +109,7 @@ def room(length: int, settings: Settings) -> int:
     return length - (3 if settings.pairs == "nsp" else 2)
 
 
-def _noting(finished: Iterable[Finished], counts: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+def _noting(finished: Iterable[Finished], counts: list[Counts]) -> Iterator[pa.RecordBatch]:
     """Passes on the record batches alone, for a writer that takes them as they come; notes what they count."""
     for examples in finished:
         counts.append(examples.counts)
@@ -128,18 +124,18 @@ def _draft(shards: ShardSet, corpus: Corpus, parts: Parts, task: ExamplesTask) -
     key = (shards.length, shards.duplicate, settings.seed, settings.short_probability)
     if settings.pairs == "nsp":
         pool = parts.pool(task.part, settings.seed, shards.validation)
-        plan, room_b = plan_pairs(corpus, rows, pool, *key), room(shards.length, settings)
+        segments, room_b = plan_pairs(corpus, rows, pool, *key), room(shards.length, settings)
     else:
-        plan, room_b = plan_sentences(corpus, rows, *key), 0
-    return Draft(shards, rows, plan, np.empty((len(plan.row), room_b), corpus.pieces.dtype))
+        segments, room_b = plan_sentences(corpus, rows, *key), 0
+    return Draft(shards, rows, segments, np.empty((len(segments.row), room_b), corpus.pieces.dtype))
 
 
 def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -> None:
     """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
     homes = []
     for draft in drafts:
-        _fill(np.flatnonzero(draft.plan.partner < 0), draft, own)
-        home = parts.find(draft.plan.partner)
+        _fill(np.flatnonzero(draft.segments.partner < 0), draft, own)
+        home = parts.find(draft.segments.partner)
         order = np.argsort(home, kind="stable")
         homes.append((order, home[order]))
     for part in np.unique(np.concatenate([sorted_homes for _, sorted_homes in homes])).tolist():
@@ -148,11 +144,11 @@ def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: Examples
         corpus = own if part == task.part else _read(part, parts, task, vocabulary).corpus
         for draft, (order, sorted_homes) in zip(drafts, homes, strict=True):
             chosen = order[slice(*np.searchsorted(sorted_homes, [part, part + 1]))]
-            place_partners(chosen, draft.plan, corpus)
+            place_partners(chosen, draft.segments, corpus)
             _fill(chosen, draft, corpus)
 
 
 def _fill(chosen: Array, draft: Draft, corpus: Corpus) -> None:
     """Truncates the chosen examples, whose segments B lie in this corpus, and copies those segments."""
-    truncate(chosen, draft.plan, draft.second.shape[1])
-    copy_second(chosen, draft.plan, corpus, draft.second)
+    truncate(chosen, draft.segments, draft.second.shape[1])
+    copy_second(chosen, draft.segments, corpus, draft.second)

@@ -1,5 +1,6 @@
-"""Merges sorted files of examples, so that a shard is made of a bounded number of them however many parts there are.
+"""The global shuffle: a shard is all examples of the corpus in one range of random keys, sorted by these keys.
 
+Sorted files of examples are merged first where there are many, so that a shard is made of a bounded number of them.
 A shard takes some examples of every part, so the slices of all shards are as many as shards times parts. Merging up to
 FAN_IN files into one, in as many rounds as it takes until MOST_FILES are left, reads and writes every example once a
 round: the rounds grow with the logarithm of the parts, and everything else with the text.
@@ -14,22 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import Lists, example_batch, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.assembly import KEY
-from data_prep.shards import WORK, Lists, example_batch, map_batches, write_batches
-from data_prep.work import examples_path
+from data_prep.shards import ShardSet
+from data_prep.work import Record, numbered_path
 
 KEYS = 1 << 64  # how many keys there can be
-MOST_FILES = 256  # that shards are made of
-FAN_IN = 256  # files merged into one at most
-FILES_LEFT = 64  # that there are after merging, where one round is enough: enough work for as many workers
-RANGE_BYTES = 32 << 20  # of examples that are sorted in memory at once, about
+MOST_FILES = 256  # a shard is made of so many sorted files at most
+FAN_IN = 256  # so many files are merged into one at most
+FILES_LEFT = 64  # a round leaves so many files, where one round is enough: work for as many workers
+RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once, about
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,7 @@ class SortedFiles:
 
     def path(self, number: int) -> str:
         """Names a file, relative to the output folder."""
-        if not self.round:
-            return examples_path(self.length, number)
-        return f"{WORK}/{self.step}/{number // 1000:04}/{number:07}.arrow"
+        return numbered_path(self.step, number)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,15 @@ def merging_rounds(
         source = target
 
 
-def merge(task: MergeTask) -> dict[str, Any]:
+def merge_tasks(
+    folder: Path, source: SortedFiles, fan_in: int, target: SortedFiles, num_sets: int, total_bytes: int
+) -> Iterator[MergeTask]:
+    """Makes the tasks of a round of merging."""
+    for number in range(target.num_files):
+        yield MergeTask(folder, source, target, number, fan_in, num_sets, total_bytes // target.num_files)
+
+
+def merge(task: MergeTask) -> Record:
     """Writes the examples of several sorted files into one, a range of keys at a time."""
     readers = [map_batches(task.folder / path) for path in task.consumed]
     schema = readers[0].schema
@@ -114,13 +121,53 @@ def merge(task: MergeTask) -> dict[str, Any]:
                 ]
                 yield gather(slices, schema)
 
-    return {"files": [write_batches(task.folder, task.target.path(task.number), schema, batches()).as_json()]}
+    return Record(files=[write_batches(task.folder, task.target.path(task.number), schema, batches())])
+
+
+def delete_merged(task: MergeTask) -> None:
+    """Deletes the files that a task has merged."""
+    for path in task.consumed:
+        (task.folder / path).unlink(missing_ok=True)
 
 
 def _bounds(batch: pa.RecordBatch, first: int, count: int, total: int) -> list[int]:
     """Finds where ranges of keys begin and end in a sorted batch: `count` ranges from `first` on, of `total` of all."""
     inner = np.array([KEYS * number // total for number in range(first + 1, first + count)], np.uint64)
     return [0, *np.searchsorted(np.asarray(batch[KEY]), inner).tolist(), batch.num_rows]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Asks a worker for one shard."""
+
+    folder: Path
+    """The output folder."""
+    shards: ShardSet
+    index: int
+    total: int
+    """How many shards the set has."""
+    set_index: int
+    """The number of the set among those of its length."""
+    files: SortedFiles
+    weight: int
+    """How many pieces the shard will have, about."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step."""
+        return self.shards.shard(self.index).replace("/", "-").removesuffix(".arrow")
+
+
+def write_shard(task: ShardTask) -> Record:
+    """Gathers the shard's examples from every sorted file and puts them into their final order."""
+    low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
+    readers = [map_batches(task.folder / task.files.path(number)) for number in range(task.files.num_files)]
+    keyed = readers[0].schema
+    slices = [part for reader in readers for part in slices_between(reader, task.files, task.set_index, low, high)]
+    batch = gather(slices, keyed)
+    schema = keyed.remove(keyed.get_field_index(KEY))
+    batch = batch.select(schema.names)
+    return Record(files=[write_batches(task.folder, task.shards.shard(task.index), schema, [batch])])
 
 
 def slices_between(

@@ -20,15 +20,15 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.parts import Pool
-from data_prep.examples.streams import below, draw, heads, stream, uniform
+from data_prep.examples.streams import below, count_heads, draw, stream, uniform
 from data_prep.vocabulary.tokens import Corpus
 
 PARTNER_DRAWS = 10  # attempts to find a document other than one's own
 COLUMNS = 8
 
 
-class Plan(NamedTuple):
-    """Several examples: every column an array, all of one length."""
+class Segments(NamedTuple):
+    """Where the segments of several examples lie: every column an array, with an entry for each example."""
 
     row: Array  # the document, as a row of its file
     a_start: Array  # segment A, a range of the file's pieces
@@ -40,21 +40,23 @@ class Plan(NamedTuple):
     state: Array  # the example's own stream of random numbers, uint64
 
     @classmethod
-    def of(cls, columns: Array) -> Plan:
+    def of(cls, columns: Array) -> Segments:
         """Takes the columns from the (COLUMNS, examples) int64 matrix that the compiled code fills."""
         return cls._make([*columns[:-1], columns[-1].view(np.uint64)])
 
 
-def plan_pairs(corpus: Corpus, rows: Array, pool: Pool, length: int, duplicate: int, seed: int, short: float) -> Plan:
+def plan_pairs(
+    corpus: Corpus, rows: Array, pool: Pool, length: int, duplicate: int, seed: int, short: float
+) -> Segments:
     """Plans the examples of the documents `rows`, whose partners are drawn from a pool."""
     limits = (length - 3, seed, length, duplicate, short)
-    return Plan.of(_plan_pairs(corpus, rows, pool, limits))
+    return Segments.of(_plan_pairs(corpus, rows, pool, limits))
 
 
-def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Plan:
+def plan_sentences(corpus: Corpus, rows: Array, length: int, duplicate: int, seed: int, short: float) -> Segments:
     """Plans examples of one segment: whole sentences up to the length; a sentence that is longer is cut."""
     limits = (length - 2, seed, length, duplicate, short)
-    return Plan.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
+    return Segments.of(_plan_sentences(corpus.sentence_ends, corpus.document_ends, corpus.first, rows, limits))
 
 
 @compiled
@@ -174,46 +176,46 @@ def _plan_sentences(sentence_ends, document_ends, first, rows, limits):
 
 
 @compiled
-def place_partners(chosen: Array, plan: Plan, corpus: Corpus) -> None:
+def place_partners(chosen: Array, segments: Segments, corpus: Corpus) -> None:
     """Finds segment B of the chosen examples, whose partners all lie in this corpus."""
     for example in chosen:
-        row = plan.partner[example] - corpus.first
+        row = segments.partner[example] - corpus.first
         begin = corpus.document_ends[row - 1] if row else 0
         stop = corpus.document_ends[row]
-        state = plan.state[example : example + 1]
+        state = segments.state[example : example + 1]
         sentence = begin + below(state, stop - begin)
         start = corpus.sentence_ends[sentence - 1] if sentence else 0
-        while sentence < stop - 1 and corpus.sentence_ends[sentence] - start < plan.wanted[example]:
+        while sentence < stop - 1 and corpus.sentence_ends[sentence] - start < segments.wanted[example]:
             sentence += 1
-        plan.b_start[example], plan.b_end[example] = start, corpus.sentence_ends[sentence]
+        segments.b_start[example], segments.b_end[example] = start, corpus.sentence_ends[sentence]
 
 
 @compiled
-def truncate(chosen: Array, plan: Plan, room: int) -> None:
+def truncate(chosen: Array, segments: Segments, room: int) -> None:
     """Shortens segments until they fit: drops pieces of the longer, or of B where both are as long, at either end.
 
     How many pieces a segment loses follows from the lengths; only the end that a piece is taken from is random.
     """
     for example in chosen:
-        size_a = plan.a_end[example] - plan.a_start[example]
-        size_b = plan.b_end[example] - plan.b_start[example]
+        size_a = segments.a_end[example] - segments.a_start[example]
+        size_b = segments.b_end[example] - segments.b_start[example]
         excess = size_a + size_b - room
         if excess <= 0:
             continue
         from_longer = min(excess, abs(size_a - size_b))
         lost_a = (from_longer if size_a > size_b else 0) + (excess - from_longer) // 2
         lost_b = excess - lost_a
-        state = plan.state[example : example + 1]
-        front_a, front_b = heads(state, lost_a), heads(state, lost_b)
-        plan.a_start[example] += front_a
-        plan.a_end[example] -= lost_a - front_a
-        plan.b_start[example] += front_b
-        plan.b_end[example] -= lost_b - front_b
+        state = segments.state[example : example + 1]
+        front_a, front_b = count_heads(state, lost_a), count_heads(state, lost_b)
+        segments.a_start[example] += front_a
+        segments.a_end[example] -= lost_a - front_a
+        segments.b_start[example] += front_b
+        segments.b_end[example] -= lost_b - front_b
 
 
 @compiled
-def copy_second(chosen: Array, plan: Plan, corpus: Corpus, second: Array) -> None:
+def copy_second(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
     """Copies segment B of the chosen examples, which lies in this corpus, to their rows of `second`."""
     for example in chosen:
-        start, end = plan.b_start[example], plan.b_end[example]
+        start, end = segments.b_start[example], segments.b_end[example]
         copy_items(second[example], 0, corpus.pieces, start, end)

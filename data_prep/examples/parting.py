@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.examples.pairs import Plan
+from data_prep.examples.pairs import Segments
 from data_prep.vocabulary.tokens import Corpus
 from data_prep.vocabulary.vocabulary import CLOSING, CONTINUES, STOP
 
@@ -92,14 +92,14 @@ def _part_one(pieces, marks, room, start, stop, ends, count, stretches, num_stre
     return count, num_stretches
 
 
-def use_of(plan: Plan, rows: Array, parted: Parted) -> dict[str, int]:
+def use_of(segments: Segments, rows: Array, parted: Parted) -> dict[str, int]:
     """Counts the pieces of the documents `rows`, those that examples have as A or as a true B, and what is lost.
 
     `lost_parted` is what truncation took of sentences that had to be parted before words.
     """
-    corpus, follows = parted.corpus, plan.partner < 0
-    starts = np.concatenate([plan.a_start, plan.b_start[follows]])
-    ends = np.concatenate([plan.a_end, plan.b_end[follows]])
+    corpus, follows = parted.corpus, segments.partner < 0
+    starts = np.concatenate([segments.a_start, segments.b_start[follows]])
+    ends = np.concatenate([segments.a_end, segments.b_end[follows]])
     borders = np.concatenate([[0], corpus.sentence_ends[corpus.document_ends - 1]])
     within = _lengths_within(parted.stretches, borders[rows], borders[rows + 1])
     return {

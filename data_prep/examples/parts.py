@@ -18,25 +18,20 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import full_columns, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.files import FileRecord
 from data_prep.examples.streams import below, stream
-from data_prep.shards import WORK, map_batches, write_batches
+from data_prep.shards import WORK
 
 PARTS = f"{WORK}/parts.arrow"
 HELD_OUT = f"{WORK}/held-out.npy"  # the numbers of the documents held out, ascending
-FEW_PARTS = 256  # all of which may have the partners of each
-PARTNER_PARTS = 64  # that have them where there are more: half a million documents of Wikipedia
+FEW_PARTS = 256  # up to so many parts, a partner may be in any of them
+PARTNER_PARTS = 64  # where there are more, it is in one of so many: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
-SCHEMA = pa.schema(
-    [
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("documents", pa.int64(), nullable=False),
-        pa.field("pieces", pa.int64(), nullable=False),
-    ]
-)
+SCHEMA = full_columns(path=pa.string(), documents=pa.int64(), pieces=pa.int64())
 TRAINING, VALIDATION = 0, 1
-MOST_POOLS = 8  # that a worker keeps
+MOST_POOLS = 8  # a worker keeps so many pools
 
 
 class Pool(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.hashing import hash_key
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
-from data_prep.shards import WORK, list_offsets, map_batches, write_batches
+from data_prep.shards import WORK
 from data_prep.vocabulary.tokens import digests_of
+from data_prep.work import TokensRecord, numbered_path
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
 DIGEST = np.dtype([("digest", np.uint64), ("number", np.int64)])
-BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # of digests in one file, about; and files
+BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # size of a file of digests, about, and how many files there are at most
 ROWS = 4 << 20  # digests that are in memory at once
 SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
 NUM_RANKS = 2.0**64
@@ -43,7 +45,7 @@ class SiftTask:
     step: str
     number: int
     """The number of the file."""
-    record: dict[str, Any]
+    record: TokensRecord
     """What the task that wrote the file told of it."""
     unknown: int
     """The id of the piece for unknown words."""
@@ -65,33 +67,33 @@ class SiftTask:
     @property
     def target(self) -> str:
         """Names the file that is written where anything changes, relative to the output folder."""
-        return f"{WORK}/{self.step}/{self.number // 1000:04}/{self.name}.arrow"
+        return numbered_path(self.step, self.number)
 
     @property
     def weight(self) -> int:
         """Says how many pieces the documents have."""
-        return int(self.record["pieces"])
+        return self.record.pieces
 
 
-def leave_out_copies(task: SiftTask) -> dict[str, Any]:
+def leave_out_copies(task: SiftTask) -> TokensRecord:
     """Leaves out the documents whose text an earlier document has."""
-    count = task.record["documents"]
+    count = task.record.documents
     copies = np.memmap(task.folder / COPIES, np.uint8, "r", task.first, count) if count else np.empty(0, np.uint8)
     return _keep(task, np.asarray(copies) == 0, "copies")
 
 
-def leave_out_share(task: SiftTask) -> dict[str, Any]:
-    """Leaves out so many documents that their share stays, whichever those are."""
-    kept = np.ones(task.record["documents"], bool)
+def leave_out_share(task: SiftTask) -> TokensRecord:
+    """Keeps the share of the documents that is to stay, drawn at random."""
+    kept = np.ones(task.record.documents, bool)
     if task.kept_share < 1 and len(kept):
         kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * NUM_RANKS)
     return _keep(task, kept, "over_share")
 
 
-def cut_passages(task: SiftTask) -> dict[str, Any]:
+def cut_passages(task: SiftTask) -> TokensRecord:
     """Cuts passages out of the documents: a passage and what is before and after it are documents of their own then."""
-    if not task.record["documents"]:
-        return {**task.record, "books": 0, "held_out": []}
+    if not task.record.documents:
+        return task.record.model_copy(update={"books": 0, "held_out": ()})
     batch = _batch(task)
     column = batch["sentences"]
     ends = np.asarray(column.offsets)[1:].astype(np.int64)
@@ -108,8 +110,8 @@ def cut_passages(task: SiftTask) -> dict[str, Any]:
     names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
     schema = batch.schema.append(pa.field("book", pa.uint32(), nullable=False))
     cut = pa.record_batch([*names, sentences, pa.array(digests), pa.array(books, pa.uint32())], schema=schema)
-    held_out = np.searchsorted(new_ends, spans[:, 1]).tolist()
-    return {**_write(task, cut), "documents": len(new_ends), "books": len(ends), "held_out": held_out}
+    held_out = tuple(np.searchsorted(new_ends, spans[:, 1]).tolist())
+    return _write(task, cut, documents=len(new_ends), books=len(ends), held_out=held_out)
 
 
 def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
@@ -121,35 +123,31 @@ def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
 
 
 def _batch(task: SiftTask) -> pa.RecordBatch:
-    return map_batches(task.folder / task.record["files"][0]["path"]).get_batch(0)
+    return map_batches(task.folder / task.record.path).get_batch(0)
 
 
-def _keep(task: SiftTask, kept: Array, cause: str) -> dict[str, Any]:
+def _keep(task: SiftTask, kept: Array, cause: str) -> TokensRecord:
     """Writes the documents that stay, unless all do; counts them anew, and those left out for this cause."""
     if kept.all():
-        return {**task.record, cause: 0}
+        return task.record.model_copy(update={cause: 0})
     batch = _batch(task).filter(pa.array(kept))
     sentences = batch["sentences"].values
     pieces = np.asarray(sentences.values)
-    return {
-        **_write(task, batch),
-        "documents": batch.num_rows,
-        "sentences": len(sentences),
-        "pieces": len(pieces),
-        "unknown": int(np.count_nonzero(pieces == task.unknown)),
-        cause: int(np.count_nonzero(~kept)),
-    }
+    unknown, left_out = (int(np.count_nonzero(found)) for found in (pieces == task.unknown, ~kept))
+    counts = {"documents": batch.num_rows, "sentences": len(sentences), "pieces": len(pieces), "unknown": unknown}
+    return _write(task, batch, **counts, **{cause: left_out})
 
 
-def _write(task: SiftTask, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Writes a file of token documents that takes the place of another; returns its record."""
-    return {**task.record, "files": [write_batches(task.folder, task.target, batch.schema, [batch]).as_json()]}
+def _write(task: SiftTask, batch: pa.RecordBatch, **counts: int | tuple[int, ...]) -> TokensRecord:
+    """Writes a file of token documents that takes the place of another; returns its record, with other counts."""
+    file = write_batches(task.folder, task.target, batch.schema, [batch])
+    return task.record.model_copy(update={"files": [file], **counts})
 
 
 def delete_replaced(task: SiftTask) -> None:
     """Deletes the file that another has taken the place of, if one has."""
     if (task.folder / task.target).exists():
-        (task.folder / task.record["files"][0]["path"]).unlink(missing_ok=True)
+        (task.folder / task.record.path).unlink(missing_ok=True)
 
 
 def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_documents: int) -> None:
@@ -218,6 +216,24 @@ def kept_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> dict[
         if not over:
             return {name: limits[name] * total / pieces[name] if name in limited else 1.0 for name in pieces}
         limited |= over
+
+
+def texts_with_copies(digests: Iterable[Array]) -> tuple[int, ...]:
+    """Lists the digests that several documents have."""
+    different, counts = np.unique(np.concatenate([*digests]), return_counts=True)
+    return tuple(different[counts > 1].tolist())
+
+
+def passages_of(
+    tokens: Iterable[TokensRecord], passages: list[tuple[int, int]], copied: tuple[int, ...]
+) -> Iterator[dict[str, Any]]:
+    """Divides passages among the files that they are in; their beginnings count from those of the files then."""
+    first = 0
+    for record in tokens:
+        end = first + record.sentences
+        own = tuple((start - first, size) for start, size in passages if first <= start < end)
+        yield {"passages": own, "copied": copied}
+        first = end
 
 
 def choose_passages(num_documents: int, num_sentences: int, share: float, seed: int) -> list[tuple[int, int]]:

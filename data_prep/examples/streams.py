@@ -58,7 +58,7 @@ def uniform(state):
 
 
 @compiled
-def heads(state, tosses):
+def count_heads(state, tosses):
     """Counts how many tosses of a fair coin fall heads, 64 tosses at a time."""
     count = np.int64(0)
     while tosses > 0:

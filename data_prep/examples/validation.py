@@ -14,7 +14,7 @@ from data_prep.examples.streams import mix
 from data_prep.settings import num_held_out
 
 Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
-MOST_COPIES = 4  # of a text that are held out together, however few are wanted
+MOST_COPIES = 4  # so many copies of a text are held out together, however few documents are wanted
 MARGIN = 1000  # digests that are looked at beyond those that are likely needed
 NUM_RANKS = 2.0**64
 
@@ -39,9 +39,9 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
         if chosen is not None:
             break
         looked_at *= 4
-    if len(chosen) == len(ranks) and everything:
-        return np.empty(0, np.int64)  # nothing would be left to train on
-    return _numbers(digests, chosen, salt)
+    if everything:
+        chosen = chosen[: len(ranks) - 1]  # something must be left to train on
+    return _numbers(digests, chosen, salt) if len(chosen) else np.empty(0, np.int64)
 
 
 def _smallest(digests: Digests, limit: np.uint64, salt: np.uint64) -> tuple[Array, Array]:

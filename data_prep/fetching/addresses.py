@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import tyro
 
 from data_prep.common.errors import Checks
-from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item, Plan
+from data_prep.fetching.client import Client, FetchOptions, is_address
+from data_prep.fetching.download import Item, fetch_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Url(Options):
+class Url(FetchOptions):
     """Files with an address of their own."""
 
     urls: tyro.conf.Positional[tuple[str, ...]]
@@ -23,10 +24,7 @@ class Url(Options):
     sha256: tuple[str, ...] = ()
     """Their checksums, in the same order."""
 
-    @property
-    def elsewhere(self) -> str:
-        """Tells the user what to do if this server cannot be reached and another can."""
-        return "give the address of a mirror"
+    elsewhere: ClassVar[str] = "give the address of a mirror"
 
     @property
     def names(self) -> list[str]:
@@ -47,9 +45,9 @@ class Url(Options):
         for checksum in self.sha256:
             yield re.fullmatch(r"[0-9A-Fa-f]{64}", checksum), f"--sha256 {checksum}: 64 hexadecimal digits"
 
-    def plan(self, client: Client) -> Plan:
-        """Plans to fetch the files under their own names."""
+    def fetch(self, client: Client) -> str:
+        """Fetches the files under their own names."""
         names = self.names
         folder = self.out or Path("data/raw") / (names[0].partition(".")[0] or "files")
         rows = zip(self.urls, names, self.sha256 or [""] * len(names), strict=True)
-        return Plan(folder, [Item(url, folder / name, checksum.lower()) for url, name, checksum in rows])
+        return fetch_text(client, folder, [Item(url, folder / name, checksum.lower()) for url, name, checksum in rows])

@@ -1,4 +1,4 @@
-"""Asks servers for files, and asks again while another attempt may help."""
+"""Commands that fetch: what all of them can be told, and how they ask servers while another attempt may help."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
+import tyro
 from rich.console import Console
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import BLOCK
 from data_prep.common.progress import duration
+from data_prep.common.terminal import open_console
 
 AGENT = "cloze-fetch/0.1"
 LONGEST_PAUSE = 60.0  # seconds
@@ -28,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FetchOptions:
     """What a user can set for every command of fetch.py."""
 
     out: Path | None = None
@@ -40,10 +42,8 @@ class Options:
     timeout: float = 60.0
     """Seconds without a byte after which a connection counts as lost."""
 
-    @property
-    def elsewhere(self) -> str:
-        """Tells the user what to do if this server cannot be reached and another can."""
-        return "name a mirror with --mirror"
+    elsewhere: ClassVar[str] = "name a mirror with --mirror"
+    """What a user can do if this server cannot be reached and another can."""
 
     def checks(self) -> Checks:
         """Checks what all commands have; a command adds what it has of its own."""
@@ -55,6 +55,10 @@ class Options:
         """Lists all options that cannot be, with what they can be instead, so that a user corrects them in one go."""
         return [message for holds, message in self.checks() if not holds]
 
+    def fetch(self, client: Client) -> str:
+        """Fetches what the command stands for; returns the command that a user will want next."""
+        raise NotImplementedError
+
 
 class CutOffError(Exception):
     """An answer that ended too early; another attempt may go on from there."""
@@ -65,13 +69,13 @@ class CutOffError(Exception):
 
 
 class ChangedError(CutOffError):
-    """What is here is no beginning of what the server has, so that another attempt begins anew."""
+    """The partial download no longer matches the file on the server, so that another attempt begins anew."""
 
 
 class Client:
     """Asks servers, and asks again as often and as patiently as the options say."""
 
-    def __init__(self, console: Console, options: Options) -> None:
+    def __init__(self, console: Console, options: FetchOptions) -> None:
         self.console, self._options = console, options
         self.cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
         self._reached = False  # once a server was reached, a network that is lost is waited for
@@ -174,3 +178,24 @@ def is_address(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.netloc.isascii() and parts.port != 0
     except ValueError:
         return False
+
+
+def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str]) -> int:
+    """Fetches what the command line asks for, which is one of these kinds.
+
+    Returns the exit code: 0 done, 2 what the user can cure, 130 interrupted.
+    """
+    console = open_console(markup=False, soft_wrap=True)
+    errors = open_console(stderr=True, markup=False, soft_wrap=True)
+    try:
+        command: FetchOptions = tyro.extras.subcommand_cli_from_dict(dict(kinds), args=arguments, prog="fetch.py")
+        if faults := command.faults():
+            raise UserError("\n".join(faults))
+        console.print(f"next:\n    {command.fetch(Client(console, command))}")
+    except (UserError, PermissionError) as error:
+        errors.print(f"error: {error}", style="red" if errors.is_terminal else "")
+        return 2
+    except KeyboardInterrupt:
+        errors.print("\ninterrupted; the same command continues where it stopped")
+        return 130
+    return 0

@@ -7,43 +7,21 @@ has its checksum it takes its name.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPResponse
 from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import BLOCK, read_json, write_json
+from data_prep.common.files import checksum, read_json, write_json
 from data_prep.common.languages import RULES
 from data_prep.common.progress import StepProgress
 from data_prep.fetching.client import ChangedError, Client, blocks, content_length
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that one command fetches into one folder."""
-
-    folder: Path
-    items: list[Item]
-    language: str = ""
-    """The language of the text, where it is known."""
-
-    def next_command(self) -> str:
-        """Spells the command that makes shards of these files, and of no others that are in the folder."""
-        ours = {item.path for item in self.items}
-        others = [path for path in self.folder.rglob("*") if path.is_file() and path not in ours]
-        visible = [path for path in others if not re.search(r"(^|/)[._]", str(path.relative_to(self.folder)))]
-        docs = [f"{self.folder.absolute().name}={item.path}" for item in self.items] if visible else [str(self.folder)]
-        code = "en" if self.language == "simple" else self.language
-        language = ["--language", code] if code in RULES else []
-        return shlex.join(["python", "data_prep/shard.py", "--docs", *docs, *language])
-
 
 LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 ALGORITHMS = {40: "sha1", 64: "sha256"}  # by the length of the checksum
@@ -72,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the file is that NAME.part is the beginning of; kept beside it, in NAME.part.json."""
+    """Which file NAME.part is the beginning of, as NAME.part.json beside it says."""
 
     url: str
     validator: str
@@ -104,7 +82,7 @@ class Download:
                 self._check(self._part)
                 self._part.replace(path)
             self._record.unlink(missing_ok=True)
-        except OSError as error:  # of the disk: those of the network are Interrupted
+        except OSError as error:  # a fault of the disk: those of the network are CutOffError
             raise UserError(
                 f"{error.filename or self._part}: {error.strerror or error}\n"
                 "make room or choose another folder with --out; the same command continues"
@@ -138,7 +116,7 @@ class Download:
             raise
 
     def _beginning(self) -> Beginning | None:
-        """Reads what NAME.part is the beginning of, if the server can tell that it still is, or the checksum will."""
+        """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
         try:
             known = Beginning(**read_json(self._record))
         except (OSError, UserError, TypeError):
@@ -148,7 +126,7 @@ class Download:
         return known if same_place or same_content else None
 
     def _check_rest(self, response: HTTPResponse, known: Beginning, offset: int) -> int | None:
-        """Returns the size of the whole file; raises Changed if the answer is not the rest of what is here."""
+        """Returns the size of the whole file; raises ChangedError unless the answer is the rest of this file."""
         match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         size = int(match[2]) if match and match[2] != "*" else known.size
         other = known.url == self._item.url and validator(response) not in ("", known.validator)
@@ -157,7 +135,7 @@ class Download:
         return size
 
     def _start_anew(self, response: HTTPResponse) -> int | None:
-        """Drops what is here, for an answer that begins at the first byte; returns the size of the whole file."""
+        """Drops the partial download, as the answer begins at the first byte; returns the size of the whole file."""
         size = content_length(response)
         if lost := self._position():
             self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
@@ -200,14 +178,23 @@ class Download:
         """Computes the checksum of a file by the algorithm of the one that it must have."""
         if path.stat().st_size > LONG_CHECK:
             self._client.console.print(f"{path}: reading it again for its {self._item.algorithm}")
-        digest = hashlib.new(self._item.algorithm, usedforsecurity=False)
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-        return digest.hexdigest()
+        return checksum(path, self._item.algorithm)
 
 
 def validator(response: HTTPResponse) -> str:
     """Reads the strong ETag, or the date, by which the server knows this very content again."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
+
+
+def fetch_text(client: Client, folder: Path, items: Sequence[Item], language: str = "") -> str:
+    """Fetches files into a folder; returns the command that makes shards of them, and of no others that are there."""
+    for item in items:
+        Download(client, item).run()
+    ours = {item.path for item in items}
+    others = [path for path in folder.rglob("*") if path.is_file() and path not in ours]
+    visible = [path for path in others if not re.search(r"(^|/)[._]", str(path.relative_to(folder)))]
+    docs = [f"{folder.absolute().name}={item.path}" for item in items] if visible else [str(folder)]
+    code = "en" if language == "simple" else language
+    options = ["--language", code] if code in RULES else []
+    return shlex.join(["python", "data_prep/shard.py", "--docs", *docs, *options])

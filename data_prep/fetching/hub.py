@@ -13,8 +13,8 @@ import tyro
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.hub import hub_errors
-from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item, Plan
+from data_prep.fetching.client import Client, FetchOptions, is_address
+from data_prep.fetching.download import Item, fetch_text
 
 if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo, HfApi
@@ -24,7 +24,7 @@ CONVERTED = "refs/convert/parquet"  # where the hub keeps what it converted to P
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hub(Options):
+class Hub(FetchOptions):
     """The Parquet files of a data set on the Hugging Face hub."""
 
     name: tyro.conf.Positional[str]
@@ -42,8 +42,18 @@ class Hub(Options):
         endpoint = self.endpoint or "https://huggingface.co"
         yield is_address(endpoint), f"--endpoint {endpoint}: an address, such as https://huggingface.co"
 
-    def plan(self, client: Client) -> Plan:
-        """Plans to fetch the Parquet files of one commit: those of the data set, else those that the hub made of it."""
+    @property
+    def folder(self) -> Path:
+        """Where the files go: named after the data set and its part, unless the user says so."""
+        label = "-".join([*self.name.split("/"), *([self.config_name] if self.config_name else [])])
+        return self.out or Path("data/raw") / re.sub(r"[^\w.-]+", "_", label)
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the Parquet files of one commit."""
+        return fetch_text(client, self.folder, self.items())
+
+    def items(self) -> list[Item]:
+        """Lists the files of one commit: those of the data set, else those that the hub made of it."""
         from huggingface_hub import HfApi, get_token, hf_hub_url
         from huggingface_hub.errors import RevisionNotFoundError
 
@@ -60,8 +70,6 @@ class Hub(Options):
                 with suppress(RevisionNotFoundError):
                     info, files = list_parquet(api, self.name, CONVERTED)
         files = choose_files(files, self)
-        label = "-".join([*self.name.split("/"), *([self.config_name] if self.config_name else [])])
-        folder = self.out or Path("data/raw") / re.sub(r"[^\w.-]+", "_", label)
         headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
         page = f"{api.endpoint}/datasets/{self.name}"
         hint = f"where it has conditions, accept them at {page}, then log in: hf auth login"
@@ -70,8 +78,8 @@ class Hub(Options):
             if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
                 raise UserError(f"{self.name}: the server names a file outside the data set: {file.path}")
             url = hf_hub_url(info.id, file.path, repo_type="dataset", revision=info.sha, endpoint=api.endpoint)
-            items.append(Item(url, folder / file.path, file.lfs.sha256 if file.lfs else "", hint, headers))
-        return Plan(folder, items)
+            items.append(Item(url, self.folder / file.path, file.lfs.sha256 if file.lfs else "", hint, headers))
+        return items
 
 
 def list_parquet(api: HfApi, name: str, revision: str | None) -> tuple[DatasetInfo, list[RepoFile]]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.common.errors import Checks, UserError
-from data_prep.fetching.client import Client, Options, is_address
-from data_prep.fetching.download import Item, Plan
+from data_prep.fetching.client import Client, FetchOptions, is_address
+from data_prep.fetching.download import Item, fetch_text
 
 OFFICIAL = "https://dumps.wikimedia.org"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wikipedia(Options):
+class Wikipedia(FetchOptions):
     """The articles of one language, from dumps.wikimedia.org, checked against the site's own list of checksums."""
 
     language: str = "en"
@@ -32,8 +32,8 @@ class Wikipedia(Options):
         yield re.fullmatch(r"latest|[0-9]{8}", self.date), f"--date {self.date}: latest, or as in 20250601"
         yield is_address(self.mirror), f"--mirror {self.mirror}: an address, such as {OFFICIAL}"
 
-    def plan(self, client: Client) -> Plan:
-        """Plans to fetch the dump in one file; resolves `latest` to its date, so that no restart mixes two dumps."""
+    def fetch(self, client: Client) -> str:
+        """Fetches the dump in one file; resolves `latest` to its date, so that no restart mixes two dumps."""
         wiki = self.language.lower().replace("-", "_") + "wiki"
         base = f"{self.mirror.rstrip('/')}/{wiki}"
         list_url = f"{base}/{self.date}/{wiki}-{self.date}-sha1sums.txt"
@@ -47,7 +47,8 @@ class Wikipedia(Options):
         for part in sorted(folder.glob(f"{wiki}-*-multistream.xml.bz2.part")):
             if part.name != name + ".part":
                 client.console.print(f"{part}: unfinished, of another date: continue it with --date, or delete it")
-        return Plan(folder, [Item(f"{base}/{date}/{name}", folder / name, checksum, hint)], self.language)
+        item = Item(f"{base}/{date}/{name}", folder / name, checksum, hint)
+        return fetch_text(client, folder, [item], self.language)
 
 
 def find_dumps(listing: str, wiki: str, date: str) -> list[tuple[str, str]]:

@@ -15,61 +15,41 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
+from data_prep.arrow_files import map_batches, naming_damage, read_batch, read_shard
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, json_bytes
-from data_prep.common.forms import find_fault
+from data_prep.common.files import FileRecord
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
-    FILE_FORM,
     MANIFEST,
-    UNREADABLE,
     Manifest,
-    ShardSet,
-    checksum,
+    SetFigures,
+    broken_seal,
     example_schema,
-    fingerprint,
-    map_batches,
-    read_batch,
-    read_shard,
 )
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
-from data_prep.work import WorkFolder, file_records
+from data_prep.work import WorkFolder
 
 Faults = Iterator[str]
 MERGED = ("examples-", "merged-")
-"""What the steps are called whose files are deleted one by one as they are merged."""
+"""How the names of steps begin whose files are deleted one by one as they are merged."""
 
 
 def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds all that is wrong with a finished folder."""
-    yield from _manifest_faults(folder / MANIFEST, manifest)
-    for record in manifest.tables():
+    if broken := broken_seal(folder):
+        yield f"{folder / MANIFEST}: {broken}: it was edited"
+    for record in manifest.tables:
         yield from _faults(record.check, folder)
     yield from _faults(_check_documents, folder, manifest)
     special = _special(folder, manifest)
-    for shards, records in manifest.sets().items():
-        check = SetCheck(folder, manifest, shards, special)
-        faults = [fault for record in records for fault in _faults(check.check, record)]
-        yield from faults or check.wrong_totals()
-        figures = f"{check.totals['examples']:,} examples, {check.totals['pieces']:,} pieces"
-        console.print(f"{shards.folder}: {len(records) - len(faults)} of {len(records)} shards right, {figures}")
+    for figures in manifest.figures:
+        yield from _set_faults(folder, manifest, figures, special, console)
     known = {MANIFEST, *(record.path for record in manifest.files())}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and str(path.relative_to(folder)) not in known:
             console.print(f"note: {path} is not in the manifest; it is not used", markup=False)
-
-
-def _manifest_faults(path: Path, manifest: Manifest) -> Faults:
-    """Finds whether a manifest was changed after it was written, even where that changes nothing of what it means."""
-    content = manifest.content
-    if manifest.fingerprint != fingerprint(content):
-        yield f"{path}: its fingerprint does not fit what it says: it was edited"
-    elif content.get("checksum", checksum(content)) != checksum(content):  # earlier versions wrote none
-        yield f"{path}: its checksum does not fit what it says: it was edited"
-    elif "checksum" in content and path.read_bytes() != json_bytes(content):
-        yield f"{path}: not as it was written, though it says the same: it was edited"
 
 
 def unfinished_faults(folder: Path, console: Console) -> Faults:
@@ -78,20 +58,16 @@ def unfinished_faults(folder: Path, console: Console) -> Faults:
     work = WorkFolder(folder)
     for step in work.steps():
         try:
-            records = work.read_records(step)
-            if fault := find_fault(records, [{"files": [FILE_FORM]}]):
-                raise DamageError(f"{work.path}: {step}{fault}: it was edited or is damaged")
+            with naming_damage(work.path, f"{step}: cannot be read"):
+                records = work.read_records(step)
         except DamageError as error:
             yield str(error)
-            continue
-        except UNREADABLE as error:
-            yield f"{work.path}: {step}: cannot be read: {error!r}"
             continue
         finished = work.is_finished(step)
         if records or finished:
             console.print(f"{step}: {'finished' if finished else 'begun'}, {len(records)} tasks done")
         deleted = finished and (step.startswith(MERGED) or not (work.path / step).exists())
-        for file in (file for record in records for file in file_records(record)):
+        for file in (file for record in records for file in record.files):
             if not deleted or (folder / file.path).exists():
                 yield from _faults(file.check, folder)
 
@@ -107,7 +83,7 @@ def _faults(check: Callable[..., None], *arguments: Any) -> Faults:
 def _special(folder: Path, manifest: Manifest) -> Special | None:
     """Looks up the ids of the pieces that stand for no text, where the vocabulary is whole."""
     try:
-        return load_vocabulary(folder / VOCABULARY, manifest.content["vocabulary"]["cased"]).special
+        return load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased).special
     except UserError:
         return None
 
@@ -116,62 +92,56 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
     """Raises DamageError unless the table of documents has the rows and columns that it must have."""
     path = folder / DOCUMENTS
     reader = map_batches(path)
-    try:
+    with naming_damage(path, "cannot be read"):
         rows = sum(read_batch(reader, number, path).num_rows for number in range(reader.num_record_batches))
-    except UNREADABLE as error:
-        raise error if isinstance(error, DamageError) else DamageError(f"{path}: cannot be read: {error}") from error
     promised = manifest.num_documents
     if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
         raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
 
 
-class SetCheck:
-    """Checks the shards of one set, and counts what they hold."""
+def _set_faults(
+    folder: Path, manifest: Manifest, figures: SetFigures, special: Special | None, console: Console
+) -> Faults:
+    """Finds what is wrong with the shards of one set, or with what the manifest says that they hold together."""
+    totals: Counter[str] = Counter()
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: ShardSet, special: Special | None) -> None:
-        self._folder, self._manifest, self._shards, self._special = folder, manifest, shards, special
-        self.totals: Counter[str] = Counter()
+    def check(record: FileRecord) -> None:
+        record.check(folder)
+        path = folder / record.path
+        with naming_damage(path, "cannot be read"):
+            totals.update(_checked_counts(path, record.rows, figures.length, manifest, special))
 
-    def check(self, record: FileRecord) -> None:
-        """Raises DamageError unless a shard has the bytes, columns and examples that it must have."""
-        record.check(self._folder)
-        try:
-            self._check_content(record)
-        except UNREADABLE as error:
-            if isinstance(error, DamageError):
-                raise
-            raise DamageError(f"{self._folder / record.path}: cannot be read: {error}") from error
+    faults = [fault for record in figures.shards for fault in _faults(check, record)]
+    for name, count in totals.items() if not faults else ():
+        if count != (promised := getattr(figures, name)):
+            yield f"{folder / figures.set.folder}: {count:,} {name}, its manifest says {promised:,}"
+    yield from faults
+    number, counts = len(figures.shards), f"{totals['examples']:,} examples, {totals['pieces']:,} pieces"
+    console.print(f"{figures.set.folder}: {number - len(faults)} of {number} shards right, {counts}")
 
-    def _check_content(self, record: FileRecord) -> None:
-        """Raises DamageError unless a shard has the columns and examples that it must have; counts what it has."""
-        path, length, manifest = self._folder / record.path, self._shards.length, self._manifest
-        batch = read_shard(path, full=True)
-        schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
-        if batch.schema != schema:
-            raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
-        if batch.num_rows != record.rows:
-            raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {record.rows:,}")
-        whole_word = manifest.content["settings"].get("masking") == "whole-word"
-        fault = example_fault(batch, length, manifest.vocabulary_size, self._special, may_be_unmasked=whole_word)
-        if fault:
-            raise DamageError(f"{path}: {fault}")
-        self.totals.update(
-            examples=batch.num_rows,
-            pieces=len(batch["pieces"].values),
-            masked=len(batch["masked"].values),
-            random_next=batch["random_next"].true_count,
-        )
 
-    def wrong_totals(self) -> Faults:
-        """Compares what the shards hold together with what the manifest says of the set."""
-        promised = next(said for said in self._manifest.content["sets"] if ShardSet.of(said) == self._shards)
-        for name, count in self.totals.items():
-            if count != promised[name]:
-                yield f"{self._folder / self._shards.folder}: {count:,} {name}, its manifest says {promised[name]:,}"
+def _checked_counts(path: Path, rows: int, length: int, manifest: Manifest, special: Special | None) -> dict[str, int]:
+    """Counts what a shard has; raises DamageError unless it has the columns and examples that it must have."""
+    batch = read_shard(path, full=True)
+    schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
+    if batch.schema != schema:
+        raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
+    if batch.num_rows != rows:
+        raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
+    whole_word = manifest.settings.masking == "whole-word"
+    fault = example_fault(batch, length, manifest.vocabulary_size, special, may_be_unmasked=whole_word)
+    if fault:
+        raise DamageError(f"{path}: {fault}")
+    return {
+        "examples": batch.num_rows,
+        "pieces": len(batch["pieces"].values),
+        "masked": len(batch["masked"].values),
+        "random_next": batch["random_next"].true_count,
+    }
 
 
 @dataclass(frozen=True)
-class Columns:
+class FlatExamples:
     """The columns of examples as flat arrays, in which many examples are compared at once."""
 
     pieces: Array
@@ -187,7 +157,7 @@ class Columns:
     """How many masked positions every example has."""
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> Columns:
+    def of(cls, batch: pa.RecordBatch) -> FlatExamples:
         """Reads the columns of a shard."""
         masked = batch["masked"].values
         return cls(
@@ -207,45 +177,45 @@ def example_fault(
 
     Where whole words are masked, an example of nothing but long words may have no mask.
     """
-    columns = Columns.of(batch)
-    sizes, boundary = np.diff(columns.ends), columns.boundary
+    flat = FlatExamples.of(batch)
+    sizes, boundary = np.diff(flat.ends), flat.boundary
     checks = [
         ("is longer than its length", (sizes > length) | (sizes < 3)),
         ("has a boundary outside of it", (boundary < 3) | (boundary > sizes)),
-        ("has pieces of no example beside it", _stray(columns)),
-        ("has no masked piece", columns.num_masked < (0 if may_be_unmasked else 1)),
+        ("has pieces of no example beside it", _stray(flat)),
+        ("has no masked piece", flat.num_masked < (0 if may_be_unmasked else 1)),
     ]
     for fault, wrong in checks:
         if wrong.any():
             return f"example {np.argmax(wrong)} {fault}"
-    misplaced = None if special is None else _misplaced_special(columns, special)
-    return misplaced or _mask_fault(columns, vocabulary_size)
+    misplaced = None if special is None else _misplaced_special(flat, special)
+    return misplaced or _mask_fault(flat, vocabulary_size)
 
 
-def _stray(columns: Columns) -> Array:
+def _stray(flat: FlatExamples) -> Array:
     """Tells, for each example alike, whether there are pieces or masks before the first or after the last one."""
-    ends, masked = columns.ends, columns.num_masked
-    whole = ends[0] == 0 and ends[-1] == len(columns.pieces) and masked.sum() == len(columns.positions)
-    return np.full(len(columns.boundary), not whole)
+    ends, masked = flat.ends, flat.num_masked
+    whole = ends[0] == 0 and ends[-1] == len(flat.pieces) and masked.sum() == len(flat.positions)
+    return np.full(len(flat.boundary), not whole)
 
 
-def _misplaced_special(columns: Columns, special: Special) -> str | None:
+def _misplaced_special(flat: FlatExamples, special: Special) -> str | None:
     """Finds an example whose segments do not stand between the special pieces as they must."""
-    pieces, starts, ends = columns.pieces, columns.ends[:-1], columns.ends[1:]
+    pieces, starts, ends = flat.pieces, flat.ends[:-1], flat.ends[1:]
     wrong = (pieces[starts] != special.cls) | (pieces[ends - 1] != special.sep)
-    wrong |= pieces[starts + columns.boundary - 1] != special.sep
+    wrong |= pieces[starts + flat.boundary - 1] != special.sep
     return f"example {np.argmax(wrong)} does not read [CLS] A [SEP] B [SEP]" if wrong.any() else None
 
 
-def _mask_fault(columns: Columns, vocabulary_size: int) -> str | None:
+def _mask_fault(flat: FlatExamples, vocabulary_size: int) -> str | None:
     """Finds a mask at a special piece or out of order, and a piece that no vocabulary of this size has."""
-    rows, positions = np.repeat(np.arange(len(columns.boundary)), columns.num_masked), columns.positions
-    outside = (positions < 1) | (positions >= np.diff(columns.ends)[rows] - 1)
-    outside |= positions == columns.boundary[rows] - 1
+    rows, positions = np.repeat(np.arange(len(flat.boundary)), flat.num_masked), flat.positions
+    outside = (positions < 1) | (positions >= np.diff(flat.ends)[rows] - 1)
+    outside |= positions == flat.boundary[rows] - 1
     ascending = (np.diff(positions) > 0) | (np.diff(rows) > 0)
     if outside.any() or not ascending.all():
         row = rows[np.argmax(outside)] if outside.any() else rows[1:][np.argmin(ascending)]
         return f"example {row} masks a position that it must not"
-    if max(columns.pieces.max(initial=0), columns.labels.max(initial=0)) >= vocabulary_size:
+    if max(flat.pieces.max(initial=0), flat.labels.max(initial=0)) >= vocabulary_size:
         return f"a piece has an id beyond the vocabulary of {vocabulary_size:,}"
     return None

@@ -6,9 +6,6 @@ A rule asks what follows, so that "No. I will not." and "on Main St. He lives th
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import itemgetter
-
 from data_prep.common.languages import DEFAULT, RULES
 
 ANYTHING, NAME, NUMBER, NAME_AT_START = "anything", "a name", "a number", "a name, at the start"
@@ -52,21 +49,11 @@ NO_ENDS = {
     for language, rules in AFTER.items()
 }
 """The same, as the last words of what the library takes for sentences: with the space after them."""
-TAIL = 4  # characters, by which nearly all other ends are told from these at once
-TAILS = {language: frozenset(f" {end}"[-TAIL:] for end in ends) for language, ends in NO_ENDS.items()}
-TAILS = {language: tails | {end for end in NO_ENDS[language] if len(end) < TAIL} for language, tails in TAILS.items()}
-LAST_CHARACTERS = itemgetter(slice(-TAIL, None))
-NONE: frozenset[str] = frozenset()
 
 
 def rejoin(language: str, passages: list[list[str]]) -> None:
     """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence."""
-    rules = RULES.get(language, DEFAULT)
-    tails, no_ends = TAILS.get(rules, NONE), NO_ENDS.get(rules, {})
-    ends = [part for parts in passages if len(parts) > 1 for part in parts[:-1]]
-    likely = compress(ends, map(tails.__contains__, map(LAST_CHARACTERS, ends)))  # in C: there are many
-    if not any(_last_word(part) in no_ends for part in likely):
-        return
+    no_ends = NO_ENDS.get(RULES.get(language, DEFAULT), {})
     for parts in passages:
         for n in reversed(range(len(parts) - 1)):
             what = no_ends.get(_last_word(parts[n]))

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_prep.common.files import BLOCK
 from data_prep.readers import cutting
 from data_prep.readers.cutting import decompressed, whole
-from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span, UnreadableError
+from data_prep.readers.reader import Document, Options, Reader, Span, unpacked_name
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import without_tags
 
@@ -56,23 +56,17 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a file as one document, named after the file."""
     path = Path(span.path)
     data = bytearray()
-    try:
-        for block in decompressed(path, BLOCK, span.end):
-            data += block
-            if len(data) > cutting.LARGEST_DOCUMENT:
-                cure = "cut it up, or is it one sentence a line (--format sentences)?"
-                options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
-                return
-    except UnreadableError as error:
-        options.problems.lose(error)
-        return
+    for block in decompressed(path, BLOCK, span.end):
+        data += block
+        if len(data) > cutting.LARGEST_DOCUMENT:
+            cure = "cut it up, or is it one sentence a line (--format sentences)?"
+            options.problems.bad(f"{path}: {cutting.too_large('one document')}", cure)
+            return
     text = options.problems.decode(bytes(data), span, 0)
-    if text is None:
-        return
-    title = path.name.removesuffix(path.suffix if path.suffix in COMPRESSED else "")
-    markdown = title.lower().endswith(MARKDOWN)
-    title = title.removesuffix(Path(title).suffix)
-    yield Document(f"{path.parent.name}/{path.name}", title, passages(text, markdown))
+    if text is not None:
+        name = unpacked_name(path)
+        markdown = name.lower().endswith(MARKDOWN)
+        yield Document(f"{path.parent.name}/{path.name}", Path(name).stem, passages(text, markdown))
 
 
 def passages(text: str, markdown: bool) -> list[str]:
@@ -119,10 +113,4 @@ def detect(name: str, head: bytes) -> bool:
     return name.endswith(SUFFIXES) or ("." not in name and rest < 4 and not CONTROL.search(head))
 
 
-READER = Reader(
-    name="text",
-    about="plain text or markdown, one document a file: books",
-    detect=detect,
-    read=read,
-    spans=whole,
-)
+READER = Reader("text", detect, read, whole)

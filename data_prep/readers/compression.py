@@ -9,7 +9,7 @@ import bz2
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -23,72 +23,12 @@ MOST_TIMES = 200  # its size, beyond those: more than any text that people wrote
 FAULTS = (zlib.error, zstandard.ZstdError, EOFError, ValueError, OSError)  # OSError without a number: of bz2
 
 
-class _Stream(Protocol):
-    """Expands one stream, as bz2 does it."""
-
-    @property
-    def eof(self) -> bool:
-        """Tells whether the stream has come to its end."""
-
-    @property
-    def needs_input(self) -> bool:
-        """Tells whether nothing more comes out before more goes in."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """Gives what was put in and belongs to the next stream."""
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        """Expands some more."""
-
-
-class _Gzip:
-    """Expands a member of .gz."""
-
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(31)  # with the header and the checksum of gzip
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        block = self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
-        self.needs_input = not self._stream.unconsumed_tail and len(block) < max_length
-        return block
-
-
-class _Zstandard:
-    """Expands a frame of .zst, whatever its window; gives all that comes of its input, 32 MB of a kilobyte at most."""
-
-    needs_input = True
-
-    def __init__(self) -> None:
-        self._stream = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        return self._stream.decompress(data)
-
-
-STREAMS: dict[str, tuple[Callable[[], _Stream], int]] = {
-    ".gz": (_Gzip, 1 << 14),
+STREAMS: dict[str, tuple[Callable[[], Any], int]] = {
+    ".gz": (lambda: zlib.decompressobj(31), 1 << 14),  # with the header and the checksum of gzip
     ".bz2": (bz2.BZ2Decompressor, 1 << 14),
-    ".zst": (_Zstandard, 1 << 10),
+    ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(), 1 << 10),
 }
-"""By the suffix of a file: what expands its streams, and how many bytes go in at a time."""
+"""By the suffix of a file: what expands one of its streams, and how many bytes go in at a time."""
 
 
 def expanded(file: BinaryIO, path: Path, block_bytes: int = BLOCK) -> Iterator[tuple[bytes, int]]:
@@ -122,13 +62,14 @@ def _pieces(file: BinaryIO, suffix: str, most: int) -> Iterator[tuple[bytes, int
     make, step = STREAMS[suffix]
     stream = file.tell()
     data = file.read(step)
+    limit = () if suffix == ".zst" else (most,)  # zstandard gives all that comes of its input, 32 MB of a kilobyte
     while data:
-        expander = make()
+        expander, has_more = make(), False
         while not expander.eof:
-            if not data and expander.needs_input and not (data := file.read(step)):
+            if not data and not has_more and not (data := file.read(step)):
                 raise EOFError("it does not end")
-            piece = expander.decompress(data, most)
-            data = b""
+            piece = expander.decompress(data, *limit)
+            data, has_more = getattr(expander, "unconsumed_tail", b""), len(piece) >= most
             yield from ((piece[start : start + most], stream) for start in range(0, len(piece), most))
         data = expander.unused_data or file.read(step)
         if suffix == ".gz":

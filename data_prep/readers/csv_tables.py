@@ -7,12 +7,13 @@ shows. TSV has no quoting but of whole fields. `id` (or `_id`, `docid`) and `tit
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.readers.cutting import BYTE_ORDER_MARK, LARGEST_DOCUMENT, decompressed, whole
 from data_prep.readers.jsonlines import ID_FIELDS
-from data_prep.readers.reader import COMPRESSED, Document, Options, Reader, Span, UnreadableError
+from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, unpacked_name
 from data_prep.readers.wikiextractor import paragraphs
 
 SUFFIXES = (".csv", ".tsv")
@@ -23,25 +24,17 @@ csv.field_size_limit(LARGEST_DOCUMENT)
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
-    """Reads the rows of a table, up to a damage of a compressed file."""
-    try:
-        yield from _documents(span, options)
-    except UnreadableError as error:
-        options.problems.lose(error)
-
-
-def _documents(span: Span, options: Options) -> Iterator[Document]:
     """Reads a document of every row below the header."""
     path, field = Path(span.path), options.text_field
     rows = _rows(span)
-    header = next(((number, row) for number, row in rows if row), None)
+    header = next((row for _, row in rows if row), None)
     if header is None:
         return
-    names = header[1] if isinstance(header[1], list) else []
+    names = header if isinstance(header, list) else []
     if field not in names:
         _, first = next(rows, (0, []))
         sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
-        what = f"{path}: no column {field!r}; its first line has: {', '.join(names) or header[1]}"
+        what = f"{path}: no column {field!r}; its first line has: {', '.join(names) or header}"
         raise UnreadableError(what, options.field_cure(sizes))
     if names.count(field) > 1:
         raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
@@ -69,14 +62,11 @@ def _rows(span: Span) -> Rows:
     """Goes through the rows of a table, one in memory at a time."""
     lines = _lines(span)
     header = next(lines, "")
-    tabs = Path(span.path.lower().removesuffix(_packed(span.path))).suffix == ".tsv"
+    tabs = unpacked_name(Path(span.path)).lower().endswith(".tsv")
     parts = "\t" if tabs else delimiter_of(header)
 
-    def all_lines() -> Iterator[str]:
-        yield header
-        yield from lines
-
-    table = csv.reader(all_lines(), delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
+    rows = itertools.chain([header], lines)
+    table = csv.reader(rows, delimiter=parts, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL, strict=True)
     while True:
         number = table.line_num + 1
         try:
@@ -93,11 +83,6 @@ def _rows(span: Span) -> Rows:
 def delimiter_of(header: str) -> str:
     """Tells what parts the fields of CSV by its first line: spreadsheets of many languages take semicolons."""
     return max(",;\t", key="".join(header.split('"')[::2]).count)  # outside of quotation marks
-
-
-def _packed(path: str) -> str:
-    """Finds the suffix of a compressed file."""
-    return next((suffix for suffix in COMPRESSED if path.endswith(suffix)), "")
 
 
 def _unquoted(value: str) -> str:
@@ -124,10 +109,4 @@ def detect(name: str, head: bytes) -> bool:
     return name.endswith(SUFFIXES)
 
 
-READER = Reader(
-    name="csv",
-    about="a table as CSV or TSV with a text column",
-    detect=detect,
-    read=read,
-    spans=whole,
-)
+READER = Reader("csv", detect, read, whole)

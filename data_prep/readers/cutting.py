@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from data_prep.common.files import BLOCK
 from data_prep.readers.compression import KEEPS, expanded
-from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
+from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError, readable
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
 MOST_COUNTED = 1 << 32  # bytes before a span whose lines are counted for a message: a second or two
@@ -49,10 +47,8 @@ def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
 
 def _size(path: Path) -> int:
     """Looks up the size of a file that was there a moment ago."""
-    try:
+    with readable(path):
         return path.stat().st_size
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
 
 
 def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
@@ -60,27 +56,13 @@ def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterato
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
     """
-    try:
-        with path.open("rb") as file:
-            if path.suffix in COMPRESSED:
-                yield from (block for block, _ in expanded(file, path, block_bytes))
-            else:
-                while block := file.read(block_bytes):
-                    yield block
-            _check_end(file, path, size)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
-
-
-def read_head(path: Path, size: int) -> bytes:
-    """Reads the first bytes of the content of a file, fewer where it is damaged."""
-    head = b""
-    with suppress(UnreadableError):
-        for block in decompressed(path, size):
-            head += block
-            if len(head) >= size:
-                break
-    return head.removeprefix(BYTE_ORDER_MARK)[:size]
+    with readable(path), path.open("rb") as file:
+        if path.suffix in COMPRESSED:
+            yield from (block for block, _ in expanded(file, path, block_bytes))
+        else:
+            while block := file.read(block_bytes):
+                yield block
+        _check_end(file, path, size)
 
 
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
@@ -92,43 +74,44 @@ def _check_end(file: BinaryIO, path: Path, end: int) -> None:
 
 
 def records(
-    span: Span, opening: re.Pattern[bytes], problems: Problems | None = None, closing: re.Pattern[bytes] | None = None
+    span: Span, opening: re.Pattern[bytes], problems: Problems, closing: re.Pattern[bytes]
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
 
     A record begins where `opening` matches with its end, and goes on to the next such place or the end of the file.
     Nothing that follows a match may undo it.
     The beginning of a file begins a record too, whatever it is, so that all of a file is in some record.
-    Where a damage is one of the problems, the record before it is whole if it ends in `closing`, and is lost otherwise.
+    The record before a damage is whole if it ends in `closing`, and is lost otherwise.
     """
-    buffer, base, searched = bytearray(), 0, 0
+    buffer, base, searched = bytearray(), 0, 0  # base is where the buffer begins
     first = 0 if span.path.endswith(COMPRESSED) else span.start
     start: int | None = None  # where the record that is being read begins in the buffer
-    blocks = _Blocks(span, problems or Problems("fail"))
-    for block, offset, limit in blocks:
-        if not buffer:
-            base = offset
+    try:
+        for block, offset, limit in _blocks(span):
+            base = offset - len(buffer)
             if block and not span.start and offset == 0 < limit:
                 start = len(BYTE_ORDER_MARK) if block.startswith(BYTE_ORDER_MARK) else 0
-        buffer += block
-        for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)):
-            at = match.end()
-            if base + at < first or (start is not None and at <= start):
-                continue
-            if start is not None:
-                yield base + start, _cut(buffer, start, at)
-            start = at
-            if base + at >= limit:
-                return
-        if start is None and base + len(buffer) - CONTEXT >= limit:
-            return  # no record begins in the span
-        if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
-            blocks.problems.bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
-            start = None
-        drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
-        del buffer[:drop]
-        base, searched, start = base + drop, len(buffer), None if start is None else 0
-    if start is not None and (not blocks.is_cut or (closing and closing.search(buffer, max(0, len(buffer) - CONTEXT)))):
+            buffer += block
+            ends = (match.end() for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)))
+            for at in (end for end in ends if base + end >= first and (start is None or end > start)):
+                if start is not None:
+                    yield base + start, _cut(buffer, start, at)
+                start = at
+                if base + at >= limit:
+                    return
+            if start is None and base + len(buffer) - CONTEXT >= limit:
+                return  # no record begins in the span
+            if start is not None and len(buffer) - start > LARGEST_DOCUMENT:
+                problems.bad(f"{span.at(base + start)}: {too_large('a record')}", "cut it up")
+                start = None
+            drop = max(0, len(buffer) - 2 * CONTEXT) if start is None else start
+            del buffer[:drop]
+            base, searched, start = base + drop, len(buffer), None if start is None else 0
+    except UnreadableError:
+        if start is not None and closing.search(buffer, max(0, len(buffer) - CONTEXT)):
+            yield base, bytes(buffer)
+        raise
+    if start is not None:
         yield base, bytes(buffer)
 
 
@@ -150,7 +133,7 @@ class Line:
 
 
 def numbered(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
-    """Adds to the records of a span the lines that they begin in."""
+    """Yields the records of a span, each with the line that it begins in."""
     first, passed = None, 0
     for offset, record in found:
         first = offset if first is None else first
@@ -181,74 +164,33 @@ def too_large(what: str) -> str:
     return f"{what} of more than {LARGEST_DOCUMENT >> 20} MB"
 
 
-class _Blocks:
-    """The blocks of a span up to its end or to a damage, which is among the problems then."""
-
-    def __init__(self, span: Span, problems: Problems) -> None:
-        self.span, self.problems = span, problems
-        self.is_cut = False
-
-    def __iter__(self) -> Blocks:
-        try:
-            yield from _blocks(self.span)
-        except UnreadableError as error:
-            self.problems.lose(error)
-            self.is_cut = True
-
-
 def _blocks(span: Span) -> Blocks:
-    """Yields a span and what follows it, since its last record may end beyond it."""
-    path = Path(span.path)
-    if path.suffix == ".bz2":
-        yield from _bz2_blocks(path, span)
-    elif path.suffix in COMPRESSED:
-        at = 0
-        for block in decompressed(path, BLOCK, span.end):
-            yield block, at, sys.maxsize
-            at += len(block)
-        yield b"", at, sys.maxsize
-    else:
-        yield from _plain_blocks(path, span)
+    """Yields a span and what follows it, since its last record may end beyond it.
 
-
-def _plain_blocks(path: Path, span: Span) -> Blocks:
-    """Reads a file that is not compressed, from a little before the span, where an opening may begin."""
-    try:
-        with path.open("rb") as file:
-            at = max(0, span.start - CONTEXT)
+    A plain file is read from a little before the span, where an opening may begin. Of a compressed one the streams that
+    begin in the span are read, then those after them, and offsets count from the first of them.
+    """
+    path, at, limit = Path(span.path), max(0, span.start - CONTEXT), span.end
+    with readable(path), path.open("rb") as file:
+        if path.suffix in COMPRESSED:
+            at = limit = 0
+            if (first := _next_stream(file, span)) is not None:
+                file.seek(first)
+                for block, stream in expanded(file, path, BLOCK):
+                    limit = at + len(block) if stream < span.end else limit
+                    yield block, at, limit
+                    at += len(block)
+        else:
             file.seek(at)
             while block := file.read(BLOCK):
-                yield block, at, span.end
-                at += len(block)
-            _check_end(file, path, span.end)
-            yield b"", at, span.end
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
-
-
-def _bz2_blocks(path: Path, span: Span) -> Blocks:
-    """Reads the bz2 streams that begin in the span, then those after it; offsets count from the first of them."""
-    try:
-        with path.open("rb") as file:
-            first = _next_bz2_stream(file, span)
-            if first is None:
-                _check_end(file, path, span.end)
-                return
-            file.seek(first)
-            at = limit = 0
-            for block, stream in expanded(file, path, BLOCK):
-                if stream < span.end:
-                    limit = at + len(block)
                 yield block, at, limit
                 at += len(block)
-            _check_end(file, path, span.end)
-            yield b"", at, limit
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
+        _check_end(file, path, span.end)
+        yield b"", at, limit
 
 
-def _next_bz2_stream(file: BinaryIO, span: Span) -> int | None:
-    """Finds where the first bz2 stream of the span begins; the first stream of a file begins where the file does."""
+def _next_stream(file: BinaryIO, span: Span) -> int | None:
+    """Finds where the first stream of the span begins; only .bz2 has spans that begin later than the file."""
     if not span.start:
         return 0
     file.seek(span.start)

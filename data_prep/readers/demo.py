@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.common.files import BLOCK
 from data_prep.readers.cutting import decompressed, whole
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
+from data_prep.readers.reader import Document, Options, Reader, Span
 
 NAME = "demo"
 SHORTEST = 200  # characters of text that make a module worth reading
@@ -40,11 +40,7 @@ def halves() -> tuple[list[Path], list[Path]]:
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a module as a document, if it has enough text."""
     path = Path(span.path)
-    try:
-        source = b"".join(decompressed(path, BLOCK, span.end)).decode(errors="ignore")
-    except UnreadableError as error:
-        options.problems.lose(error)
-        return
+    source = b"".join(decompressed(path, BLOCK, span.end)).decode(errors="ignore")
     passages = [passage for text in DOCSTRING.findall(source) for passage in prose(text[1])]
     if sum(map(len, passages)) >= SHORTEST:
         yield Document("/".join(path.parts[-3:]), path.stem, passages)
@@ -61,10 +57,4 @@ def prose(text: str) -> list[str]:
     return paragraphs
 
 
-READER = Reader(
-    name=NAME,
-    about="the documentation strings of the installed Python packages",
-    detect=lambda name, head: False,
-    read=read,
-    spans=whole,
-)
+READER = Reader(NAME, lambda name, head: False, read, whole)

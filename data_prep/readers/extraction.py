@@ -7,26 +7,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
+from data_prep.arrow_files import full_columns, full_lists, write_batches
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
 from data_prep.readers.reader import Document, Options, Problems, without_place
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import TEXT_FIELD, Errors, Formulas
-from data_prep.shards import WORK, write_batches
+from data_prep.shards import WORK
+from data_prep.work import DocumentsRecord, TextFile
 
 FIELDED = ("jsonl", "parquet", "csv")  # formats whose records have their text in a field
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("title", pa.string(), nullable=False),
-        pa.field("sentences", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
-    ]
-)
+SCHEMA = full_columns(id=pa.string(), title=pa.string(), sentences=full_lists(pa.string()))
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
         raise UserError("\n".join(faults))
 
 
-def extract(task: ExtractTask) -> dict[str, Any]:
+def extract(task: ExtractTask) -> DocumentsRecord:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = READERS[task.bundle.format]
@@ -96,14 +91,14 @@ def extract(task: ExtractTask) -> dict[str, Any]:
     for number, batch in enumerate(_parts(documents(), task.bundle.part_bytes)):
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, iter([batch]))
-        parts.append({**record.as_json(), "text_bytes": batch["sentences"].values.nbytes})
-    return {
-        "files": parts,
-        "source": task.bundle.source,
-        "skipped": problems.skipped,
-        "left_out": [without_place(fault, dict(task.bundle.called)) for fault in problems.skipped],
-        "replaced": problems.num_replaced,
-    }
+        parts.append(TextFile(**record.as_json(), text_bytes=batch["sentences"].values.nbytes))
+    return DocumentsRecord(
+        files=parts,
+        source=task.bundle.source,
+        skipped=problems.skipped,
+        left_out=[without_place(fault, dict(task.bundle.called)) for fault in problems.skipped],
+        replaced=problems.num_replaced,
+    )
 
 
 def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -122,9 +117,5 @@ def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.Record
 
 def _as_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
-    columns = [
-        pa.array([document.id for document in group]),
-        pa.array([document.title for document in group]),
-        pa.array([document.passages for document in group], SCHEMA.field("sentences").type),
-    ]
-    return pa.record_batch(columns, schema=SCHEMA)
+    rows = [(document.id, document.title, document.passages) for document in group]
+    return pa.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)

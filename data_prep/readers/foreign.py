@@ -59,8 +59,8 @@ NO_FILES = {
     stat.S_IFCHR: Foreign("a device"),
     stat.S_IFBLK: Foreign("a device"),
 }
-"""What stands in a folder, is no file and is never opened, by its type."""
-MOST_ZEROS = 0.01  # of the bytes of a text; where there are a few, they are dropped as BERT drops control characters
+"""Pipes, sockets and devices, which are never opened, by the type in their status."""
+MOST_ZEROS = 0.01  # share of a text's bytes; a few are dropped as BERT drops control characters
 
 
 def not_text(head: bytes) -> Foreign | None:

@@ -8,49 +8,36 @@ from typing import BinaryIO, NamedTuple
 
 from data_prep.readers.compression import expanded
 from data_prep.readers.cutting import BYTE_ORDER_MARK
-from data_prep.readers.reader import COMPRESSED, UnreadableError
+from data_prep.readers.reader import COMPRESSED, UnreadableError, readable
 
 EDGE = 1 << 16  # bytes at each end of a file that its key is made of
 HEAD = 1 << 14  # bytes of the content by which a format is known
 
 
 class Look(NamedTuple):
-    """What is seen of a file that is opened once, before any of it is read as text."""
+    """What one look at a file tells: how it begins, its key, and whether it is damaged."""
 
     head: bytes
     """The first bytes of the content, without a byte-order mark."""
     content: str
-    """The key of the content."""
+    """The key of the content, which stays when the file is copied or touched."""
     is_damaged: bool = False
     """Whether the head ends where the file is damaged."""
 
 
-def content_key(path: str | Path, size: int) -> str:
-    """Computes the key of a file, which stays when it is copied or touched: of its size, its head and its tail.
+def look(path: str | Path, size: int, most: int = HEAD) -> Look:
+    """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read.
 
-    Raises UnreadableError where the file cannot be read.
+    The head has `most` bytes, which are not more than `EDGE`.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return _key(file, file.read(EDGE), size)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
-
-
-def look(path: str | Path, size: int) -> Look:
-    """Looks at a file of a size that is known; raises UnreadableError where it cannot be opened or read."""
     is_compressed = str(path).endswith(COMPRESSED)
-    try:
-        with open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
-            start = file.read(EDGE)
-            key = _key(file, start, size)
-            if not is_compressed:
-                return Look(start[: HEAD + len(BYTE_ORDER_MARK)].removeprefix(BYTE_ORDER_MARK)[:HEAD], key)
+    with readable(path), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
+        head, is_damaged = file.read(EDGE), False
+        key = _key(file, head, size)
+        if is_compressed:
             file.seek(0)
-            head, is_damaged = _expanded_head(file, Path(path))
-            return Look(head.removeprefix(BYTE_ORDER_MARK)[:HEAD], key, is_damaged)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
+            head, is_damaged = _expanded_head(file, Path(path), most)
+        return Look(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
 
 
 def _key(file: BinaryIO, start: bytes, size: int) -> str:
@@ -62,13 +49,13 @@ def _key(file: BinaryIO, start: bytes, size: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _expanded_head(file: BinaryIO, path: Path) -> tuple[bytes, bool]:
+def _expanded_head(file: BinaryIO, path: Path, most: int) -> tuple[bytes, bool]:
     """Expands the beginning of a compressed file; tells too whether a damage comes before its end."""
     head = b""
     try:
         for block, _ in expanded(file, path, HEAD):
             head += block
-            if len(head) >= HEAD + len(BYTE_ORDER_MARK):
+            if len(head) >= most + len(BYTE_ORDER_MARK):
                 break
     except UnreadableError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:

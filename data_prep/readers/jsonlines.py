@@ -80,10 +80,4 @@ def goes_over_lines(head: bytes) -> bool:
         return True
 
 
-READER = Reader(
-    name="jsonl",
-    about="JSON lines with a text field, as WikiExtractor --json and most corpora have",
-    detect=detect,
-    read=read,
-    spans=ranges,
-)
+READER = Reader("jsonl", detect, read, ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import stat
@@ -22,9 +23,9 @@ class Listing:
     files: dict[str, os.stat_result] = field(default_factory=dict)
     """The files with anything in them, by their paths."""
     foreign: dict[str, Foreign] = field(default_factory=dict)
-    """What is no file, and must not be opened: that may never return."""
+    """Pipes, sockets and devices: opening one may never return."""
     unreadable: dict[str, UnreadableError] = field(default_factory=dict)
-    """What there is no knowing of: links to nothing or in a circle, folders that may not be listed."""
+    """What cannot be looked up: links to nothing or in a circle, folders that may not be listed."""
 
 
 def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:
@@ -36,10 +37,9 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
     if out is not None:
         _refuse_within(out, arguments)
     paths = {path for argument in arguments for path in _expand(argument, listing)}
-    own = _Inside(out) if out is not None and out.is_dir() else None
+    if out is not None and out.is_dir():
+        paths = set(_outside(paths, out))
     for path in sorted(paths, key=lambda path: Path(path).parts):
-        if own is not None and own.has(path):
-            continue
         try:
             path.encode()
             status = os.stat(path)
@@ -124,19 +124,11 @@ def _unreadable(path: str, error: OSError) -> UnreadableError:
     return UnreadableError(f"{path}: cannot be read: {error.strerror}{broken}", LEAVES_OUT)
 
 
-class _Inside:
-    """Tells which files lie in a folder, wherever links lead."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        self.known: dict[str, bool] = {}  # by the folder of a file, so that links are followed once for all files there
-
-    def has(self, path: str) -> bool:
-        """Tells whether a file lies in the folder or below it."""
-        if os.path.islink(path):
-            return self.folder in Path(path).resolve().parents
-        parent = os.path.dirname(path)
-        if parent not in self.known:
-            place = Path(parent).resolve()
-            self.known[parent] = place == self.folder or self.folder in place.parents
-        return self.known[parent]
+def _outside(paths: Iterable[str], folder: Path) -> Iterator[str]:
+    """Leaves out the files that lie in a folder or below it, wherever links lead."""
+    whole = folder.resolve()
+    followed = functools.cache(lambda parent: Path(parent).resolve())  # once for all files there
+    for path in paths:
+        place = Path(path).resolve() if os.path.islink(path) else followed(os.path.dirname(path)) / "file"
+        if whole not in place.parents:
+            yield path

@@ -10,10 +10,10 @@ import functools
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from pathlib import Path
 
 from data_prep.common.errors import UserError
-from data_prep.readers.cutting import bz2_ranges, read_head, records
+from data_prep.readers.cutting import bz2_ranges, records
+from data_prep.readers.identity import EDGE, look
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
@@ -64,7 +64,7 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
     """Reads what the dump's own language calls the namespaces whose links are no text; refuses hostile dumps."""
-    head = read_head(Path(path), 1 << 16).decode(errors="replace").partition("<page")[0]
+    head = look(path, 0, EDGE).head.decode(errors="replace").partition("<page")[0]
     if "<!DOCTYPE" in head or "<!ENTITY" in head:
         raise UserError(
             f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
@@ -77,10 +77,4 @@ def detect(name: str, head: bytes) -> bool:
     return head.lstrip().startswith((b"<?xml", b"<!", b"<mediawiki", b"<page")) and bool(DUMP.search(head))
 
 
-READER = Reader(
-    name="mediawiki",
-    about="MediaWiki XML dumps, .xml or .xml.bz2",
-    detect=detect,
-    read=read,
-    spans=bz2_ranges,
-)
+READER = Reader("mediawiki", detect, read, bz2_ranges)

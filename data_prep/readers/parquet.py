@@ -6,7 +6,6 @@ BookCorpus has a sentence on every row and nothing else: there, a document is RO
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,24 +19,16 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
 from data_prep.readers import compression, cutting
 from data_prep.readers.jsonlines import ID_FIELDS, WIKI_FIELDS
-from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError
+from data_prep.readers.reader import Document, Options, Reader, Span, UnreadableError, readable
 from data_prep.readers.sentences import are_sentences
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
-ROWS = 1000  # that are read at once
+ROWS = 1000  # read at once
 FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the row groups of a span, which counts row groups and not bytes."""
-    try:
-        yield from _documents(span, options)
-    except UnreadableError as error:
-        options.problems.lose(error)
-
-
-def _documents(span: Span, options: Options) -> Iterator[Document]:
-    """Reads the documents of some row groups, up to a damage."""
     path = Path(span.path)
     columns = _columns(span.path, options)
     if columns == [options.text_field] and _rows_are_sentences(span.path, options.text_field):
@@ -80,9 +71,9 @@ def _refuse_bomb(path: str, file: pq.ParquetFile, group: int) -> None:
 
     It asks for nothing of single columns: where that is damaged, pyarrow ends the process.
     """
-    size, most = file.metadata.row_group(group).total_byte_size, os.stat(path).st_size
-    if size > compression.EXPANDS_FREELY + compression.MOST_TIMES * most:
-        what = f"{path}: row group {group}: {size // 10**6:,} MB in a file of {most:,} bytes, as a bomb does"
+    size, packed = file.metadata.row_group(group).total_byte_size, os.stat(path).st_size
+    if size > compression.EXPANDS_FREELY + compression.MOST_TIMES * packed:
+        what = f"{path}: row group {group}: {size // 10**6:,} MB in a file of {packed:,} bytes, as a bomb does"
         raise UnreadableError(what, "--errors skip leaves the row group out and lists it")
 
 
@@ -135,11 +126,8 @@ def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
     """Reads these columns of the first rows of a file, where they are not damaged."""
     for group in range(_open(path).num_row_groups):
         with suppress(UnreadableError):
-            return [
-                row
-                for _, rows in itertools.islice(_batches(Span(path, group, group + 1), columns), 1)
-                for _, row in rows
-            ]
+            _, rows = next(_batches(Span(path, group, group + 1), columns), ("", []))
+            return [row for _, row in rows]
     return []
 
 
@@ -162,7 +150,7 @@ def _open(path: str) -> pq.ParquetFile:
 @functools.lru_cache(maxsize=1)
 def _opened(path: str, size: int, modified: int) -> pq.ParquetFile:
     """Opens a Parquet file as it is now; not in memory, where a fault of the disk is the end of the process."""
-    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # of files that have checksums
+    file = pq.ParquetFile(path, buffer_size=BLOCK, page_checksum_verification=True)  # where there are any
     file.schema_arrow.names  # noqa: B018 (which may not be UTF-8: better told here)
     return file
 
@@ -177,10 +165,8 @@ def is_whole(path: str) -> bool:
 
 def num_row_groups(path: str) -> int:
     """Counts the row groups of a file, which are looked up once."""
-    try:
+    with readable(path):
         status = os.stat(path)
-    except OSError as error:
-        raise UnreadableError.of(path, error) from error
     return _counted(path, status.st_size, status.st_mtime_ns)
 
 
@@ -195,10 +181,4 @@ def spans(path: Path, span_bytes: int) -> list[Span]:
     return [Span(str(path), group, group + 1) for group in range(num_row_groups(str(path)))]
 
 
-READER = Reader(
-    name="parquet",
-    about="Parquet with a text column",
-    detect=lambda name, head: head.startswith(b"PAR1"),
-    read=read,
-    spans=spans,
-)
+READER = Reader("parquet", lambda name, head: head.startswith(b"PAR1"), read, spans)

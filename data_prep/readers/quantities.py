@@ -55,10 +55,10 @@ class Arguments:
         """Finds the first of these arguments that says something; "" if none does."""
         return next((value for name in names if (value := self._values.get(name))), "")
 
-    def places(self, start: int = 1) -> list[str]:
-        """Lists the arguments that have places, from one on to the first that lacks."""
+    def places(self) -> list[str]:
+        """Lists the arguments that have places, to the first place that lacks."""
         found: list[str] = []
-        while (value := self._values.get(str(start + len(found)))) is not None:
+        while (value := self._values.get(str(1 + len(found)))) is not None:
             found.append(value)
         return found
 
@@ -118,7 +118,7 @@ def fraction(given: Arguments) -> str | None:
 
 
 def power_of_ten(given: Arguments) -> str | None:
-    """Writes what a number before it is multiplied by."""
+    """Writes a power of ten that multiplies the number before it."""
     return f"×10{RAISED}{power}" if (power := given.first("1")) else None
 
 
@@ -129,7 +129,7 @@ def height(given: Arguments) -> str | None:
 
 
 def as_of(given: Arguments) -> str | None:
-    """Writes since when something holds, in a sentence or at its beginning."""
+    """Writes the date from which a statement holds ("as of 2020"), in a sentence or at its beginning."""
     if alternative := given.first("alt"):
         return alternative
     date = _date(given.places()[:3], given.first("df").lower() in ("us", "mdy"))
@@ -161,7 +161,7 @@ def years_between(given: Arguments) -> str | None:
 
 
 def ordinal(given: Arguments) -> str | None:
-    """Writes which one in a row it is."""
+    """Writes an ordinal number: 1st, 2nd, 3rd."""
     number = given.first("1")
     if not number.isascii() or not number.isdigit():
         return None
@@ -170,7 +170,7 @@ def ordinal(given: Arguments) -> str | None:
 
 
 def _number(text: str) -> str:
-    """Spells a number as it is shown; "" for what is none."""
+    """Spells a number as it is shown; "" for anything else."""
     if len(text) > LONGEST_NUMBER or not NUMBER.match(text):
         return ""
     return re.sub(r"(?<=\d)[+-](?=\d+/)", " ", text.replace("//", "/")).replace("-", "−" if text[0] == "-" else "-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from data_prep.settings import Errors, Formulas
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 LEAVES_OUT = "--errors skip leaves it out and lists it"
 COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+def unpacked_name(path: Path) -> str:
+    """The name of a file without .gz and the like."""
+    return path.stem if path.suffix in COMPRESSED else path.name
 
 
 @dataclass(frozen=True)
@@ -52,20 +58,24 @@ class UnreadableError(UserError):
     def __str__(self) -> str:
         return f"{self.what}\n{self.cure}"
 
-    @classmethod
-    def of(cls, path: str | Path, error: OSError) -> UnreadableError:
-        """Says that a file cannot be read, and why."""
-        return cls(f"{path}: cannot be read: {error.strerror or error}")
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Turns what the system says of a file that it cannot read into an UnreadableError."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 @dataclass
 class Problems:
-    """Collects what is wrong with the input, and does with it what the user wants done."""
+    """Treats faults of the input as --errors says: it stops the run, repairs a text, or leaves it out and lists it."""
 
     policy: Errors
     num_replaced: int = 0
     skipped: list[str] = field(default_factory=list)
-    """What is left out, each beginning with the path of a file."""
+    """What was left out and why; each line begins with the path of a file."""
     names: dict[str, str] = field(default_factory=dict)
     """What the files are called in the manifest, by their paths: source and name, with nothing of this machine."""
 
@@ -108,7 +118,7 @@ class Problems:
 
 
 def without_place(fault: str, names: Mapping[str, str]) -> str:
-    """Spells what is left out for the manifest: with the name of the file in place of its path."""
+    """Spells what was left out for the manifest, with the name of the file in place of its path."""
     at = fault.find(": ")
     while at > 0 and fault[:at] not in names:
         at = fault.find(": ", at + 1)
@@ -117,12 +127,12 @@ def without_place(fault: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What readers need to know of the settings."""
+    """The settings that readers depend on."""
 
     problems: Problems
     text_field: str = "text"
     source: str = "NAME"
-    """The name of the source, for what is said of the field."""
+    """The name of the source, which messages about the field use."""
     formulas: Formulas = "drop"
 
     def field_cure(self, texts: Mapping[str, int]) -> str:
@@ -136,12 +146,18 @@ class Reader:
     """A format: how to recognise it, how to divide it among workers, how to read it."""
 
     name: str
-    about: str
     detect: Callable[[str, bytes], bool]
     """Tells a file of this format by its name, in small letters without .gz and the like, and its first bytes."""
-    read: Callable[[Span, Options], Iterator[Document]]
-    """Yields the documents that begin in a span."""
+    documents: Callable[[Span, Options], Iterator[Document]]
+    """Yields the documents that begin in a span; raises UnreadableError at a damage, after all that comes before it."""
     spans: Callable[[Path, int], list[Span]]
     """Divides a file into spans of about so many bytes of text."""
     has_sentences: bool = False
-    """Tells whether the passages are sentences already."""
+    """Whether the passages are sentences already."""
+
+    def read(self, span: Span, options: Options) -> Iterator[Document]:
+        """Yields the documents that begin in a span, up to a damage, which is one of the problems then."""
+        try:
+            yield from self.documents(span, options)
+        except UnreadableError as error:
+            options.problems.lose(error)

@@ -48,11 +48,4 @@ def detect(name: str, head: bytes) -> bool:
     return runs >= 0.3 * len(filled) and are_sentences(filled)
 
 
-READER = Reader(
-    name="sentences",
-    about="one sentence a line, an empty line between documents",
-    detect=detect,
-    read=read,
-    spans=ranges,
-    has_sentences=True,
-)
+READER = Reader("sentences", detect, read, ranges, has_sentences=True)

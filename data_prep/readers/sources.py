@@ -18,14 +18,14 @@ from data_prep.common.errors import UserError
 from data_prep.readers import READERS, demo
 from data_prep.readers.books import SUFFIXES
 from data_prep.readers.foreign import NOT_WHOLE, OVER_LINES, Foreign, not_text, unknown_text
-from data_prep.readers.identity import Look, content_key, look
+from data_prep.readers.identity import Look, look
 from data_prep.readers.jsonlines import goes_over_lines
-from data_prep.readers.listing import Listing, list_files
+from data_prep.readers.listing import list_files
 from data_prep.readers.parquet import is_whole
-from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
+from data_prep.readers.reader import Problems, Span, UnreadableError, unpacked_name
 
 TEXTS = ("sentences", "text")
-"""Formats that are told by how a text looks, so that one may be taken for the other."""
+"""Formats that differ only in how a text looks, so that one may be taken for the other."""
 BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
 AS_OTHERS = "as most here, though with what looks like a sentence a line"
 NO_NAME = b"\x00"  # the beginning of a file that only its name can make a text
@@ -50,12 +50,13 @@ def find_format(path: Path, seen: Look, said: str | None, keeps_whole_part: bool
     if seen.is_damaged and not (head and keeps_whole_part):
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
     kind = _format_of(path, head, said)
-    return NOT_WHOLE if isinstance(kind, Found) and kind.format == "parquet" and not is_whole(str(path)) else kind
+    is_broken = isinstance(kind, Found) and kind.format == "parquet" and not is_whole(str(path))
+    return NOT_WHOLE if is_broken else kind
 
 
 def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
     """Finds the format that the name and the first bytes of a file tell, where the user has not said it."""
-    name = path.name.lower().removesuffix(path.suffix.lower() if path.suffix in COMPRESSED else "")
+    name = unpacked_name(path).lower()
     reader = next((reader for reader in READERS.values() if reader.detect(name, head)), None)
     is_record = reader is not None and reader.name not in TEXTS and not name.endswith(SUFFIXES)
     if said is not None and not (said in TEXTS and is_record):
@@ -101,7 +102,7 @@ class Bundle:
     """What one task reads: spans of files of one source and format, some megabytes together."""
 
     name: str
-    """Stands for what is read, with the contents of the files: the same text has it in another run too."""
+    """A hash of what is read, contents included: another run gives the same text the same name."""
     source: str
     format: str
     spans: tuple[Span, ...]
@@ -180,11 +181,8 @@ def _name_of(path: str) -> str:
     """Names a source after a folder, a file without its suffixes, or the folder that a glob begins with."""
     while glob.has_magic(path) and not os.path.exists(path):
         path = os.path.dirname(path)
-    name = os.path.basename(os.path.abspath(path))
-    if os.path.isfile(path):
-        suffix = Path(name).suffix
-        name = Path(name.removesuffix(suffix) if suffix in COMPRESSED else name).stem
-    return name or "text"
+    place = Path(os.path.abspath(path))
+    return (Path(unpacked_name(place)).stem if os.path.isfile(place) else place.name) or "text"
 
 
 def _split_label(argument: str) -> tuple[str, str]:
@@ -198,8 +196,12 @@ def _split_label(argument: str) -> tuple[str, str]:
 def _files_of(
     name: str, arguments: list[str], format: str | None, out: Path | None, problems: Problems
 ) -> list[SourceFile]:
-    """Finds the files that some arguments name as one source; empty files are left out."""
-    path = arguments[0]
+    """Finds the files that some arguments name as one source; empty files are left out.
+
+    Every file is opened once, and nothing of what it holds is kept. Where one has no format it raises UserError, or
+    leaves the file out.
+    """
+    path, skips = arguments[0], problems.policy == "skip"
     if path == demo.NAME and not os.path.exists(path):
         return [_demo_file(name, str(file)) for file in demo.files()]
     listing = list_files(arguments, out, problems)
@@ -208,11 +210,31 @@ def _files_of(
         raise UserError(f"--docs {path}: no file with anything in it")
     names = _names(path, places)
     problems.names |= {place: f"{name}/{names[place]}" for place in places}
-    found = _find_formats(name, path, listing, format, problems)
-    return [
-        _source_file(name, file, names[file], listing.files[file], kind, content)
-        for file, (kind, content) in found.items()
-    ]
+    problems.skipped += [error.what for error in listing.unreadable.values()]
+    found, foreign = [], dict(listing.foreign)
+    for file, status in listing.files.items():
+        try:
+            seen = look(file, status.st_size)
+        except UnreadableError as error:
+            problems.lose(error)
+            continue
+        kind = find_format(Path(file), seen, format, skips)
+        if isinstance(kind, Foreign):
+            foreign[file] = kind
+        else:
+            found.append(_source_file(name, file, names[file], status, kind, seen.content))
+    if foreign and (not skips or not found):
+        raise UserError(_foreign_message(name, path, foreign, found))
+    if not found:
+        raise UserError(f"--docs {path}: no file that can be read; such as {problems.skipped[-1]}")
+    problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
+    return found
+
+
+def _demo_file(source: str, path: str) -> SourceFile:
+    """Describes a file of the corpus that every machine has."""
+    status, name = os.stat(path), "/".join(Path(path).parts[-3:])
+    return _source_file(source, path, name, status, Found(demo.NAME, BY_CONTENT), look(path, status.st_size).content)
 
 
 def _source_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
@@ -221,54 +243,15 @@ def _source_file(source: str, path: str, name: str, status: os.stat_result, kind
     return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place)
 
 
-def _demo_file(source: str, path: str) -> SourceFile:
-    """Describes a file of the corpus that every machine has."""
-    status = os.stat(path)
-    content = content_key(path, status.st_size)
-    return _source_file(source, path, "/".join(Path(path).parts[-3:]), status, Found(demo.NAME, BY_CONTENT), content)
-
-
 def _names(path: str, files: list[str]) -> dict[str, str]:
     """Names files as the manifest does: from the folder that was given, or that they have in common."""
-    root = (
-        path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
-    )
-    base = os.path.join(os.path.abspath(root), "")
     places = {file: os.path.abspath(file) for file in files}
+    root = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(place) for place in places.values()])
+    base = os.path.join(os.path.abspath(root), "")
     return {
         file: place[len(base) :] if place.startswith(base) else Path(os.path.relpath(file, root)).as_posix()
         for file, place in places.items()
     }
-
-
-def _find_formats(
-    name: str, path: str, listing: Listing, format: str | None, problems: Problems
-) -> dict[str, tuple[Found, str]]:
-    """Finds the formats and keys of the files of one source; raises UserError, or leaves files out, where one has none.
-
-    Every file is opened once, and nothing of what it holds is kept.
-    """
-    skips = problems.policy == "skip"
-    problems.skipped += [error.what for error in listing.unreadable.values()]
-    found: dict[str, tuple[Found, str]] = {}
-    foreign = dict(listing.foreign)
-    for file, status in listing.files.items():
-        try:
-            seen = look(file, status.st_size)
-        except UnreadableError as error:
-            problems.lose(error)
-            continue
-        kind = find_format(Path(file), seen, format, skips)
-        if isinstance(kind, Found):
-            found[file] = kind, seen.content
-        else:
-            foreign[file] = kind
-    if foreign and (not skips or not found):
-        raise UserError(_foreign_message(name, path, foreign, {file: kind for file, (kind, _) in found.items()}))
-    if not found:
-        raise UserError(f"--docs {path}: no file that can be read; such as {problems.skipped[-1]}")
-    problems.skipped += [f"{file}: {kind.what}" for file, kind in foreign.items()]
-    return found
 
 
 def _alike(files: list[SourceFile]) -> set[SourceFile]:
@@ -277,12 +260,11 @@ def _alike(files: list[SourceFile]) -> set[SourceFile]:
     Raises UserError where half of the texts of a source look like that, or more, but not all.
     """
     alike: set[SourceFile] = set()
-    texts: defaultdict[str, dict[str, list[SourceFile]]] = defaultdict(lambda: {name: [] for name in TEXTS})
+    sources: defaultdict[str, list[SourceFile]] = defaultdict(list)
     for file in files:
-        if file.format in TEXTS:
-            texts[file.source][file.format].append(file)
-    for name, kinds in texts.items():
-        sentences, paragraphs = kinds["sentences"], kinds["text"]
+        sources[file.source].append(file)
+    for name, own in sources.items():
+        sentences, paragraphs = ([file for file in own if file.format == format] for format in TEXTS)
         if len(sentences) < len(paragraphs):
             alike.update(sentences)
         elif paragraphs:
@@ -296,21 +278,20 @@ def _alike(files: list[SourceFile]) -> set[SourceFile]:
     return alike
 
 
-def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: Mapping[str, Found]) -> str:
+def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: list[SourceFile]) -> str:
     """Says which files cannot be read, what they are, and what helps: for one of each kind, then for all."""
-    examples: dict[Foreign, str] = {}
+    kinds: defaultdict[Foreign, list[str]] = defaultdict(list)
     for file, kind in foreign.items():
-        examples.setdefault(kind, file)
-    counts = Counter(foreign.values())
+        kinds[kind].append(file)
     lines = [f"--docs {path}: {len(foreign)} of {len(foreign) + len(found)} files cannot be read"]
-    for kind, file in list(examples.items())[:MOST_NAMED]:
-        lines.append(f"  {file}: {kind.what}" + (f" ({counts[kind]} such files)" if counts[kind] > 1 else ""))
-        lines += [f"    {kind.cure_for(Path(file))}"] if kind.cure else []
-    lines += [f"  and {len(examples) - MOST_NAMED} other kinds of files"] if len(examples) > MOST_NAMED else []
+    for kind, files in list(kinds.items())[:MOST_NAMED]:
+        lines.append(f"  {files[0]}: {kind.what}" + (f" ({len(files)} such files)" if len(files) > 1 else ""))
+        lines += [f"    {kind.cure_for(Path(files[0]))}"] if kind.cure else []
+    lines += [f"  and {len(kinds) - MOST_NAMED} other kinds of files"] if len(kinds) > MOST_NAMED else []
     if found:
         lines.append("--errors skip leaves out what cannot be read, and lists it")
-    lines += _by_globs(path, [Path(file) for file in found], [Path(file) for file in foreign])
-    if any(kind.is_text for kind in foreign.values()) and all(kind.format == "text" for kind in found.values()):
+    lines += _by_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
+    if any(kind.is_text for kind in kinds) and all(file.format == "text" for file in found):
         lines.append(f"or --format {shlex.quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
@@ -321,10 +302,8 @@ def _by_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
     if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
         return []
     deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
-    folder = glob.escape(str(Path(path)))
-    return [
-        "or name what to read: --docs " + " ".join(shlex.quote(f"{folder}/{deep}*{suffix}") for suffix in sorted(ours))
-    ]
+    globs = [shlex.quote(f"{glob.escape(str(Path(path)))}/{deep}*{suffix}") for suffix in sorted(ours)]
+    return [f"or name what to read: --docs {' '.join(globs)}"]
 
 
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:

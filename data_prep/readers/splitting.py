@@ -50,7 +50,7 @@ def _split_quotation(language: str, sentence: str) -> list[str]:
     if len(sentence) <= DOUBTFUL or _pairs_up(sentence):
         return [sentence]
     parts = _segment_text(language, ENCLOSING.sub("", sentence))
-    ends, left_out = [], 0  # of the parts within the sentence
+    ends, left_out = [], 0  # where parts end in the sentence; characters that its parts lack so far
     marks = ENCLOSING.finditer(sentence)
     mark = next(marks, None)
     for end in accumulate(map(len, parts[:-1])):

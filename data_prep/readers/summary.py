@@ -11,7 +11,7 @@ from data_prep.readers.extraction import FIELDED
 from data_prep.readers.sources import SourceFile
 from data_prep.settings import Settings
 
-MOST_SOURCES = 20  # that have a line of their own
+MOST_SOURCES = 20  # more of them share a line
 MOST_LISTED = 10  # files left out that are named; the manifest names all
 
 

@@ -8,7 +8,7 @@ language before a text in it, and no argument twice: what comes out is about as 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from data_prep.readers import quantities
 from data_prep.readers.quantities import Arguments
@@ -58,14 +58,13 @@ def _of_family(name: str) -> Writer | None:
     return _first if SHORT_LANGUAGE.match(name) else None
 
 
-def _first(given: Arguments) -> str | None:
-    """Writes a template that only changes how its text looks."""
-    return given.first("1", "text", "texte", "content", "inhalt") or None
+def _argument(*names: str) -> Writer:
+    """Makes the writer of a template that stands for the first of these arguments with a text."""
+    return lambda given: given.first(*names) or None
 
 
-def _second(given: Arguments) -> str | None:
-    """Writes a template whose text comes after a language, a colour or a script."""
-    return given.first("2", "text", "texte") or None
+_first = _argument("1", "text", "texte", "content", "inhalt")
+"""Writes a template that only changes how its text looks."""
 
 
 def _last(given: Arguments) -> str | None:
@@ -74,22 +73,22 @@ def _last(given: Arguments) -> str | None:
 
 
 def _shown(text: str) -> Writer:
-    """Makes what writes a template that always stands for the same characters."""
+    """Makes the writer of a template that always stands for the same characters."""
     return lambda given: text
 
 
 def _around(before: str, after: str = "") -> Writer:
-    """Makes what writes a template that sets something before and after its text."""
+    """Makes the writer of a template that sets something before and after its text."""
     return lambda given: f"{before}{text}{after}" if (text := _first(given)) else None
 
 
 def _joined(joint: str) -> Writer:
-    """Makes what writes a template that shows all its arguments, with something between them."""
+    """Makes the writer of a template that shows all its arguments, with something between them."""
     return lambda given: joint.join(place for place in given.places() if place) or None
 
 
 def _in_language(start: int) -> Writer:
-    """Makes what writes a text in another language, with its transcription and its meaning, from a place on."""
+    """Makes the writer of a text in another language, with its transcription and its meaning, from a place on."""
 
     def write(given: Arguments) -> str | None:
         text, transcription, meaning = (given.first(str(place)) for place in range(start, start + 3))
@@ -134,7 +133,7 @@ def _respelled(given: Arguments) -> str | None:
 
 
 def _circa(abbreviation: str) -> Writer:
-    """Makes what writes a year, or two, of which only about how many is known."""
+    """Makes the writer of one or two years that are known only roughly."""
 
     def write(given: Arguments) -> str | None:
         years = [f"{abbreviation} {year}" for year in given.places()[:2] if year]
@@ -195,7 +194,7 @@ def _molecule(given: Arguments) -> str | None:
 
 
 def _cited(form: str) -> Writer:
-    """Makes what writes authors and year of a work that is cited in the text, with the page, in a form for the two."""
+    """Makes the writer of a work that is cited in the text: authors and year with the page, in a form for the two."""
 
     def write(given: Arguments) -> str | None:
         *authors, year = [place for place in given.places()[:5] if place] or [""]
@@ -207,9 +206,9 @@ def _cited(form: str) -> Writer:
     return write
 
 
-def _named(names: str, writer: Writer) -> dict[str, Writer]:
-    """Lets several templates, parted by |, be written alike."""
-    return dict.fromkeys(names.split("|"), writer)
+def _by_name(writers: Mapping[str, Writer]) -> dict[str, Writer]:
+    """Finds writers by single names, of several that are parted by |."""
+    return {name: writer for names, writer in writers.items() for name in names.split("|")}
 
 
 CHARACTERS = {
@@ -280,78 +279,69 @@ SILENT = (
 )
 """Templates that show nothing in the text but perhaps a small remark, a number of a note or a flag."""
 
-TABLE: dict[str, Writer] = {
-    **{name: _shown(shown) for shown, names in CHARACTERS.items() for name in names.split("|")},
-    **{name: _around(before) for before, names in BEFORE.items() for name in names.split("|")},
-    **_named(SILENT, _shown("")),
-    **_named(
-        "nowrap|nobr|nobreak|nwr|no wrap|small|smaller|big|bigger|large|larger|huge|midsize|nobold|normal|noitalic|"
-        "noitalics|nocaps|roman|em|strong|bold|italic|i|italics|var|mvar|tt|mono|code|kbd|samp|key|unicode|sc|"
-        "smallcaps|small caps|sc2|smcaps|smallcaps all|aut|uppercase|abbr|abbrlink|abbrv|tooltip|ipa|iast|polytonic|"
-        "hebrew|typo|as written|proper name|underline|ul|strike|strikethrough|overline|visible anchor|vanchor|script|"
-        "tlit|flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|"
-        "nihongo foot|not a typo|chem2|nombre|highlight|initialism",
-        _first,
-    ),
-    **_named("lang|rtl-lang|ltr-lang|native phrase|native name|langue", _second),
-    **_named("color|colour|background color|font color|fontcolor|colored text|lsj|h:title|wt|wikt-lang", _last),
-    **_named("transl|transliteration|xlit", _last),
+WRITERS: dict[str, Writer] = {
+    **{names: _shown(text) for text, names in CHARACTERS.items()},
+    **{names: _around(before) for before, names in BEFORE.items()},
+    SILENT: _shown(""),
+    "nowrap|nobr|nobreak|nwr|no wrap|small|smaller|big|bigger|large|larger|huge|midsize|nobold|normal|noitalic|"
+    "noitalics|nocaps|roman|em|strong|bold|italic|i|italics|var|mvar|tt|mono|code|kbd|samp|key|unicode|sc|"
+    "smallcaps|small caps|sc2|smcaps|smallcaps all|aut|uppercase|abbr|abbrlink|abbrv|tooltip|ipa|iast|polytonic|"
+    "hebrew|typo|as written|proper name|underline|ul|strike|strikethrough|overline|visible anchor|vanchor|script|"
+    "tlit|flag|flagcountry|flagu|flaglist|flagathlete|nts|crossreference|xref|cross-reference|nihongo2|"
+    "nihongo foot|not a typo|chem2|nombre|highlight|initialism": _first,
+    "lang|rtl-lang|ltr-lang|native phrase|native name|langue": _argument("2", "text", "texte"),
+    "color|colour|background color|font color|fontcolor|colored text|lsj|h:title|wt|wikt-lang": _last,
+    "transl|transliteration|xlit": _last,
     "langx": _in_language(2),
-    **_named("zh|chinese|korean|ko-hhrm", _chinese),
-    **_named("nihongo|nihongo krt|nihongo4", _japanese),
+    "zh|chinese|korean|ko-hhrm": _chinese,
+    "nihongo|nihongo krt|nihongo4": _japanese,
     "nihongo3": _romaji_first,
-    **_named(
-        "ill|illm|ill2|interlanguage link|interlanguage link multi|link-interwiki|lien",
-        lambda given: given.first("lt", "label", "texte", "1", "fr", "en") or None,
+    "ill|illm|ill2|interlanguage link|interlanguage link multi|link-interwiki|lien": _argument(
+        "lt", "label", "texte", "1", "fr", "en"
     ),
-    **_named("convert|cvt|conv", quantities.convert),
-    **_named("val", quantities.value),
-    **_named("unité|unit", _joined(" ")),
-    **_named("frac|fraction|sfrac|fract|tfrac", quantities.fraction),
-    **_named("e|e-sp|esp", quantities.power_of_ten),
+    "convert|cvt|conv": quantities.convert,
+    "val": quantities.value,
+    "unité|unit": _joined(" "),
+    "frac|fraction|sfrac|fract|tfrac": quantities.fraction,
+    "e|e-sp|esp": quantities.power_of_ten,
     "height": quantities.height,
-    **_named("circa|ca|ca.|c.", _circa("c.")),
-    **_named("floruit|fl|fl.", _circa("fl.")),
+    "circa|ca|ca.|c.": _circa("c."),
+    "floruit|fl|fl.": _circa("fl."),
     "reign": _reign,
-    **_named("as of|asof", quantities.as_of),
-    **_named("age|age in years|age nts", quantities.years_between),
-    **_named(
-        "birth date|birth-date|birth date and age|birth-date and age|bda|start date|start date and age|end date|"
-        "film date|release date|launch date|death date|death-date|death year|birth year|dts|start-date|end-date",
-        quantities.date,
-    ),
-    **_named("death date and age|dda|death-date and age", quantities.died),
-    **_named("date|date-", _date_parts),
-    **_named("oldstyledate|old style date", _old_style),
-    **_named("ordinal|ord", quantities.ordinal),
-    **_named("gaps|linktext", _joined("")),
+    "as of|asof": quantities.as_of,
+    "age|age in years|age nts": quantities.years_between,
+    "birth date|birth-date|birth date and age|birth-date and age|bda|start date|start date and age|end date|film date|"
+    "release date|launch date|death date|death-date|death year|birth year|dts|start-date|end-date": quantities.date,
+    "death date and age|dda|death-date and age": quantities.died,
+    "date|date-": _date_parts,
+    "oldstyledate|old style date": _old_style,
+    "ordinal|ord": quantities.ordinal,
+    "gaps|linktext": _joined(""),
     "chem": _molecule,
-    **_named("keypress|key press|button", _joined("+")),
-    **_named("bibleverse|bible verse|bibleref|bibleref2", lambda given: " ".join(given.places()[:2]) or None),
+    "keypress|key press|button": _joined("+"),
+    "bibleverse|bible verse|bibleref|bibleref2": lambda given: " ".join(given.places()[:2]) or None,
     "prime": _around("", "′"),
     "music": lambda given: MUSIC.get(given.first("1").lower()),
-    **_named("angbr|angle bracket|angle brackets|grapheme|vr", _around("⟨", "⟩")),
-    **_named("bracket|brackets|interp|interpolation", _around("[", "]")),
-    **_named("gloss|single+double|single quote", _around("'", "'")),
-    **_named("lit|literal translation|literally", _around("lit. '", "'")),
-    **_named('"|qq|inline quote|„', _around('"', '"')),
-    **_named("see below|see above|below|above", _around("(", ")")),
-    **_named("section link|slink", _joined(" § ")),
-    **_named("respell|pronunciation respelling", _respelled),
-    **_named("sic|sic!", _sic),
-    **_named(
-        "quote|blockquote|block quote|bquote|cquote|quotation|longquote|centered pull quote|poemquote|poem quote|"
-        "début citation|zitat|cita|citazione|bq|center|centre|block indent|blockindent|verse",
-        _quotation,
-    ),
-    **_named("url|website", _address),
+    "angbr|angle bracket|angle brackets|grapheme|vr": _around("⟨", "⟩"),
+    "bracket|brackets|interp|interpolation": _around("[", "]"),
+    "gloss|single+double|single quote": _around("'", "'"),
+    "lit|literal translation|literally": _around("lit. '", "'"),
+    '"|qq|inline quote|„': _around('"', '"'),
+    "see below|see above|below|above": _around("(", ")"),
+    "section link|slink": _joined(" § "),
+    "respell|pronunciation respelling": _respelled,
+    "sic|sic!": _sic,
+    "quote|blockquote|block quote|bquote|cquote|quotation|longquote|centered pull quote|poemquote|poem quote|"
+    "début citation|zitat|cita|citazione|bq|center|centre|block indent|blockindent|verse": _quotation,
+    "url|website": _address,
     "ship": lambda given: _ship(*(given.first(place) for place in "1234")),
-    **_named("sclass|sclass2|ship class", _ship_class),
-    **_named("harvtxt|harvp|harvard citation text|harvcoltxt", _cited("{} ({})")),
-    **_named("harvnb|harvard citation no brackets", _cited("{} {}")),
-    **_named("harv|harvard citation", _cited("({} {})")),
+    "sclass|sclass2|ship class": _ship_class,
+    "harvtxt|harvp|harvard citation text|harvcoltxt": _cited("{} ({})"),
+    "harvnb|harvard citation no brackets": _cited("{} {}"),
+    "harv|harvard citation": _cited("({} {})"),
 }
-"""What writes each template that is known by its name."""
+"""The writers of templates by their names, where those that are written alike are parted by |."""
+TABLE = _by_name(WRITERS)
 
 FAMILIES: dict[str, Writer] = {
     "lang": _in_language(1),
@@ -360,14 +350,16 @@ FAMILIES: dict[str, Writer] = {
     "flagicon": _shown(""),
     "zh": _chinese,
 }
-"""What writes those templates whose names go on with a dash and a language."""
+"""The writers of templates whose names go on with a dash and a language."""
 
-FUNCTIONS: dict[str, Writer] = {
-    "formatnum": _first,
-    "lc": lambda given: given.first("1").lower() or None,
-    "uc": lambda given: given.first("1").upper() or None,
-    "lcfirst": lambda given: (text := given.first("1"))[:1].lower() + text[1:] or None,
-    "ucfirst": lambda given: (text := given.first("1"))[:1].upper() + text[1:] or None,
-    **_named("defaultsort|displaytitle|#tag|defaultcategorysort|defaultsortkey", _shown("")),
-}
-"""What writes the functions of the parser, whose names end with a colon before the first argument."""
+FUNCTIONS = _by_name(
+    {
+        "formatnum": _first,
+        "lc": lambda given: given.first("1").lower() or None,
+        "uc": lambda given: given.first("1").upper() or None,
+        "lcfirst": lambda given: (text := given.first("1"))[:1].lower() + text[1:] or None,
+        "ucfirst": lambda given: (text := given.first("1"))[:1].upper() + text[1:] or None,
+        "defaultsort|displaytitle|#tag|defaultcategorysort|defaultsortkey": _shown(""),
+    }
+)
+"""The writers of the parser's functions, whose names end with a colon before the first argument."""

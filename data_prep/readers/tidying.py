@@ -30,7 +30,7 @@ GLUED = re.compile(rf"(?<=\w)(?={FORMULA})|(?<={FORMULA})(?=\w)")
 RUN = re.compile(f"([{GONE}{HOLE}](?: ?[{GONE}{HOLE}])* ?)")
 PRICE = re.compile(r"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?\Z")
 PAIRS = frozenset("() [] （） “” „” „“ «» »« ‘’ ‚‘ ‹› 「」 『』 \"\" ''".split())
-DEEPEST_PAIR = 3  # of brackets and quotes around nothing; each level copies what is before it
+DEEPEST_PAIR = 3  # levels of brackets and quotes around nothing; each level copies what is before it
 OPENING, CURRENCIES, COMMAS = tuple("(（[“„«"), tuple("$£€¥₹"), ",;、，"
 NEXT_MARK = re.compile(r"[,;.:)）\]、，](?!\d)|\Z")
 BRACKETS = re.compile(r"\(([^()]*)\)")

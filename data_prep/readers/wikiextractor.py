@@ -52,10 +52,4 @@ def without_marks(text: str) -> str:
     return without_tags(unescape(text))
 
 
-READER = Reader(
-    name="wikiextractor",
-    about="WikiExtractor's output: <doc id= url= title=> ... </doc>",
-    detect=lambda name, head: head.lstrip().startswith(b"<doc "),
-    read=read,
-    spans=ranges,
-)
+READER = Reader("wikiextractor", lambda name, head: head.lstrip().startswith(b"<doc "), read, ranges)

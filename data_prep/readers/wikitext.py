@@ -32,7 +32,7 @@ SKIPPED_PREFIXES = frozenset(
     "file image category media bild imagen imagem afbeelding grafika изображение 画像 图像 圖像".split()
 )
 OTHER_WIKI = re.compile(r"(?!(?:doi|hdl|mw|pmc|rfc|voy|wmf)\Z)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple)\Z")
-"""Links to these are beside the text, not in it: [[fr:…]]."""
+"""Prefixes of other Wikipedias, whose links show nothing in the text: [[fr:…]]."""
 SISTER = re.compile(
     r"\A:?(?:wikt|wiktionary|s|wikisource|b|wikibooks|n|wikinews|q|wikiquote|v|wikiversity|voy|wikivoyage|c|commons|species|"
     r"wikispecies|d|wikidata|m|meta|mw|w|wikipedia)\s*:\s*(?:[a-z]{2,3}:)?(?=\S)",
@@ -80,7 +80,7 @@ EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailt
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
 WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
-FEWEST_WORDS = 6  # of an indented line that is prose
+FEWEST_WORDS = 6  # an indented line with fewer is no prose
 VARIANT = re.compile(r"-\{(?!\{)(?:([A-Za-z;+-]{0,40})\|)?([^{}\n]*)\}-")
 HIDDEN_VARIANT = re.compile(r"(?:\A|;)[HTN-](?:;|\Z)")
 NEXT_VARIANT = re.compile(r";\s*(?=[a-z]{2,3}(?:-[a-z]+)*\s*:|\Z)")
@@ -114,16 +114,14 @@ class Wikitext:
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
-        passages = (
-            tidy(without_tags(part), self._word) for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines)
-        )
-        return [passage for passage in passages if WORD.search(passage)]
+        parts = (part for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines))
+        return [passage for part in parts if WORD.search(passage := tidy(without_tags(part), self._word))]
 
 
 def _paragraphs(plain: str) -> Iterator[str]:
     """Finds the lines that belong together, and are no lists, headings or cells of tables."""
     lines: list[str] = []
-    in_list = False  # of terms, whose explanations are indented
+    in_list = False  # whether this is a list of terms, whose explanations are indented
     for line in (*plain.split("\n"), ""):
         line = line.strip(" \t")
         in_list = line.startswith(";") or (in_list and line.startswith(":"))
@@ -149,7 +147,7 @@ def _is_prose(indented: str) -> bool:
 
 
 class _Page:
-    """The pass over the marks of one page."""
+    """One pass over the brackets and tags of a page."""
 
     def __init__(self, skipped_prefixes: frozenset[str]) -> None:
         self._skipped = skipped_prefixes

@@ -27,7 +27,7 @@ class Extension:
 
     vocabulary: Vocabulary
     added: tuple[str, ...]
-    """The new words in the order of their ids, that of what they save."""
+    """The new words in the order of their ids: those that save most come first."""
     before: int
     """Pieces of the text whose words were counted, by the vocabulary as it was."""
     after: int
@@ -63,7 +63,7 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
         longer = Vocabulary((*base.pieces, *added), base.cased)
         now, new = _sizes(longer, counts), set(added)
         lost = {_longest_start(word, new) for word, size in now.items() if size == UNKNOWN != sizes[word]}
-        lost |= {word for word in added if now[word] != 1}  # which the tokenizer normalises into something else
+        lost |= {word for word in added if now[word] != 1}  # the tokenizer normalises it into something else
         if not lost:
             break
         refused |= lost
@@ -83,7 +83,7 @@ def _sizes(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:
 
 
 def _pieces_saved(word: str, size: int) -> int:
-    """How many pieces fewer an occurrence of a word has once it is a piece itself."""
+    """Counts the pieces that an occurrence of a word saves once it is a piece itself."""
     return max(len(word) - 1, 1) if size == UNKNOWN else size - 1
 
 

@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, read_json
+from data_prep.common.files import absence, read_table
 from data_prep.common.hub import find_folder
-from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from data_prep.vocabulary.vocabulary import (
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -27,14 +27,20 @@ FILES = (VOCABULARY, TOKENIZER, TOKENIZER_CONFIG)
 KINDS = ("BertTokenizer", "BertTokenizerFast")
 """Classes of transformers that cut text as it is cut here."""
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Those that do what tokenizer.json says, whatever that is."""
+"""Classes of transformers that cut text as tokenizer.json says."""
 STEPS = {
     ("normalizer", "type"): "BertNormalizer",
     ("pre_tokenizer", "type"): "BertPreTokenizer",
     ("model", "type"): "WordPiece",
     ("model", "continuing_subword_prefix"): "##",
 }
-"""What a tokenizer.json says of one that cuts text as it is cut here."""
+"""What tokenizer.json must say so that text is cut as it is here."""
+NORMALIZER = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+"""What the normaliser of a tokenizer.json says, and what tokenizer_config.json calls it."""
 
 
 def find_vocabulary(given: str, cased: bool) -> Vocabulary:
@@ -77,7 +83,8 @@ def short_name(given: str) -> str:
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary of a folder of transformers, of shards, of a run or of a checkpoint, with its casing."""
     folder = folder_of_vocabulary(folder)
-    tokenizer, config = (_read_table(folder / name) for name in (TOKENIZER, TOKENIZER_CONFIG))
+    tables = (folder / TOKENIZER, folder / TOKENIZER_CONFIG)
+    tokenizer, config = (read_table(path) if path.is_file() else {} for path in tables)
     if (folder / VOCABULARY).is_file():
         pieces = load_vocabulary(folder / VOCABULARY, cased=False).pieces
     elif tokenizer:
@@ -88,14 +95,14 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             "since its weights mean nothing without its pieces"
         )
     _check_kind(folder, tokenizer, config)
-    settings = _bert_settings(tokenizer.get("normalizer") or {})
-    says = {**settings, **{name: value for name, value in config.items() if value is not None}}
+    normalizer = tokenizer.get("normalizer") or {}
+    said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
+    says = {name: value for table in (said, config) for name, value in table.items() if value is not None}
     lower = says.get("do_lower_case", not has_capitals(pieces))
     needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
     for name in (name for name, value in needed.items() if says.get(name, value) != value):
-        how = f"{name} = {json.dumps(says[name])}" + " in text that keeps case" * (
-            name == "strip_accents" and not lower
-        )
+        where = " in text that keeps case" if name == "strip_accents" and not lower else ""
+        how = f"{name} = {json.dumps(says[name])}{where}"
         raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
     return Vocabulary(pieces, cased=not lower)
 
@@ -110,9 +117,8 @@ def _check_kind(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
     for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
         part = tokenizer.get(step) or {"type": None}
         if (says := part.get(key, needed)) != needed:
-            raise UserError(
-                f"{folder / TOKENIZER}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here"
-            )
+            how = f"{step}.{key} = {json.dumps(says)}"
+            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {needed} is known here")
 
 
 def folder_of_vocabulary(folder: Path) -> Path:
@@ -125,16 +131,6 @@ def folder_of_vocabulary(folder: Path) -> Path:
     return run / IN_A_RUN if (run / IN_A_RUN).is_dir() else folder
 
 
-def _read_table(path: Path) -> dict[str, Any]:
-    """Reads a JSON file of names with values; empty where there is none."""
-    if not path.is_file():
-        return {}
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a table of names and values")
-    return content
-
-
 def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     """The pieces in a tokenizer.json, in the order of their ids."""
     ids = (tokenizer.get("model") or {}).get("vocab")
@@ -144,16 +140,6 @@ def _pieces_of(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{path}: the ids of its pieces are not 0, 1, 2, …")
     return check_pieces(pieces, path)
-
-
-def _bert_settings(normalizer: dict[str, Any]) -> dict[str, Any]:
-    """What the normaliser of a tokenizer.json says, in the words of tokenizer_config.json."""
-    names = {
-        "lowercase": "do_lower_case",
-        "strip_accents": "strip_accents",
-        "handle_chinese_chars": "tokenize_chinese_chars",
-    }
-    return {new: normalizer[old] for old, new in names.items() if normalizer.get(old) is not None}
 
 
 def has_capitals(pieces: tuple[str, ...]) -> bool:

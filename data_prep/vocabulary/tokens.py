@@ -7,23 +7,23 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from data_prep.arrow_files import full_columns, full_lists, list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
-from data_prep.shards import WORK, list_offsets, map_batches, write_batches
+from data_prep.shards import WORK
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, count_words, load_vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 from data_prep.vocabulary.words import WordTable
+from data_prep.work import Record, TokensRecord
 
 MOST_WORDS = 2_000_000  # different words that the vocabulary is trained from
-COUNTS_SCHEMA = pa.schema(
-    [pa.field("word", pa.string(), nullable=False), pa.field("count", pa.int64(), nullable=False)]
-)
+COUNTS_SCHEMA = full_columns(word=pa.string(), count=pa.int64())
 
 scramble = compiled(scramble_bits)
 INCREMENT = np.uint64(GOLDEN)
@@ -64,14 +64,14 @@ class Corpus(NamedTuple):
     books: Array  # (documents,) the number of the book of which every document is a passage, or the document itself
 
 
-def count_part(task: PartTask) -> dict[str, Any]:
+def count_part(task: PartTask) -> Record:
     """Counts how often every word occurs in one file of documents, and writes the counts into a file."""
     text, ends = _text_of(map_batches(task.folder / task.path).get_batch(0)["sentences"].values)
     table = WordTable(task.cased)
     numbers, _ = table.number(text, ends)
     counts = count_words(numbers, table.words(), task.cased)
     batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
-    return {"files": [write_batches(task.folder, task.target("words"), COUNTS_SCHEMA, [batch]).as_json()]}
+    return Record(files=[write_batches(task.folder, task.target("words"), COUNTS_SCHEMA, [batch])])
 
 
 def add_up(paths: Iterable[Path]) -> dict[str, int]:
@@ -92,19 +92,11 @@ def token_schema(vocabulary_size: int) -> pa.Schema:
 
     The digest of the pieces of a document decides whether it is held out for validation.
     """
-    piece = pa.field("item", pa.from_numpy_dtype(smallest_type(vocabulary_size - 1)), nullable=False)
-    sentence = pa.field("item", pa.list_(piece), nullable=False)
-    return pa.schema(
-        [
-            pa.field("id", pa.string(), nullable=False),
-            pa.field("title", pa.string(), nullable=False),
-            pa.field("sentences", pa.list_(sentence), nullable=False),
-            pa.field("digest", pa.uint64(), nullable=False),
-        ]
-    )
+    sentence = full_lists(pa.from_numpy_dtype(smallest_type(vocabulary_size - 1)))
+    return full_columns(id=pa.string(), title=pa.string(), sentences=full_lists(sentence), digest=pa.uint64())
 
 
-def encode_part(task: PartTask) -> dict[str, Any]:
+def encode_part(task: PartTask) -> TokensRecord:
     """Cuts one file of documents into pieces; drops sentences and documents that are left without any."""
     vocabulary, encoder = _encoder(task.folder / VOCABULARY, task.cased, task.vocabulary_sha256)
     batch = map_batches(task.folder / task.path).get_batch(0)
@@ -124,16 +116,15 @@ def encode_part(task: PartTask) -> dict[str, Any]:
     out = pa.record_batch(
         [kept["id"], kept["title"], sentences.cast(schema.field("sentences").type), pa.array(digests)], schema=schema
     )
-    record = write_batches(task.folder, task.target("tokens"), schema, iter([out]))
-    return {
-        "files": [record.as_json()],
-        "documents": len(document_ends),
-        "empty": int(len(filled) - len(document_ends)),
-        "sentences": len(sentence_ends),
-        "pieces": len(pieces.ids),
-        "unknown": int(np.count_nonzero(pieces.ids == vocabulary.special.unk)),
-        "text_bytes": task.weight,
-    }
+    return TokensRecord(
+        files=[write_batches(task.folder, task.target("tokens"), schema, [out])],
+        documents=len(document_ends),
+        empty=len(filled) - len(document_ends),
+        sentences=len(sentence_ends),
+        pieces=len(pieces.ids),
+        unknown=int(np.count_nonzero(pieces.ids == vocabulary.special.unk)),
+        text_bytes=task.weight,
+    )
 
 
 def read_corpus(path: Path, first: int) -> Corpus:

@@ -81,8 +81,7 @@ class Vocabulary:
 
     def write(self, folder: Path) -> list[FileRecord]:
         """Writes vocab.txt, and the files by which transformers loads a tokenizer with the same ids."""
-        full = self.pipeline()
-        special = self.special
+        full, special = self.pipeline(), self.special
         full.add_special_tokens(list(SPECIAL))
         full.post_processor = processors.TemplateProcessing(
             single=f"{CLS}:0 $A:0 {SEP}:0",
@@ -94,10 +93,7 @@ class Vocabulary:
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": not self.cased,
             "model_max_length": 512,
-            **{
-                f"{name}_token": piece
-                for name, piece in zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
-            },
+            **{f"{name}_token": piece for name, piece in zip(Special._fields, SPECIAL, strict=True)},
         }
         contents = {
             VOCABULARY: self._text(),
@@ -195,8 +191,5 @@ def _alphabet(counts: Mapping[str, int]) -> list[str]:
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
     """Repeats every word as often as it occurs, since the trainer takes texts, not counts."""
     for word in sorted(counts):
-        count = counts[word]
-        while count:
-            together = min(count, TOGETHER)
-            yield " ".join([word] * together)
-            count -= together
+        for done in range(0, counts[word], TOGETHER):
+            yield " ".join([word] * min(TOGETHER, counts[word] - done))

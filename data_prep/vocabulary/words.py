@@ -75,19 +75,9 @@ class WordTable:
         state = np.zeros(3, np.int64)  # bytes read, words found, sentences finished
         while state[2] < len(ends):
             self._grow(longest)
-            self._size = _number_words(
-                text,
-                ends,
-                self._forms,
-                word,
-                self._slots,
-                self._letters,
-                self._ends,
-                self._size,
-                state,
-                numbers,
-                word_ends,
-            )
+            table = (self._slots, self._letters, self._ends)
+            found = (state, numbers, word_ends)
+            self._size = _number_words(text, ends, self._forms, word, *table, self._size, *found)
         return numbers[: state[1]].copy(), word_ends
 
     def _grow(self, longest: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import replacing
 from data_prep.common.outputs import making
-from data_prep.fetching.client import Client, Options
+from data_prep.fetching.client import Client, FetchOptions
 from data_prep.readers import demo
 
 TASK = "package.toml"
@@ -41,7 +41,7 @@ label = "package"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo(Options):
+class FetchDemo(FetchOptions):
     """A task made of the documentation strings of the installed Python packages; needs no network."""
 
     out: Path | None = None
@@ -124,7 +124,7 @@ def hider(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def first(texts: Iterable[str], count: int) -> list[str]:
-    """So many of the texts, by an order that depends on themselves alone and looks like chance."""
+    """The first so many texts, in an order that looks like chance and depends on the texts alone."""
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(errors="replace")).digest())[:count]
 
 

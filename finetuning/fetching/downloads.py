@@ -12,14 +12,14 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import BLOCK, replacing, sha256, unfinished_name
-from data_prep.fetching.client import Client, Options, is_address
+from data_prep.fetching.client import Client, FetchOptions, is_address
 from data_prep.fetching.download import Download, Item
 from data_prep.fetching.hub import Hub
 from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, plain, splits_of
 
 
 @dataclass(frozen=True)
-class Source:
+class ServedFile:
     """A file that a server has."""
 
     path: str
@@ -31,67 +31,42 @@ class Source:
         return PurePosixPath(self.path).name
 
 
-@dataclass(frozen=True)
-class GlueTask:
-    """A task of GLUE, by the name that run_glue.py has for it, and the files to fetch for it."""
-
-    name: str
-    sources: tuple[Source, ...]
-
-    @property
-    def folder(self) -> str:
-        """What GLUE calls the task."""
-        return FOLDERS.get(self.name, AX_FOLDER)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files that become of what is fetched."""
-        return tuple(f"{split}.tsv" for split in splits_of(self.name))
-
-
-def zipped(name: str, archive: str, sha256: str) -> GlueTask:
-    """A task that comes as an archive."""
-    return GlueTask(name, (Source(f"glue/data/{archive}.zip", sha256),))
+def zipped(archive: str, sha256: str) -> tuple[ServedFile, ...]:
+    """What is published of a task that comes as an archive."""
+    return (ServedFile(f"glue/data/{archive}.zip", sha256),)
 
 
 # All these checksums are in Hugging Face's catalogue of data sets, and the same ones in TensorFlow Datasets' (GLUE and
 # SQuAD 1.1), in ParlAI (SQuAD 2.0) and in dataset_atlas (QQP). SWAG's are in the first alone, and so left out.
-MRPC = (
-    Source(
-        "senteval/senteval_data/msr_paraphrase_train.txt",
-        "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
-    ),
-    Source(
-        "senteval/senteval_data/msr_paraphrase_test.txt",
-        "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
-    ),
-    Source("glue/data/mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
-)
-DIAGNOSTIC = Source("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd")
 GLUE_SERVER = "https://dl.fbaipublicfiles.com"
+SENTEVAL = "senteval/senteval_data/msr_paraphrase"
 GLUE = {
-    "cola": zipped("cola", "CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
-    "sst2": zipped("sst2", "SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
-    "mrpc": GlueTask("mrpc", MRPC),
-    "qqp": zipped("qqp", "QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
-    "stsb": zipped("stsb", "STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
-    "mnli": zipped("mnli", "MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
-    "qnli": zipped("qnli", "QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
-    "rte": zipped("rte", "RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
-    "wnli": zipped("wnli", "WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
-    AX: GlueTask(AX, (DIAGNOSTIC,)),
+    "cola": zipped("CoLA", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
+    "sst2": zipped("SST-2", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
+    "mrpc": (
+        ServedFile(f"{SENTEVAL}_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"),
+        ServedFile(f"{SENTEVAL}_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"),
+        ServedFile("glue/data/mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
+    ),
+    "qqp": zipped("QQP-clean", "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
+    "stsb": zipped("STS-B", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
+    "mnli": zipped("MNLI", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
+    "qnli": zipped("QNLIv2", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
+    "rte": zipped("RTE", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
+    "wnli": zipped("WNLI", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
+    AX: (ServedFile("glue/data/AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
 }
-"""The tasks of GLUE by the names that run_glue.py has for them."""
+"""What is published of the tasks of GLUE, by the names that run_glue.py has for them."""
 
 SQUAD_SERVER = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 SQUAD = {
     "1.1": (
-        Source("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
-        Source("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+        ServedFile("train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+        ServedFile("dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
     ),
     "2.0": (
-        Source("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
-        Source("dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+        ServedFile("train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+        ServedFile("dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
     ),
 }
 """The files of SQuAD by their version."""
@@ -99,12 +74,12 @@ HUB_GLUE = "nyu-mll/glue"
 HUB_SQUAD = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 
 SWAG_SERVER = "https://raw.githubusercontent.com/rowanz/swagaf/master/data"
-SWAG = (Source("train.csv"), Source("val.csv"), Source("test.csv"))
+SWAG = ("train.csv", "val.csv", "test.csv")
 """The files of SWAG."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(Options):
+class DataOptions(FetchOptions):
     """What a user can set for every set of data."""
 
     mirror: str | None = None
@@ -115,14 +90,14 @@ class DataOptions(Options):
         yield from super().checks()
         yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {GLUE_SERVER}"
 
-    def item(self, server: str, source: Source, folder: Path) -> Item:
+    def item(self, server: str, source: ServedFile, folder: Path) -> Item:
         """A file to fetch into a folder."""
         address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
         return Item(address, folder / source.name, source.sha256, "name a mirror with --mirror")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glue(DataOptions):
+class FetchGlue(DataOptions):
     """The tasks of GLUE, from the addresses of gluebenchmark.com."""
 
     out: Path | None = None
@@ -148,38 +123,38 @@ class Glue(DataOptions):
         out = self.out or Path("data/glue")
         names = tuple(dict.fromkeys(self.names)) or tuple(GLUE)
         if self.from_hub:
-            items = [(item.path.parent.name, item) for item in hub_items(HUB_GLUE, self.mirror, client)]
+            items = [(item.path.parent.name, item) for item in hub_items(HUB_GLUE, self.mirror)]
             if missing := sorted({*names} - {part for part, _ in items}):
                 raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
             for part, item in items:
                 if part in names:
-                    Download(client, replace(item, path=out / GLUE[part].folder / item.path.name)).run()
+                    Download(client, replace(item, path=out / folder_of(part) / item.path.name)).run()
         else:
             for name in names:
-                self._fetch_task(GLUE[name], out, client)
+                self._fetch_task(name, out, client)
         trained = [name for name in names if name != AX]
         chosen = ["--task", *trained] if self.task and trained else []
         return command("run_glue.py", chosen, self.out)
 
-    def _fetch_task(self, task: GlueTask, out: Path, client: Client) -> None:
+    def _fetch_task(self, name: str, out: Path, client: Client) -> None:
         """Fetches a task and lays its files out; keeps nothing of what they are made from."""
-        folder, raw = out / task.folder, out / ".downloads"
-        if all((folder / name).is_file() for name in task.files):
+        folder, raw, tables = out / folder_of(name), out / ".downloads", tables_of(name)
+        if all((folder / table).is_file() for table in tables):
             client.console.print(f"{folder}: already there")
             return
-        items = [self.item(GLUE_SERVER, source, raw) for source in task.sources]
+        items = [self.item(GLUE_SERVER, source, raw) for source in GLUE[name]]
         for item in items:
             Download(client, item).run()
-        put_in_place(folder, files_of(task, [item.path for item in items]))
+        put_in_place(folder, made_of(name, [item.path for item in items]))
         for item in items:
             item.path.unlink()
         if not any(raw.iterdir()):
             raw.rmdir()
-        client.console.print(f"{folder}: {', '.join(task.files)}")
+        client.console.print(f"{folder}: {', '.join(tables)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Squad(DataOptions):
+class FetchSquad(DataOptions):
     """The files of SQuAD, from rajpurkar.github.io."""
 
     out: Path | None = None
@@ -202,7 +177,7 @@ class Squad(DataOptions):
         out = self.out or Path("data/squad")
         for version in self.version:
             if self.from_hub:
-                for item in hub_items(HUB_SQUAD[version], self.mirror, client):
+                for item in hub_items(HUB_SQUAD[version], self.mirror):
                     split = "train" if item.path.name.startswith("train") else "dev"
                     Download(client, replace(item, path=out / f"{split}-v{version}.parquet")).run()
             else:
@@ -212,7 +187,7 @@ class Squad(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swag(DataOptions):
+class FetchSwag(DataOptions):
     """The files of SWAG, from the repository of its authors."""
 
     out: Path | None = None
@@ -220,8 +195,8 @@ class Swag(DataOptions):
 
     def fetch(self, client: Client) -> str:
         """Fetches the files; returns the command that fine-tunes on them."""
-        for source in SWAG:
-            fetch_and_remember(client, self.item(SWAG_SERVER, source, self.out or Path("data/swag")))
+        for name in SWAG:
+            fetch_and_remember(client, self.item(SWAG_SERVER, ServedFile(name), self.out or Path("data/swag")))
         return command("run_swag.py", [], self.out)
 
 
@@ -230,44 +205,53 @@ def command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
     return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
 
 
-def hub_items(name: str, mirror: str | None, client: Client) -> list[Item]:
+def hub_items(name: str, mirror: str | None) -> list[Item]:
     """The Parquet files of a data set on the Hugging Face hub, all parts of it."""
-    return Hub(name=name, config_name="*", endpoint=mirror).plan(client).items
+    return Hub(name=name, config_name="*", endpoint=mirror).items()
 
 
 def fetch_and_remember(client: Client, item: Item) -> None:
     """Fetches a file whose checksum nobody says, and compares it with the first that was fetched of it."""
     record = item.path.with_name(item.path.name + ".sha256")
-    if item.checksum or not record.exists():
-        Download(client, item).run()
-    else:
+    if record.exists():
         known = record.read_text().partition(" ")[0]
         if not re.fullmatch(r"[0-9a-f]{64}", known):
             raise UserError(f"{record}: no checksum; delete it, and the same command writes it anew")
         said = f"by {record}, of the first download; delete that if the file was published anew"
-        Download(client, replace(item, checksum=known, said=said)).run()
-    if not item.checksum and not record.exists():
+        item = replace(item, checksum=known, said=said)
+    Download(client, item).run()
+    if not record.exists():
         with replacing(record) as file:
             file.write(f"{sha256(item.path)}  {item.path.name}\n".encode())
 
 
-def files_of(task: GlueTask, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
+def folder_of(task: str) -> str:
+    """What GLUE calls a task."""
+    return FOLDERS.get(task, AX_FOLDER)
+
+
+def tables_of(task: str) -> list[str]:
+    """The files that become of what is fetched for a task of GLUE."""
+    return [f"{split}.tsv" for split in splits_of(task)]
+
+
+def made_of(task: str, fetched: Sequence[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
     """The names and contents of a task's files, made of what was fetched."""
-    if len(fetched) == 3:
+    if task == "mrpc":
         yield from divide_mrpc(*fetched)
     elif fetched[0].suffix == ".zip":
         yield from unzip(fetched[0], task)
     else:
-        yield task.files[0], [fetched[0].read_bytes()]
+        yield tables_of(task)[0], [fetched[0].read_bytes()]
 
 
-def unzip(path: Path, task: GlueTask) -> Iterator[tuple[str, Iterable[bytes]]]:
+def unzip(path: Path, task: str) -> Iterator[tuple[str, Iterable[bytes]]]:
     """The task's files in an archive, which has others besides."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {PurePosixPath(name).parts[-2:]: name for name in archive.namelist()}
-            for name in task.files:
-                with archive.open(members[task.folder, name]) as member:
+            for name in tables_of(task):
+                with archive.open(members[folder_of(task), name]) as member:
                     yield name, iter(lambda: member.read(BLOCK), b"")
     except KeyError as error:
         raise UserError(f"{path}: has no {'/'.join(error.args[0])}; name another server with --mirror") from error

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, absence, json_bytes, read_json, write_json
-from data_prep.vocabulary.run_folder import CHECKPOINT, IN_A_RUN
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 

@@ -45,7 +45,7 @@ from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
-from pretraining.optimizers.steps.flat import Part
+from pretraining.optimizers.steps.flat import Slice
 from pretraining.processes.errors import UnreachedError
 from pretraining.processes.group import gather
 from pretraining.reporting.meter import MeterState
@@ -133,7 +133,10 @@ class Saver:
             patiently(partial(self._make_room, unfinished), self._run)
         dist.barrier()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
-        save = Save(folder, unfinished, tensors, describe_engine(engine, step, section), rank_state, begin)
+        scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
+        shape, moved = engine.model.shape, engine.optimizer_steps
+        record = CheckpointRecord(shape, step, moved, scaler, made_by, section.as_json())
+        save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
@@ -231,18 +234,6 @@ class Saver:
         retire(self._run, self._settings)
 
 
-def describe_engine(engine: Engine, step: int, section: Section) -> CheckpointRecord:
-    """The record of a checkpoint that is made now."""
-    return CheckpointRecord(
-        shape=engine.model.shape,
-        step=step,
-        optimizer_steps=engine.optimizer_steps,
-        loss_scaler=engine.loss_scaler,
-        made_by=MadeBy(dist.get_world_size(), engine.zero, name_dtype(engine.dtype)),
-        caller=section.as_json(),
-    )
-
-
 def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     """Copies what this rank writes of one kind of tensors into the host's memory."""
     copies = {}
@@ -254,13 +245,13 @@ def snapshot(engine: Engine, kind: str) -> dict[str, Tensor]:
     return copies
 
 
-def _own_share(parts: tuple[Part, ...]) -> Iterator[Part]:
+def _own_share(parts: tuple[Slice, ...]) -> Iterator[Slice]:
     """Cuts parts that every rank holds whole, so that each rank writes its share of them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for part in parts:
         first, end = part.length * rank // ranks, part.length * (rank + 1) // ranks
         if first < end:
-            yield Part(part.name, part.start + first, end - first, part.offset + first)
+            yield Slice(part.name, part.start + first, end - first, part.offset + first)
 
 
 @contextmanager

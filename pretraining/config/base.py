@@ -7,6 +7,7 @@ from typing import Any
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key
+from pretraining.config.settings import Model
 from pretraining.model.shape import SIZES, Shape
 
 FindShape = Callable[[str], Shape]
@@ -37,13 +38,12 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     return faults
 
 
-def sizes_of(shape: Shape) -> dict[str, Any]:
+def sizes_of(shape: Shape) -> dict[str, float]:
     """The settings of a recipe's model that make this shape."""
-    names = ("layers", "hidden", "heads", "intermediate", "positions", "segments", "epsilon", *FREE)
-    return {name: getattr(shape, name) for name in names}
+    return {name: getattr(shape, name) for name in Model.model_fields if name != "size"}
 
 
-def _differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) -> Iterator[tuple[Key, str]]:
+def _differences(model: Mapping[str, Any], sizes: Mapping[str, float], base: str) -> Iterator[tuple[Key, str]]:
     """The sizes that a recipe gives and its base model has otherwise. More positions may be added, as new ones."""
     for setting, theirs in sizes.items():
         given = model.get(setting, theirs)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import Key, dotted, shown
 from data_prep.settings import SHORTEST
 from pretraining.config.settings import (
     SCHEDULE_KEYS,
-    Compute,
+    Computing,
     Model,
-    Optimizer,
-    Parallel,
     Phase,
-    Precision,
     Recipe,
     count_micro_batches,
     largest_divisor,
 )
 from pretraining.model.shape import SIZES
-from pretraining.optimizers.declaration import Place, faults_of
+from pretraining.optimizers.declaration import Placement, faults_of
 
 OWNED = {
     "train_batch_size": "phases.0.batch",
@@ -66,22 +63,6 @@ OPEN = (
 """Settings of DeepSpeed's that a recipe may give. It ignores names that it does not know, so we look first."""
 
 
-class Computing(Protocol):
-    """What settings of training have alike, whatever is trained."""
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def precision(self) -> Precision: ...
-
-    @property
-    def parallel(self) -> Parallel: ...
-
-    @property
-    def compute(self) -> Compute: ...
-
-
 def find_faults(
     recipe: Recipe,
     *,
@@ -113,7 +94,7 @@ def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | 
 
 
 def _optimizer_faults(recipe: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
-    return faults_of(recipe.optimizer, Place(recipe.parallel.device, recipe.parallel.offload, found))
+    return faults_of(recipe.optimizer, Placement(recipe.parallel.device, recipe.parallel.offload, found))
 
 
 def _model_faults(model: Model) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
     python pretraining/train.py --recipe bert_mini --phases.0.steps 100 --parallel.zero 2
 
-What a recipe may say is in `settings.py`, what cannot be together in `conflicts.py`; `reading.py` reads it.
+What a recipe may say is in `settings.py`, and what cannot be together in `conflicts.py`.
 """
 
 from __future__ import annotations

@@ -78,13 +78,12 @@ def section(title: str, settings: type[Section], own: Section | None) -> str:
 
 def table(settings: type[Section], names: list[str], own: Section | None = None) -> str:
     """Some keys of a section, a row each."""
-    properties = settings.model_json_schema()["properties"]
-    rows = [row(name, settings, properties[name], own) for name in names]
+    rows = [row(name, settings, own) for name in names]
     return "\n".join(["| key | meaning | takes | default |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def row(name: str, settings: type[Section], schema: dict[str, Any], own: Section | None = None) -> str:
-    field = settings.model_fields[name]
+def row(name: str, settings: type[Section], own: Section | None = None) -> str:
+    field, schema = settings.model_fields[name], settings.model_json_schema()["properties"][name]
     meaning, value = " ".join((field.description or "").split()), getattr(own, name, field.default)
     default = "needed" if field.is_required() else "not set" if value is None else code(value)
     cells = [f"`{name}`", meaning, ", or ".join(takes(schema)), default]

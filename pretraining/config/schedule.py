@@ -98,16 +98,7 @@ def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
         total = sum(length for length, its_owner in zip(lengths, owners, strict=True) if its_owner == owner)
         share = total * phase.warmup
         warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
-        schedule = Schedule(
-            peak=phase.learning_rate or 0.0,
-            total=total,
-            warmup=warmup,
-            decay=phase.decay,
-            power=phase.power,
-            final=phase.final,
-            decay_share=phase.decay_share,
-            decay_from=phase.decay_from,
-            by_clock=seconds is not None,
-        )
+        decay = phase.model_dump(include={"decay", "power", "final", "decay_share", "decay_from"})
+        schedule = Schedule(phase.learning_rate or 0.0, total, warmup, by_clock=seconds is not None, **decay)
         schedules.append(PhaseSchedule(schedule, sum(lengths[owner:number]), lengths[number]))
     return tuple(schedules)

@@ -1,7 +1,7 @@
 """What a recipe can say: every setting, its meaning and its limits; and the arithmetic that follows from it.
 
-`reading.py` and `overrides.py` read recipes, and `conflicts.py` knows which settings do not go together. The docstring
-of a setting is shown to users where the setting is missing.
+`overrides.py` reads recipes, and `conflicts.py` knows which settings do not go together. The docstring of a setting is
+shown to users where the setting is missing.
 """
 
 from __future__ import annotations
@@ -80,24 +80,13 @@ class Model(Section):
 
     def shape(self, vocabulary: int, pairs: bool = True, objective: str = OBJECTIVE) -> Shape:
         """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
-        learns = objectives()[objective]
+        learns, given = objectives()[objective], self.model_dump(exclude={"size"}, exclude_none=True)
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
-        layers, hidden = self.layers or layers, self.hidden or hidden
-        return Shape(
-            layers=layers,
-            hidden=hidden,
-            heads=self.heads or max(1, hidden // 64),
-            intermediate=self.intermediate or 4 * hidden,
-            vocabulary=vocabulary,
-            positions=self.positions,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            objective=objective,
-            pairs=pairs and learns.pairs != "unused",
-            causal=learns.causal,
-            segments=self.segments,
-            epsilon=self.epsilon,
-        )
+        hidden = self.hidden or hidden
+        sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
+        has_pairs = pairs and learns.pairs != "unused"
+        values = {**sizes, **given, "objective": objective, "pairs": has_pairs, "causal": learns.causal}
+        return Shape(vocabulary=vocabulary, **values)
 
 
 class Data(Section):
@@ -251,7 +240,20 @@ class Guards(Section):
     """Seconds without any progress after which the run ends, naming the rank that the others wait for."""
 
 
-class Recipe(Section):
+class Computing(Section):
+    """The sections that settings of pre-training and of fine-tuning share."""
+
+    optimizer: Optimizer = Optimizer()
+    """What turns gradients into weights."""
+    precision: Precision = Precision()
+    """In which numbers the model computes."""
+    parallel: Parallel = Parallel()
+    """How the ranks share the work."""
+    compute: Compute = Compute()
+    """How the arithmetic is done."""
+
+
+class Recipe(Computing):
     """All that decides how a model is trained."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
@@ -269,14 +271,6 @@ class Recipe(Section):
     """The encoder."""
     data: Data = Data()
     """The shards."""
-    optimizer: Optimizer = Optimizer()
-    """What turns gradients into weights."""
-    precision: Precision = Precision()
-    """In which numbers the model computes."""
-    parallel: Parallel = Parallel()
-    """How the ranks share the work."""
-    compute: Compute = Compute()
-    """How the arithmetic is done."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
     """The stretches of training, in their order."""
     evaluation: Evaluation = Evaluation()

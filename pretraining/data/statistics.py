@@ -32,18 +32,18 @@ class SequenceStatistics:
 
 def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> SequenceStatistics:
     """Measures the sequences that a manifest counts; without one, full sequences are assumed."""
-    content = [] if manifest is None else manifest.content["sets"]
     stored = (None if manifest is None else manifest.length_for(length)) or length
-    sets = [shards for shards in content if shards["length"] == stored and not shards["validation"]]
-    examples = sum(shards["examples"] for shards in sets)
+    figures = [] if manifest is None else manifest.figures
+    sets = [shards for shards in figures if shards.length == stored and not shards.validation]
+    examples = sum(shards.examples for shards in sets)
     objective, flops_of_prediction = find_objective(shape), step_flops(shape, [], 1)
     if not examples:
         predictions = objective.predictions(length, PREDICTED_SHARE * length)
         flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
-    counts = [sum(column) for column in zip(*(shards["histogram"] for shards in sets), strict=True)]
+    counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
     pieces = sum(count * min(size, length) for size, count in enumerate(counts))
-    masked = sum(shards["masked"] for shards in sets) * pieces / sum(shards["pieces"] for shards in sets)
+    masked = sum(shards.masked for shards in sets) * pieces / sum(shards.pieces for shards in sets)
     predictions = examples * objective.predictions(pieces / examples, masked / examples)
     flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
@@ -65,7 +65,7 @@ def _most_masked(length: int, manifest: Manifest | None) -> int:
     stored = None if manifest is None else manifest.length_for(length)
     if manifest is None or stored is None:
         return math.ceil(PREDICTED_SHARE * length)
-    settings = manifest.content["settings"]
-    most = settings["max_predictions"][settings["lengths"].index(stored)]
-    likely = max(1, round(stored * settings["mask_rate"]))
-    return int(min(most, likely, length - 3))
+    settings = manifest.settings
+    most = settings.max_predictions[settings.lengths.index(stored)]
+    likely = max(1, round(stored * settings.mask_rate))
+    return min(most, likely, length - 3)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_prep.common.errors import UserError
-from pretraining.optimizers.steps.flat import FlatTensor, Part
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.processes.group import device_of
 
 
@@ -56,7 +56,7 @@ def _whole(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
-            yield FlatTensor(parameter, {name: parameter.numel()}, (Part(name, 0, parameter.numel(), 0),))
+            yield FlatTensor(parameter, {name: parameter.numel()}, (Slice(name, 0, parameter.numel(), 0),))
 
 
 def _stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
@@ -83,7 +83,7 @@ def _cut(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimize
     for (name, size), offset in zip(sizes.items(), offsets, strict=True):
         first, last = max(offset, begin), min(offset + size, begin + tensor.numel())
         if first < last:
-            parts.append(Part(name, start=first - offset, length=last - first, offset=first - begin))
+            parts.append(Slice(name, start=first - offset, length=last - first, offset=first - begin))
     return FlatTensor(tensor, sizes, tuple(parts), group)
 
 
@@ -100,7 +100,7 @@ def _stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
             start = rank * length
             real = min(length, parameter.ds_numel - start)
             if real > 0:
-                parts.append(Part(names[id(parameter)], start, real, offset))
+                parts.append(Slice(names[id(parameter)], start, real, offset))
         sizes = {names[id(parameter)]: parameter.ds_numel for parameter in optimizer.fp16_groups[number]}
         yield FlatTensor(tensor, sizes, tuple(parts), optimizer._get_sub_group_process_group(number))
 
@@ -131,7 +131,7 @@ def _check(flat_tensors: Sequence[FlatTensor], model: nn.Module) -> None:
             raise _not_understood(f"of the {numel} elements of {name}, {count} are where they should be")
 
 
-def _is_in_place(flat: FlatTensor, part: Part, parameter: Tensor) -> bool:
+def _is_in_place(flat: FlatTensor, part: Slice, parameter: Tensor) -> bool:
     if hasattr(parameter, "ds_tensor"):  # stage 3: of the parameter itself, only this rank's piece is here
         here = parameter.ds_tensor.detach().view(-1)[: part.length]
     else:

@@ -113,7 +113,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
 
 
 def _with_objective(shape: Shape, architecture: str) -> Shape:
-    """The shape with the objective that looks the same way, and has the class that a config names, if any has."""
+    """The shape with an objective whose pieces look the same way, if possible the one that exports this class."""
     looking = [name for name, objective in objectives().items() if objective.causal == shape.causal]
     shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])

@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, read_json, replaced_name, replacing, unfinished_name, write_json
+from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary import source
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, VOCABULARY, Vocabulary
 from pretraining.huggingface.config import config_of, head_of, shape_of
@@ -85,7 +85,7 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
 
 def read_head(folder: Path) -> TaskHead | None:
     """Reads for which task the config of a folder says that its model was fine-tuned; None where for none."""
-    return head_of(_read_table(folder / CONFIG), str(folder / CONFIG))
+    return head_of(read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def read_shape(folder: Path) -> Shape:
@@ -94,15 +94,7 @@ def read_shape(folder: Path) -> Shape:
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
-    return shape_of(_read_table(folder / CONFIG), str(folder / CONFIG))
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    """Reads a JSON file of names with values."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a table of names and values")
-    return content
+    return shape_of(read_table(folder / CONFIG), str(folder / CONFIG))
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -119,7 +111,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
     """Reads weights from several files; the index says in which one a weight is."""
-    places = _read_table(index).get("weight_map")
+    places = read_table(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{index}: no weight_map in it")
     state: dict[str, Tensor] = {}
@@ -177,17 +169,14 @@ def write_folder(
     """
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / VOCABULARY)
-    tokenizer = _read_table(vocabulary / TOKENIZER_CONFIG)
+    tokenizer = read_table(vocabulary / TOKENIZER_CONFIG)
     weights = _checked(folder, to_transformers(state, shape), dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, weights, card, check) as unfinished:
         for name in (VOCABULARY, TOKENIZER):
             with replacing(unfinished / name) as file:
                 file.write((vocabulary / name).read_bytes())
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
         write_json(unfinished / CONFIG, config_of(shape, pieces.special.pad, dtype))
-        _write_model(unfinished, weights, card)
-        if check is not None:
-            check(unfinished)
 
 
 def write_fine_tuned(
@@ -210,28 +199,24 @@ def write_fine_tuned(
     dtype = torch.float32 if head.kind == "score" else dtype
     _check_size(vocabulary, shape, folder)
     weights = _checked(folder, to_transformers(state, shape, head), dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, weights, card, check) as unfinished:
         vocabulary.write(unfinished)
-        tokenizer = _read_table(unfinished / TOKENIZER_CONFIG)
+        tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
         write_json(unfinished / CONFIG, config_of(shape, vocabulary.special.pad, dtype, head))
         write_json(unfinished / TASK, task)
-        _write_model(unfinished, weights, card)
-        if check is not None:
-            check(unfinished)
 
 
 def write_bare(folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any]) -> None:
     """Writes weights that no class of transformers has, with a card and task.json, whole or not at all."""
     checked = _checked(folder, weights, torch.float32)
-    with _replacing_folder(folder.resolve()) as unfinished:
+    with _new_model(folder, checked, card) as unfinished:
         write_json(unfinished / TASK, task)
-        _write_model(unfinished, checked, card)
 
 
 def read_task(folder: Path) -> dict[str, Any]:
     """Reads what must be known to use a fine-tuned model; empty where it was not fine-tuned here."""
-    return _read_table(folder / TASK) if (folder / TASK).is_file() else {}
+    return read_table(folder / TASK) if (folder / TASK).is_file() else {}
 
 
 def files_of_sentences(folder: Path) -> list[str]:
@@ -261,14 +246,21 @@ def _checked(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) ->
     return weights
 
 
-def _write_model(unfinished: Path, weights: dict[str, Tensor], card: str) -> None:
-    """Writes the card and the weights into a folder that has no name yet."""
-    with replacing(unfinished / CARD) as file:
-        file.write(card.encode())
-    try:
-        write_weights(weights, unfinished / WEIGHTS)
-    except SafetensorError as error:
-        raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+@contextmanager
+def _new_model(
+    folder: Path, weights: dict[str, Tensor], card: str, check: Callable[[Path], None] | None = None
+) -> Iterator[Path]:
+    """Makes a folder for the other files of a model; it takes its name with card and weights, once `check` saw it."""
+    with _replacing_folder(folder.resolve()) as unfinished:
+        yield unfinished
+        with replacing(unfinished / CARD) as file:
+            file.write(card.encode())
+        try:
+            write_weights(weights, unfinished / WEIGHTS)
+        except SafetensorError as error:
+            raise UserError(f"{unfinished / WEIGHTS}: cannot be written: {error}") from error
+        if check is not None:
+            check(unfinished)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
@@ -282,7 +274,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 def read_length(folder: Path, shape: Shape) -> int:
     """Reads what the tokenizer of a folder cuts texts to; the positions of the model where it does not say, or more."""
     path = folder / TOKENIZER_CONFIG
-    length = _read_table(path).get("model_max_length") if path.is_file() else None
+    length = read_table(path).get("model_max_length") if path.is_file() else None
     return int(min(length, shape.positions)) if isinstance(length, int | float) and length >= 1 else shape.positions
 
 

@@ -57,17 +57,16 @@ class DataSummary:
     @classmethod
     def of(cls, manifest: Manifest) -> DataSummary:
         """Summarises a folder of shards."""
-        content = manifest.content
         examples: dict[str, int] = {}
-        for shards in content["sets"]:
-            name = str(shards["length"]) + (HELD_OUT if shards["validation"] else "")
-            examples[name] = examples.get(name, 0) + shards["examples"]
+        for shards in manifest.figures:
+            name = str(shards.length) + (HELD_OUT if shards.validation else "")
+            examples[name] = examples.get(name, 0) + shards.examples
         return cls(
-            sources=content["corpus"]["documents_by_source"],
-            pieces=content["corpus"]["pieces"],
+            sources=manifest.corpus.documents_by_source,
+            pieces=manifest.corpus.pieces,
             examples=examples,
-            settings={name: content["settings"].get(name) for name in SETTINGS},
-            vocabulary=content["vocabulary"]["sha256"],
+            settings={name: getattr(manifest.settings, name, None) for name in SETTINGS},
+            vocabulary=manifest.vocabulary.sha256,
             fingerprint=manifest.fingerprint,
         )
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
 from pretraining.huggingface.weights import TaskHead
-from pretraining.model.batch import Batch, PretrainingBatch
+from pretraining.model.batch import Batch, PretrainingBatch, pack
+from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, build_model, find_objective
 
@@ -74,32 +75,25 @@ def verify_fine_tuned(
 def probe(shape: Shape) -> PretrainingBatch:
     """Makes a few sequences of random pieces, always the same: one as long as the model takes, and shorter ones."""
     draw = np.random.default_rng(0)
-    lengths = [shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)]
-    starts = np.cumsum([0, *lengths])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    halves = np.repeat(lengths, lengths) // 2
-    segments = (positions >= halves) * min(1, shape.segments - 1)
-    chosen = [
-        start + np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int))
-        for start, length in zip(starts, lengths, strict=False)
-    ]
-    where = np.concatenate(chosen)
-    return PretrainingBatch(
-        pieces=torch.from_numpy(draw.integers(0, shape.vocabulary, starts[-1])),
-        segments=torch.from_numpy(segments.astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        starts=torch.from_numpy(starts.astype(np.int32)),
-        chosen=torch.from_numpy(where),
-        labels=torch.from_numpy(draw.integers(0, shape.vocabulary, len(where))),
-        random_next=torch.zeros(len(lengths), dtype=torch.int64),
-        lengths=tuple(lengths),
-        examples=np.zeros((len(lengths), 2), np.int64),
+    lengths = np.array([shape.positions, max(shape.positions // 3, 1), min(shape.positions, 7)])
+    positions = [np.unique(np.linspace(0, length - 1, PREDICTIONS).astype(int)) for length in lengths]
+    predictions = np.array([len(places) for places in positions])
+    rows = Rows(
+        where=np.zeros((len(lengths), 2), np.int64),
+        lengths=lengths,
+        pieces=draw.integers(0, shape.vocabulary, lengths.sum()),
+        boundaries=lengths // 2 if shape.segments > 1 else lengths,
+        random_next=np.zeros(len(lengths), np.int64),
+        predictions=predictions,
+        positions=np.concatenate(positions),
+        labels=draw.integers(0, shape.vocabulary, predictions.sum()),
     )
+    return pack(rows, rows.pieces, rows.masked, rows.labels)
 
 
 @torch.inference_mode()
 def _our_logits(shape: Shape, state: Mapping[str, Tensor], batch: PretrainingBatch) -> dict[str, Tensor]:
-    """Those of the heads that were exported; others stay as they are drawn."""
+    """Our logits of the heads that were exported; other heads stay as they are drawn."""
     with torch.random.fork_rng(devices=[]):  # a trainer that goes on draws as if nothing had been
         model = build_model(shape)
     model.load_state_dict(model.state_dict() | dict(state))

@@ -75,17 +75,17 @@ class Weight:
 
     ours: str
     theirs: tuple[str, ...]
-    """Several names where ours has their rows one after another."""
+    """Names in transformers: several where our weight has their rows one after another."""
     size: tuple[int, ...]
-    """The size of ours without padding."""
+    """The size of our weight without padding."""
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The size that every one of theirs has."""
+        """The size that each weight of transformers has."""
         return (self.size[0] // len(self.theirs), *self.size[1:])
 
     def padded(self, shape: Shape) -> tuple[int, ...]:
-        """The size of ours as the model holds it."""
+        """The size of our weight as the model holds it."""
         return (shape.padded_vocabulary if self.ours in PADDED else self.size[0], *self.size[1:])
 
 
@@ -100,30 +100,29 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
     ]
     for layer in range(shape.layers):
         weights += _layer(f"layers.{layer}", f"bert.encoder.layer.{layer}", h, shape.intermediate)
-    pooler = _pretraining_head("pooler", shape)
+    of_pretraining = _pretraining_heads(shape)
     if heads == "none":
-        return weights + pooler
+        return weights + of_pretraining["pooler"]
     if isinstance(heads, TaskHead):
         theirs = "qa_outputs" if heads.kind == "spans" else "classifier"
-        return weights + pooler * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
+        return weights + of_pretraining["pooler"] * heads.has_pooler + _affine("head", [theirs], heads.outputs, h)
     for name in find_objective(shape).exported(shape):
-        weights += _pretraining_head(name, shape)
+        weights += of_pretraining[name]
     return weights
 
 
-def _pretraining_head(name: str, shape: Shape) -> list[Weight]:
-    """The weights of a head that classes of transformers have, by our name."""
+def _pretraining_heads(shape: Shape) -> dict[str, list[Weight]]:
+    """The weights of the heads that classes of transformers have, by our names."""
     h, prediction = shape.hidden, "cls.predictions"
-    if name == "pooler":
-        return _affine("pooler", ["bert.pooler.dense"], h, h)
-    if name == "next_head":
-        return _affine("next_head", ["cls.seq_relationship"], 2, h)
-    assert name == "masked_head", f"transformers has no place for {name}"
-    return [
-        *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
-        *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
-        Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
-    ]
+    return {
+        "pooler": _affine("pooler", ["bert.pooler.dense"], h, h),
+        "masked_head": [
+            *_affine("masked_head.transform", [f"{prediction}.transform.dense"], h, h),
+            *_affine("masked_head.norm", [f"{prediction}.transform.LayerNorm"], h),
+            Weight("masked_head.bias", (f"{prediction}.bias",), (shape.vocabulary,)),
+        ],
+        "next_head": _affine("next_head", ["cls.seq_relationship"], 2, h),
+    }
 
 
 def has_pairs(names: Iterable[str]) -> bool:
@@ -211,9 +210,9 @@ def from_transformers(
 
 
 def _called(shape: Shape, heads: Heads) -> str:
-    """The heads' name in messages."""
+    """Display name of the heads."""
     if heads == "pre-training":
-        return find_objective(shape).called(shape)
+        return find_objective(shape).described(shape)
     return f"the head of {heads.architecture}" if isinstance(heads, TaskHead) else "whatever head"
 
 

@@ -159,7 +159,7 @@ class _GroupedAttention(torch.autograd.Function):
             query, key, value = parts
             shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
             dropped = torch.empty_like(shares) if dropout.probability else shares
-            where = (group.starts, group.lengths, dropout.keys, dropout.site, float(dropout.probability))
+            where = (group.starts, group.lengths, *dropout.for_kernels)
             kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, s, heads, length)
             context = dropped @ value
             kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, s, heads, length, size)
@@ -187,7 +187,7 @@ class _GroupedAttention(torch.autograd.Function):
             dropped = shares
             if dropout.probability:
                 dropped = torch.empty_like(shares)
-                where = (group.starts, group.lengths, dropout.keys, dropout.site, float(dropout.probability))
+                where = (group.starts, group.lengths, *dropout.for_kernels)
                 kernels.call("redo_dropout", shares, *where, dropped, s, heads, length)
             grad_scores = grad_context @ value.transpose(1, 2)
             grad_parts = torch.empty_like(parts)

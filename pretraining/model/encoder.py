@@ -63,7 +63,7 @@ class AddAndNorm(nn.Module):
         return add_and_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
 
 
-class Table(nn.Module):
+class LookupTable(nn.Module):
     """A weight whose rows are looked up by their numbers."""
 
     def __init__(self, rows: int, width: int):
@@ -76,9 +76,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, shape: Shape):
         super().__init__()
-        self.word = Table(shape.padded_vocabulary, shape.hidden)
-        self.position = Table(shape.positions, shape.hidden)
-        self.segment = Table(shape.segments, shape.hidden)
+        self.word = LookupTable(shape.padded_vocabulary, shape.hidden)
+        self.position = LookupTable(shape.positions, shape.hidden)
+        self.segment = LookupTable(shape.segments, shape.hidden)
         self.tells_segments = shape.segments > 1
         self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
 

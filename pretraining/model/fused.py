@@ -33,6 +33,10 @@ class Dropout:
         """For another place of the model: other masks."""
         return Dropout(self.probability, self.keys, site)
 
+    @property
+    def for_kernels(self) -> tuple[Tensor, int, float]:
+        return self.keys, self.site, float(self.probability)
+
 
 def row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
     """Makes a key for every piece, from the seed of the step, the piece's example and its position."""
@@ -113,8 +117,8 @@ class _AddAndNorm(torch.autograd.Function):
         drop: Dropout,
     ) -> Tensor:
         out, means, scales = torch.empty_like(x), torch.empty(len(x)), torch.empty(len(x))
-        shape = (drop.keys, drop.site, float(drop.probability), epsilon, out, means, scales, *x.shape)
-        kernels.call("norm_forward", x, bias, residual.contiguous(), weight, shift, *shape)
+        inputs = (x, bias, residual.contiguous(), weight, shift, *drop.for_kernels, epsilon)
+        kernels.call("norm_forward", *inputs, out, means, scales, *x.shape)
         ctx.save_for_backward(x, means, scales, weight)  # x is now the sum that was normalised
         ctx.dropout = drop
         return out
@@ -123,10 +127,9 @@ class _AddAndNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, means, scales, weight = ctx.saved_tensors
-        drop = ctx.dropout
         grad_residual, grad_x = torch.empty_like(total), torch.empty_like(total)
         grad_weight, grad_shift, grad_bias = (torch.empty_like(weight) for _ in range(3))
-        inputs = (grad.contiguous(), total, means, scales, weight, drop.keys, drop.site, float(drop.probability))
+        inputs = (grad.contiguous(), total, means, scales, weight, *ctx.dropout.for_kernels)
         outputs = (grad_residual, grad_x, grad_weight, grad_shift, grad_bias)
         kernels.call("norm_backward", *inputs, *outputs, *total.shape)
         return grad_x, grad_bias, grad_residual, grad_weight, grad_shift, None, None
@@ -146,9 +149,7 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def dropped(x: Tensor, dropout: Dropout) -> Tensor:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        kernels.call(
-            "dropout_rows", x.contiguous(), dropout.keys, dropout.site, float(dropout.probability), out, *x.shape
-        )
+        kernels.call("dropout_rows", x.contiguous(), *dropout.for_kernels, out, *x.shape)
         return out
 
 

@@ -35,10 +35,16 @@ class Rows:
         starts: Array = np.cumsum(self.lengths) - self.lengths
         return starts
 
+    @property
+    def masked(self) -> Array:
+        """(m,) where the masks lie among all pieces."""
+        masked: Array = np.repeat(self.starts, self.predictions) + self.positions
+        return masked
+
     def original(self) -> Array:
         """(n,) the pieces of the text, without masks."""
         pieces = self.pieces.copy()
-        pieces[np.repeat(self.starts, self.predictions) + self.positions] = self.labels
+        pieces[self.masked] = self.labels
         return pieces
 
     def cut(self, limit: int) -> Rows:

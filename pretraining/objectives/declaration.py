@@ -2,7 +2,25 @@
 
 An objective is what a model learns by before it has a task: which pieces it predicts, what else it is asked, and what
 is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`; its name is what recipes call it
-(`objective = "mlm"`). Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
+(`objective = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
+
+    class LeftToRight(Objective):
+        causal = True                        # a piece sees itself and those before it alone
+
+        def predictions(self, length, masked):
+            return length - 1                # for memory, micro-batches that are "auto", and hours
+
+        def batch(self, rows):
+            text = rows.original()           # what the masks hide is put back
+            chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
+            return pack(rows, text, chosen, text[chosen + 1])
+
+        def heads(self, shape):
+            return {"masked_head": "head of next pieces"}
+
+Loss, figures, operations and the class of its export follow: `mlm.py` has all of them. Heads that classes of
+transformers have too bear the names that `huggingface/weights.py` knows. Nothing here loads PyTorch: heads are modules
+of `model/`, which methods import.
 """
 
 from __future__ import annotations
@@ -11,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from data_prep.common.declared import declared_in
 from pretraining.model.shape import Shape
@@ -45,7 +63,7 @@ class Figure:
 
 
 class Objective(ABC):
-    """An objective, as the house asks for it. `shape.pairs` says whether the data has what pairs are needed for."""
+    """What the house asks of an objective. `shape.pairs` says whether the data has what pairs are needed for."""
 
     pairs: ClassVar[Literal["needed", "used", "unused"]] = "unused"
     """whether it learns from pairs of segments: always, where the data has them, or never"""
@@ -54,7 +72,7 @@ class Objective(ABC):
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"
-    """what messages call that which only pairs train"""
+    """display name of the heads that only pairs train"""
     figures: ClassVar[tuple[Figure, ...]]
     """all numbers that it tells of training and of validation"""
     tag: ClassVar[str]
@@ -76,7 +94,7 @@ class Objective(ABC):
 
     @abstractmethod
     def heads(self, shape: Shape) -> dict[str, str]:
-        """The names of the modules that it adds to an encoder, in their order, with what messages call them."""
+        """The names of the modules that it adds to an encoder, in their order, with their display names."""
 
     @abstractmethod
     def build(self, shape: Shape) -> dict[str, nn.Module]:
@@ -106,11 +124,11 @@ class Objective(ABC):
 
     @abstractmethod
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Its figures, from the totals of `sums` and of `COUNTS`."""
+        """Computes its figures from the totals of `sums` and of `COUNTS`."""
 
     @abstractmethod
     def total(self, figures: Mapping[str, float]) -> float:
-        """What is minimised, from its figures."""
+        """The loss that is minimised, from its figures."""
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a validation, which may be more than those of training."""
@@ -118,10 +136,10 @@ class Objective(ABC):
 
     @abstractmethod
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
-        """The figures as the console has them; shares take `width` columns at least."""
+        """The figures in words of the console; shares take `width` columns at least."""
 
     def note(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """What a run says of it when it begins."""
+        """What a run prints about it when it begins."""
         return None
 
     # Its export.
@@ -131,31 +149,27 @@ class Objective(ABC):
         """The class of transformers that has the same heads."""
 
     def exported(self, shape: Shape) -> Sequence[str]:
-        """Those of its heads that this class has; the others are left out of an export."""
+        """The heads that this class has too; the others are left out of an export."""
         return list(self.heads(shape))
 
     @abstractmethod
     def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """What the exported heads say before it becomes probabilities, by what messages call it."""
+        """The logits of the exported heads, by display names."""
 
     @abstractmethod
     def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
-        """The same from what transformers gives for one sequence, of which the chosen pieces are predicted."""
+        """The same logits from what transformers gives for one sequence, of which the chosen pieces are predicted."""
 
     @abstractmethod
     def described(self, shape: Shape) -> str:
-        """Its heads, as the model card has them: an encoder with its …"""
-
-    @abstractmethod
-    def called(self, shape: Shape) -> str:
-        """Its heads, as messages have them: a BERT of so many layers with …"""
+        """Its heads, as the model card and messages have them: an encoder with its …"""
 
     def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
         """The class of transformers by which the model card loads all that was exported."""
         return self.loads_as
 
     def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """What the model card says of other classes."""
+        """What the model card says of loading by other classes."""
         return None
 
 
@@ -171,7 +185,7 @@ def find_objective(shape: Shape) -> Objective:
 
 
 def all_heads() -> dict[str, str]:
-    """The heads of all objectives, whose names their weights begin with, and what messages call them."""
+    """The heads of all objectives, whose names their weights begin with, and their display names."""
     any_shape = Shape(1, 1, 1, 1, 1)
     return {name: called for kind in objectives().values() for name, called in kind.heads(any_shape).items()}
 
@@ -203,7 +217,15 @@ def loss_curves() -> dict[str, str]:
     return {figure.name: figure.curve for figure in every if figure.curve is not None}
 
 
-def figures_of(objective: Objective, totals: Mapping[str, float], width: int = 0) -> dict[str, Any]:
+class Told(TypedDict):
     """What a record of training tells of an objective, by the names of its fields."""
+
+    loss: float
+    learns: dict[str, float]
+    said: list[str]
+
+
+def figures_of(objective: Objective, totals: Mapping[str, float], width: int = 0) -> Told:
+    """What an objective tells of these totals; shares take `width` columns at least on the console."""
     figures = objective.measure(totals)
     return {"loss": objective.total(figures), "learns": figures, "said": objective.said(figures, width)}

@@ -71,7 +71,7 @@ class MaskedPieces(Objective):
     def batch(self, rows: Rows) -> PretrainingBatch:
         from pretraining.model.batch import pack
 
-        return pack(rows, rows.pieces, rows.starts.repeat(rows.predictions) + rows.positions, rows.labels)
+        return pack(rows, rows.pieces, rows.masked, rows.labels)
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {"masked_head": "masked head"}
@@ -164,9 +164,6 @@ class MaskedPieces(Objective):
 
     def described(self, shape: Shape) -> str:
         return "masked-language and next-sentence heads" if shape.pairs else "masked-language head"
-
-    def called(self, shape: Shape) -> str:
-        return "its two heads" if shape.pairs else "a masked head alone"
 
     def auto_class(self, shape: Shape) -> str:
         return "AutoModelForPreTraining" if shape.pairs else self.loads_as

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+from pretraining.optimizers.declaration import Optimizer
 
 if TYPE_CHECKING:
     from pretraining.optimizers.steps.adamw import AdamW
@@ -16,10 +15,10 @@ class AdamWDeclaration(Optimizer):
     state = ("exp_avg", "exp_avg_sq")
     traffic = 34
 
-    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> AdamW:
+    def steps(self) -> type[AdamW]:
         from pretraining.optimizers.steps.adamw import AdamW
 
-        return AdamW(self, groups, settings)
+        return AdamW
 
 
 OPTIMIZER = AdamWDeclaration()

@@ -1,23 +1,26 @@
 """What an optimizer tells of itself. Every other file of this folder is one, and whoever asks for one finds it here.
 
-    class Lion(Optimizer):
-        title = summary = "Lion"
-        state = ("average",)
-        traffic = 26
+    class Muon(Optimizer):
+        title = summary = "Muon"
+        state = ("average", "square")    # fp32 numbers that it keeps for each weight
+        traffic = 34                     # bytes through memory for each parameter
+        whole_matrices = True            # however ZeRO has cut them
 
-        def update(self, weight, gradient, state, step, settings): ...
+        def update(self, name, weight, gradient, state, step, settings):
+            state["average"].lerp_(gradient, 1 - settings.betas[0])
+            ...                          # orthogonal for the matrices of layers, Adam's for all else
 
-    OPTIMIZER = Lion()
+    OPTIMIZER = Muon()
 
-is all that `pretraining/optimizers/lion.py` needs: the recipe then takes `optimizer.name = "lion"`, checkpoints keep
-its state, and `--check` counts it. Nothing here loads PyTorch: what takes more than the methods of tensors lies in
-`steps/`.
+is all that `pretraining/optimizers/muon.py` needs: the recipe then takes `optimizer.name = "muon"`, checkpoints keep
+its state, and `--check` counts it. Settings of its own are a class that derives from `OptimizerSettings`, as in
+`lamb.py`. Nothing here loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
 """
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -54,8 +57,8 @@ class OptimizerSettings(Section):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an optimizer is to work, as far as it may matter to it."""
+class Placement:
+    """Where an optimizer is to work: the device, and what is offloaded from it."""
 
     device: Literal["auto", "cpu", "cuda"]
     """the recipe's `parallel.device`"""
@@ -65,7 +68,7 @@ class Place:
 
 
 class Optimizer(ABC):
-    """An optimizer, as the house asks for it."""
+    """What the house asks of an optimizer."""
 
     title: ClassVar[str]
     """its name in sentences"""
@@ -90,7 +93,7 @@ class Optimizer(ABC):
         """The norm that gradients are clipped to before a step; 0 where they are not."""
         return settings.clip
 
-    def faults(self, settings: OptimizerSettings, place: Place) -> Iterator[str]:  # noqa: ARG002
+    def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:  # noqa: ARG002
         """Whatever does not go together with it, each with its cure."""
         yield from ()
 
@@ -103,19 +106,26 @@ class Optimizer(ABC):
             "bias correction" if settings.bias_correction else "no bias correction",
         ]
 
-    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> FlatOptimizer:
-        """Makes what moves the weights: of these groups of parameters, as PyTorch's optimizers have them."""
+    def steps(self) -> type[FlatOptimizer]:
+        """The class that makes its steps: by default one that calls `update` for one parameter after another."""
         from pretraining.optimizers.steps.by_parameter import ByParameter
 
-        return ByParameter(self, groups, settings)
+        return ByParameter
 
     def update(
-        self, weight: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step: int, settings: OptimizerSettings
+        self,
+        name: str,
+        weight: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        step: int,
+        settings: OptimizerSettings,
     ) -> Tensor:
-        """What is taken off a weight, times the learning rate and without decay; moves the state in place.
+        """Returns what is taken off a weight, times the learning rate and without decay; moves the state in place.
 
         All have the shape of the parameter where `whole_matrices` says so, and are flat stretches of it otherwise.
-        `step` counts from 1. The gradient is clipped already.
+        `name` is that of the parameter: `embeddings.word.weight`, `layers.0.attention.qkv.weight`, of which query, key
+        and value come one by one. `step` counts from 1. The gradient is clipped already.
         """
         raise NotImplementedError
 
@@ -151,7 +161,7 @@ def all_settings(module: str) -> type[OptimizerSettings]:
     )
 
 
-def faults_of(settings: OptimizerSettings, place: Place) -> Iterator[str]:
+def faults_of(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
     """Lists what does not go together with the optimizer of these settings, and what is for another one."""
     for other, kind in optimizers().items():
         for name in own_settings(kind):

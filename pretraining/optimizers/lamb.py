@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from data_prep.common.toml_text import shown
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, Place
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, Placement
 
 if TYPE_CHECKING:
     from pretraining.optimizers.steps.lamb import Lamb
 
 
 class LambSettings(OptimizerSettings):
-    """What LAMB has besides."""
+    """Settings that LAMB alone has."""
 
     normalize: bool = False
     """LAMB: divide the gradient by its norm, also where that is small; clip has nothing to do then."""
@@ -38,7 +38,7 @@ class LambDeclaration(Optimizer):
     def limit(self, settings: OptimizerSettings) -> float:
         return 0.0 if own(settings).normalize else settings.clip
 
-    def faults(self, settings: OptimizerSettings, place: Place) -> Iterator[str]:
+    def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:
         limits = own(settings).trust_limits
         if limits is not None and not 0 <= limits[0] < limits[1]:
             yield f"optimizer.trust_limits = {shown(list(limits))}: the smallest ratio, then the largest"
@@ -59,10 +59,10 @@ class LambDeclaration(Optimizer):
         facts += ["gradients divided by their norm"] if own(settings).normalize else []
         return [*adam, *facts]
 
-    def build(self, groups: Sequence[dict[str, Any]], settings: OptimizerSettings) -> Lamb:
+    def steps(self) -> type[Lamb]:
         from pretraining.optimizers.steps.lamb import Lamb
 
-        return Lamb(self, groups, own(settings))
+        return Lamb
 
 
 def own(settings: OptimizerSettings) -> LambSettings:

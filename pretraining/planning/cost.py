@@ -34,7 +34,7 @@ SLOWEST = 0.01
 """How much slower a rank is than the mean, as a standard deviation: the median of what follows from the published rows
 of 1 and of all GPUs of a node, with long steps (benchmarks/published.toml)."""
 BACKWARD = 2 / 3
-"""The backward pass, of the time of a micro-batch."""
+"""Share of the time of a micro-batch that its backward pass takes."""
 BUCKET_BYTES = 4 * 2**24
 """Gradients are joined in buckets of so many bytes."""
 LOADED_PIECES = 20e6
@@ -45,7 +45,7 @@ DEALT = 5e-7
 65,536 of them."""
 
 WITHIN = 3.4e-6
-"""Seconds of a hop within a node: the same table, protocol Simple, NVLink."""
+"""Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks with a device each, some to a node."""
+    """Ranks with a device each, so many to a node."""
 
     device: Device
     nodes: int = 1
@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def alone(self) -> Cluster:
-        """One rank of it."""
+        """A cluster of one of its ranks."""
         return replace(self, nodes=1, per_node=1)
 
     def scatter_seconds(self, size: float) -> float:
@@ -124,7 +124,7 @@ class MicroBatch:
 
     sequences: int
     flops: float
-    """of its matrix products, forward and backward"""
+    """operations of its matrix products, forward and backward"""
     traffic: float
     """bytes through memory for all else"""
     pieces: float
@@ -155,22 +155,22 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What ranks exchange and keep: how the weights are trained."""
+    """What ranks exchange in a step, and what the optimizer of each moves."""
 
     parameters: float
     zero: int
     weight_bytes: int
-    """of a weight that computes"""
+    """bytes of a weight in the type that computes"""
     optimizer_bytes: float
     """bytes through memory for a parameter in a step"""
     gradient_bytes: int = 4
-    """of a gradient between ranks"""
+    """bytes of a gradient on its way between ranks"""
     hides: bool = True
     """whether gradients are joined while the backward pass runs"""
 
     @classmethod
     def of(cls, parameters: float, zero: int, dtype: Dtype, optimizer_bytes: float) -> Exchange:
-        """What the engine does: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
+        """What the engine exchanges: under ZeRO 1 it joins gradients while the last backward pass runs, but in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
         hides = stage == 3 or (stage == 1 and dtype != "fp16")

@@ -119,7 +119,7 @@ class Site:
     description: str
 
     def target(self, recipe: Recipe, manifest: Manifest | None) -> Target:
-        """A run with this recipe and data there."""
+        """The run of a recipe and its data on this site, to be planned."""
         return Target(recipe, manifest, self.dtype, self.room, self.cluster.ranks, self.cluster)
 
 

@@ -40,10 +40,10 @@ LIVE, BUCKET = 1e9, 5e8
 MARGIN = 0.05
 """Share of a GPU's memory that is left free, for its fragments and for the buffers between ranks."""
 HOST_MARGIN = 0.5
-"""The same of a machine's memory: others need it too, and what takes too much is killed."""
+"""Share of a machine's memory that is left free: others need it too, and what takes too much is killed."""
 CPU_PIECES = 4096
-"""A CPU is hardly faster with more: a core makes 8,400 pieces a second of mini with 1,024 in a micro-batch, 11,700 with
-4,096, and 12,300 with 65,536, at length 128 in bf16."""
+"""Pieces of a micro-batch beyond which a CPU is hardly faster: a core makes 8,400 a second of mini with 1,024, 11,700
+with 4,096, and 12,300 with 65,536, at length 128 in bf16."""
 GPU_ELEMENTS = 2**31 - 1
 """Kernels number the elements of a tensor with 32 bits."""
 
@@ -71,9 +71,9 @@ class Activations:
     """Bytes that the activations of a micro-batch take."""
 
     kept: float
-    """All layers keep theirs for the backward pass."""
+    """bytes where all layers keep theirs for the backward pass"""
     recomputed: float
-    """They are computed again, layer by layer (`compute.checkpoint_activations`)."""
+    """bytes where they are computed again, layer by layer (`compute.checkpoint_activations`)"""
 
 
 def plan_memory(
@@ -173,7 +173,7 @@ class Heaviest:
     dtype: Dtype
     length: int
     predictions: int
-    """of a sequence"""
+    """predictions of a sequence"""
     recompute: bool
     """whether activations are computed again (`compute.checkpoint_activations`)"""
 
@@ -185,7 +185,7 @@ class Heaviest:
         return [size for size in divisors(share) if size <= max(limit, 1)]
 
     def activations(self, sequences: int, on_cpu: bool) -> float:
-        """Bytes, an estimate."""
+        """Bytes that the activations of so many sequences take, an estimate."""
         planned = plan_activations(self.shape, self.dtype, sequences, self.length, fused_attention=not on_cpu)
         return planned.recomputed if self.recompute else planned.kept
 
@@ -194,8 +194,3 @@ def largest_that_fits(sizes: Sequence[int], fits: Callable[[int], bool]) -> int 
     """The largest of these sizes, given in their order, that fits; None where none does. Few are tried."""
     count = bisect_left(sizes, True, key=lambda size: not fits(size))
     return sizes[count - 1] if count else None
-
-
-def fits_by_estimate(heaviest: Heaviest, memory: Memory, room: Room, sequences: int) -> bool:
-    """Whether a micro-batch probably fits beside the weights, gradients and the optimizer's state."""
-    return memory.device + heaviest.activations(sequences, room.on_cpu) <= room.usable

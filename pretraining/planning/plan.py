@@ -49,7 +49,7 @@ class Target:
         return self.recipe.shape(self.manifest)
 
     def changed(self, section: str, **values: Any) -> Target:
-        """The same with other values in a section of its recipe."""
+        """The run with other values in a section of its recipe."""
         settings = getattr(self.recipe, section).model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
 
@@ -117,10 +117,6 @@ class PhasePlan:
         return None if self.sequences is None else self.sequences * self.statistics.pieces
 
     @property
-    def flops(self) -> float | None:
-        return None if self.sequences is None else self.sequences * self.statistics.flops
-
-    @property
     def epochs(self) -> float | None:
         """How often the text is read; another duplicate of it every time, until all were read."""
         examples = self.statistics.examples
@@ -136,7 +132,7 @@ class Plan:
     memory: tuple[Memory, ...]
     """A rank's memory under ZeRO 0, 1, 2 and 3."""
     activations: Activations
-    """Those of the phase that needs most."""
+    """Activations of the phase that needs most."""
     notes: tuple[str, ...]
     """What was assumed."""
     warning: str | None = None

@@ -26,11 +26,11 @@ class Choice:
     micro_batch: int
     accumulation: int
     bytes_needed: float
-    """of a rank's memory, with full sequences"""
+    """bytes of a rank's memory that full sequences take"""
     step: StepTime
     efficiency: float
     seconds: float
-    """of the whole phase; one by the clock takes its time on any cluster"""
+    """seconds of the whole phase; one by the clock takes its time on any cluster"""
     steps: float
 
     @property
@@ -46,7 +46,7 @@ class Option:
     ranks: int
     choices: tuple[Choice, ...]
     fits: bool
-    """whether every phase has one"""
+    """whether every phase has a choice"""
 
     @property
     def seconds(self) -> float:
@@ -54,12 +54,12 @@ class Option:
 
     @property
     def step_seconds(self) -> float:
-        """Those of a step of every phase together."""
+        """Seconds of one step of every phase together."""
         return sum(choice.step.total for choice in self.choices)
 
     @property
     def efficiency(self) -> float:
-        """That of all phases together, each for as long as it takes."""
+        """Efficiency of all phases together, each for as long as it takes."""
         return sum(choice.seconds * choice.efficiency for choice in self.choices) / self.seconds
 
 
@@ -76,7 +76,7 @@ def other_stages(target: Target) -> Iterator[int]:
 
 
 def find_option(target: Target, zero: int) -> Option:
-    """The fastest that fits under a ZeRO stage."""
+    """The fastest choices that fit under a ZeRO stage."""
     choices = [_fastest(target, number, zero) for number in range(len(target.recipe.phases))]
     found = tuple(choice for choice in choices if choice is not None)
     return Option(zero, target.ranks, found, len(found) == len(choices))
@@ -90,7 +90,7 @@ def _fastest(target: Target, number: int, zero: int) -> Choice | None:
 
 
 def choose(target: Target, number: int, zero: int, micro_batch: int) -> Choice:
-    """One micro-batch, with its time."""
+    """The choice of one micro-batch, with its time."""
     phase = target.recipe.phases[number]
     step, share = target.step(phase, zero, micro_batch)
     steps, seconds = steps_and_seconds(build_schedules(target.recipe)[number], 1 / step.total)
@@ -166,12 +166,12 @@ def demand(target: Target, phase: Phase) -> tuple[float, float]:
 
 
 def fits(target: Target) -> bool:
-    """Whether all phases do."""
+    """Whether all phases fit into the memory of a rank."""
     return all(needed <= most for needed, most in (demand(target, phase) for phase in target.recipe.phases))
 
 
 def cures(target: Target, number: int) -> Iterator[str]:
-    """What would make a plan fit whose phase of this number does not."""
+    """Settings and GPUs with which a phase would fit that does not."""
     phase = target.recipe.phases[number]
     needed, most = demand(target, phase.model_copy(update={"micro_batch": "auto"}))
     if phase.micro_batch != "auto" and needed <= most:

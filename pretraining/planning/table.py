@@ -22,7 +22,7 @@ BAR = 40
 PARTS = {"compute": "█", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
 """What a step's time goes to, and how a bar shows it."""
 TOLD = 0.03
-"""A difference that the model can tell: about its mean error."""
+"""Share by which times must differ for the model to tell: about its mean error."""
 COLUMNS = 6
 """Micro-batches that the table of memory shows."""
 
@@ -123,7 +123,7 @@ def _gigabytes(size: float) -> str:
 
 
 def render_cluster(target: Target, options: Sequence[Option], hour_price: float | None) -> RenderableType:
-    """Lays out all of it: memory, the stages beside each other, and the recipe's own with its time."""
+    """Lays out the plan of a cluster: memory, the ZeRO stages beside each other, and where a step's time goes."""
     parts: list[RenderableType] = []
     for number in range(len(target.recipe.phases)):
         parts += [_needs_table(target, number), ""]
@@ -159,7 +159,7 @@ def _shown_sizes(target: Target, number: int) -> list[int]:
 
 
 def _option_table(target: Target, options: Iterable[Option], hour_price: float | None) -> Table:
-    """The best of every stage."""
+    """The fastest choices of every ZeRO stage."""
     table = _plain_table(
         "fastest of each", "micro x accumulated", "GB a GPU", "sequences/s", "efficiency", "time", "cost"
     )
@@ -210,14 +210,14 @@ def _step_table(choices: Iterable[Choice]) -> Table:
 
 
 def _bars(choices: Iterable[Choice]) -> Iterator[str]:
-    """The same as bars."""
+    """The parts of a step as bars, one for each phase."""
     for choice in choices:
         yield f"{choice.phase.name:<12} {_bar(choice.step)}"
     yield " " * 13 + "  ".join(f"{letter} {name}" for name, letter in PARTS.items())
 
 
 def render_scale(others: Iterable[Option], hour_price: float | None) -> RenderableType:
-    """The same run on other numbers of GPUs."""
+    """Lays out what a run takes on other numbers of GPUs."""
     table = _plain_table("GPUs", "efficiency", "time", "cost")
     for other in others:
         price = _price(other.seconds, other.ranks, hour_price)

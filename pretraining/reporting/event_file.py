@@ -24,7 +24,7 @@ LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
 BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
 """What TensorBoard divides a histogram at: finer near 0."""
 NUMBERS = itertools.count()
-"""They are in the names of this process's files, since two may be opened in the same second."""
+"""Numbers in the names of this process's files, since two may be opened in the same second."""
 
 
 class EventFile:

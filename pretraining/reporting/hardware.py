@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -67,29 +67,30 @@ def _product_rate(device: torch.device, dtype: torch.dtype, shape: tuple[int, in
     left = torch.randn(rows, inner, device=device).to(dtype)
     weight = torch.randn(columns, inner, device=device).to(dtype)
     repeats = 8 if device.type == "cuda" else 1  # a GPU's clock needs something to measure
-    seconds: list[float] = []
-    deadline = time.perf_counter() + budget
-    with torch.no_grad():
-        while len(seconds) < 2 or time.perf_counter() < deadline:
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(repeats):
-                torch.nn.functional.linear(left, weight)
-            synchronize(device)
-            seconds.append((time.perf_counter() - start) / repeats)
-    return 2.0 * rows * inner * columns / median(seconds[1:])  # the first run warms up
+
+    @torch.no_grad()
+    def multiply() -> None:
+        for _ in range(repeats):
+            torch.nn.functional.linear(left, weight)
+
+    return 2.0 * rows * inner * columns * repeats / _median_seconds(device, multiply, budget)
 
 
 def memory_rate(device: torch.device, budget: float = 0.5) -> float:
     """Bytes a second that memory gives and takes when a large tensor is copied: the ceiling of what is no product."""
     source = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # larger than any cache
     copy = torch.empty_like(source)
+    return 2.0 * source.nbytes / _median_seconds(device, lambda: copy.copy_(source), budget)
+
+
+def _median_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
+    """What some work takes that is repeated for `budget` seconds; the first time, which warms up, does not count."""
     seconds: list[float] = []
     deadline = time.perf_counter() + budget
     while len(seconds) < 2 or time.perf_counter() < deadline:
         synchronize(device)
         start = time.perf_counter()
-        copy.copy_(source)
+        work()
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return 2.0 * source.nbytes / median(seconds[1:])  # the first run asks for the memory
+    return median(seconds[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from pretraining.reporting import figures
-from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
+from pretraining.reporting.metrics_file import METRICS, Logged, evaluations, step_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ LOSS_CHART = "loss.png"
 PLACES = 1000
 """Where a long metrics.jsonl is read: some 5,000 lines, which is more than the chart has dots across."""
 TRIAL = 20
-"""Logged steps of a run that is drawn at its end without being asked; with fewer it was a trial."""
+"""Logged steps with which a run is drawn at its end without being asked; with fewer it was a trial."""
 
 
 def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
@@ -39,11 +39,9 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     return f"{path}: the losses of training and validation"
 
 
-def loss_chart(
-    trained: list[dict[str, Any]], scored: list[dict[str, Any]], title: str, called: Mapping[str, str]
-) -> Figure:
+def loss_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
     """Every loss of the model in a plot of its own. A line stands where a phase begins."""
-    names = [name for name in called if any(record.get(name) is not None for record in trained)] or [*called][:1]
+    names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = figures.new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(plots, names, strict=True):
@@ -65,27 +63,27 @@ def loss_chart(
     return figure
 
 
-def _points(records: Iterable[Mapping[str, Any]], name: str) -> tuple[Array, Array]:
+def _points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
     """Where a loss is known, and what it is; what is no number is left out."""
-    pairs = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def _limits(losses: Array) -> tuple[float, float]:
-    """Between what a loss is drawn: single leaps of training do not press all else together."""
+    """The range in which a loss is drawn: single leaps of training do not press all else together."""
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
     room = 0.08 * (high - low) or 0.1
     return low - room, high + room
 
 
-def _mark_phases(axes: Axes, trained: list[dict[str, Any]]) -> None:
+def _mark_phases(axes: Axes, trained: Sequence[Logged]) -> None:
     """Names the phases where there are several, each where the one before it ends."""
-    begins: dict[Any, int] = {}
+    begins: dict[int, int] = {}
     done = 0
-    for record in trained:
-        begins.setdefault(record.get("phase"), done)
-        done = record["step"]
+    for logged in trained:
+        begins.setdefault(logged.phase, done)
+        done = logged.step
     for phase, step in begins.items() if len(begins) > 1 else ():
         axes.axvline(step, color=figures.GREY, linewidth=1, linestyle="--", zorder=1)
         style: dict[str, Any] = {"ha": "left", "va": "bottom", "color": "#606060", "fontsize": 9}

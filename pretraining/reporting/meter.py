@@ -150,7 +150,7 @@ class Meter:
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
 
     def begin(self) -> None:
-        """Time counts from now, and from what a checkpoint had of it."""
+        """Begins to count time, on top of what a checkpoint had of the interval."""
         self.watch.lap()
         self.watch.start_earlier(self._earlier)
         self._earlier = 0.0

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 METRICS = "metrics.jsonl"
 REACHES = (1 << 16, 1 << 21)
@@ -18,6 +18,20 @@ EVALUATION = b'{"kind": "evaluation"'
 """How the line of a record of validation begins."""
 SAMPLE = 1 << 12
 """Bytes that are read at each place of a file which is too long to be read as a whole: some 5 lines."""
+
+
+class Logged(NamedTuple):
+    """A line of metrics.jsonl with figures."""
+
+    step: int
+    phase: int
+    figures: Mapping[str, float]
+
+    @classmethod
+    def of(cls, record: Mapping[str, object]) -> Logged:
+        """Takes the numbers of a record; what is not known is left out."""
+        figures = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        return cls(int(figures["step"]), int(figures.get("phase", 0)), figures)
 
 
 def newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -41,25 +55,25 @@ def all_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def loss_curve(path: Path, places: int) -> list[tuple[int, float]]:
     """Steps with their training losses, over the whole run, as `step_records` finds them."""
-    return [(record["step"], record["loss"]) for record in step_records(path, places)]
+    return [(logged.step, logged.figures["loss"]) for logged in step_records(path, places)]
 
 
-def evaluations(path: Path) -> Iterator[dict[str, Any]]:
+def evaluations(path: Path) -> Iterator[Logged]:
     """All records of validation, which are few: every other line is passed over unread."""
     with path.open("rb") as file:
         for line in file:
             if line.startswith(EVALUATION) and line.endswith(b"\n"):
-                with suppress(ValueError):
-                    yield json.loads(line)
+                with suppress(ValueError, KeyError):
+                    yield Logged.of(json.loads(line))
 
 
-def step_records(path: Path, places: int) -> list[dict[str, Any]]:
+def step_records(path: Path, places: int) -> list[Logged]:
     """The logged steps of the whole run that have a loss; of steps that were done again, the last.
 
     A long file is read at so many places alone, 4 kB at each: with 200 places, about 1,000 lines of 1,000,000. A leap
     that is over within the 5,000 lines between two places is then as likely as not missing.
     """
-    curve: list[dict[str, Any]] = []
+    curve: list[Logged] = []
     with path.open("rb") as file:
         size = file.seek(0, 2)
         stretches = [(0, size)]
@@ -70,9 +84,9 @@ def step_records(path: Path, places: int) -> list[dict[str, Any]]:
             for record in _records(file, begin, end):
                 step, loss = record.get("step"), record.get("loss")
                 if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
-                    while curve and curve[-1]["step"] >= step:
+                    while curve and curve[-1].step >= step:
                         curve.pop()
-                    curve.append(record)
+                    curve.append(Logged.of(record))
     return curve
 
 

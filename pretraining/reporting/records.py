@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 
@@ -17,18 +17,27 @@ IN_NO_FILE = ("speed", "learns", "said", "total_steps", "phases")
 
 
 @dataclass(frozen=True)
-class StepRecord(Record):
+class LearningRecord(Record):
+    """A record of pre-training, with the figures of its objective."""
+
+    phase: int
+    """The phase of the run, counted from 1."""
+    learns: Mapping[str, float]
+    """The figures of the objective."""
+
+    def figures(self) -> dict[str, float | None]:
+        return {**{name: value for name, value in vars(self).items() if name not in IN_NO_FILE}, **self.learns}
+
+
+@dataclass(frozen=True)
+class StepRecord(LearningRecord):
     """The figures of a logged step, over all steps since the one logged before. None: not known, or not there."""
 
     kind: ClassVar[str] = "step"
     group: ClassVar[str] = "train"
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase", "seconds_left"})
-    phase: int
-    """The phase of the run, counted from 1."""
     loss: float
     """What is minimised."""
-    learns: Mapping[str, float]
-    """The figures of the objective."""
     learning_rate: float
     gradient_norm: float | None
     """The norm of the whole gradient before it was clipped."""
@@ -47,18 +56,12 @@ class StepRecord(Record):
     """The figures of the objective in words of the console."""
 
     def figures(self) -> dict[str, float | None]:
-        own = {name: value for name, value in vars(self).items() if name not in IN_NO_FILE}
-        return {**own, **self.learns, **vars(self.speed)}
+        return {**super().figures(), **vars(self.speed)}
 
     def line(self) -> str:
         """At most 165 columns for the numbers that runs have."""
-        parts = [
-            steps_done(self.step, self.total_steps),
-            f"loss {self.loss:.4f}",
-            *self.said,
-            *self._pace(),
-        ]
-        return "  ".join([*parts, *left(self.speed.seconds_left)])
+        done = steps_done(self.step, self.total_steps)
+        return "  ".join([done, self._losses(), *self._pace(), *left(self.speed.seconds_left)])
 
     def panel(self, width: int) -> Group:
         """Three lines, for terminals of 80 columns and more."""
@@ -67,9 +70,11 @@ class StepRecord(Record):
 
     def details(self) -> list[RenderableType]:
         """The lines of the panel that say how well and how fast it goes."""
-        losses = "  ".join([f"loss {self.loss:.4f}", *self.said])
         pace = "  ".join([*self._pace(), f"{self.speed.peak_memory_bytes / 1e9:.1f} GB"])
-        return [cropped(f"  {losses}"), cropped(f"  {pace}")]
+        return [cropped(f"  {self._losses()}"), cropped(f"  {pace}")]
+
+    def _losses(self) -> str:
+        return "  ".join([f"loss {self.loss:.4f}", *self.said])
 
     def _pace(self) -> list[str]:
         """Learning rate, speed and what else there is to tell of how the training goes."""
@@ -116,7 +121,7 @@ class Progress:
         return "  ".join([done, *self._pace(), *left(self.seconds_left), follow])
 
     def panel(self, width: int) -> Group:
-        """Three lines, or four once there are losses, the last of which says for how long that goes on which does."""
+        """Three lines, or four once there are losses, the last says how long the present work goes on."""
         head = step_bar(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
         first = cropped("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
         return Group(head, *([first] if self.latest is None else self.latest.details()), Waiting(f"  {self.doing}"))
@@ -136,16 +141,12 @@ def step_bar(step: int, total: int, phase: int, phases: int, seconds_left: float
 
 
 @dataclass(frozen=True)
-class EvaluationRecord(Record):
+class EvaluationRecord(LearningRecord):
     """What the model scores on examples held out from training."""
 
     kind: ClassVar[str] = "evaluation"
     group: ClassVar[str] = "validation"
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase", "scored_examples", "evaluation_seconds"})
-    phase: int
-    """The phase of the run, counted from 1."""
-    learns: Mapping[str, float]
-    """The figures of the objective."""
     scored_examples: int
     """Examples that were scored, over all ranks."""
     evaluation_seconds: float
@@ -153,16 +154,13 @@ class EvaluationRecord(Record):
     said: Sequence[str] = field(default=(), compare=False)
     """The figures of the objective in words of the console."""
 
-    def figures(self) -> dict[str, float | None]:
-        own = {name: value for name, value in vars(self).items() if name not in IN_NO_FILE}
-        return {**own, **self.learns}
-
     @classmethod
-    def of(cls, figures: Mapping[str, Any]) -> EvaluationRecord:
+    def of(cls, figures: Mapping[str, float]) -> EvaluationRecord:
         """The record of these figures, as `figures` gives them."""
-        own = {each.name for each in fields(cls)}
+        own = ("step", "phase", "scored_examples", "evaluation_seconds")
+        step, phase, examples, seconds = (figures[name] for name in own)
         learns = {name: value for name, value in figures.items() if name not in own}
-        return cls(learns=learns, **{name: figures[name] for name in own & figures.keys()})
+        return cls(int(step), int(phase), learns, int(examples), seconds)
 
     def line(self) -> str:
         return "  ".join([f"validation {self.step}: {self.said[0]}", *self.said[1:]])

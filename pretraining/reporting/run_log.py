@@ -23,8 +23,8 @@ from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
-"""Seconds without a line after which one says how far a run is, where the output is no terminal: the second time, since
-the first is after the first step, and at last; they double in between."""
+"""Seconds without a line after which one says how far a run is, where the output is no terminal: after the line of the
+first step, and at most; they double in between."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RunLog:
                 raise
 
     def write(self, record: Record) -> None:
-        """Writes a record to all places at once, so that whoever looks sees it."""
+        """Writes a record to the file, to TensorBoard and to the console at once."""
         if not self._active:
             return
         plain = {name: _plain(value) for name, value in record.figures().items()}
@@ -189,7 +189,7 @@ class RunLog:
             self._last_line = time.monotonic()
 
     def _note_lost_readers(self, step: int) -> None:
-        """Says where it can still be read that nobody reads what is printed."""
+        """Notes in the file that nobody reads any more what is printed."""
         for text in unread.notes[self._noted :]:
             self._write_line({"kind": "note", "step": step, "text": text, "time": round(time.time(), 3)})
         self._noted = len(unread.notes)
@@ -203,7 +203,7 @@ class RunLog:
 
 @contextmanager
 def _as_user_error(what: object) -> Iterator[None]:
-    """Tells a full disk as what it is."""
+    """Turns what a full disk raises into a UserError."""
     try:
         yield
     except OSError as error:

@@ -101,7 +101,7 @@ def require_data(run: RunRecord, request: Request) -> None:
 
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
     """Whether the data has the very pieces that a run was trained with."""
-    return bool(run.data.vocabulary == request.manifest.content["vocabulary"]["sha256"])
+    return run.data.vocabulary == request.manifest.vocabulary.sha256
 
 
 def data_changes(run: RunRecord, request: Request) -> list[Change]:

@@ -147,7 +147,7 @@ def read_source(source: Path, checkpoint: str | None) -> Exportable:
 
 
 def _read_transformers(source: Path) -> Exportable:
-    """Reads a folder of transformers; half of what predicts next sentences is left out, which serves nobody."""
+    """Reads a folder of transformers; half of what only pairs train is left out, which serves nobody."""
     shape, weights, missing = read_folder(source)
     lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
     objective = find_objective(shape)
@@ -157,7 +157,7 @@ def _read_transformers(source: Path) -> Exportable:
     if lacking:
         shape = replace(shape, pairs=False)
         weights, heads = with_heads_of(shape, weights)
-        left_out += [f"{heads}, half of what predicts next sentences"] * bool(heads)
+        left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
     if files := files_of_sentences(source):
         left_out.append(f"{', '.join(files)}, for vectors of sentences")
     licence = read_licence(source / CARD)

@@ -20,21 +20,12 @@ from data_prep.common.toml_text import shown
 from pretraining.checkpoint.state import Conditions, FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
-from pretraining.data.statistics import most_predictions
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
-from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.memory import (
-    CPU_PIECES,
-    MARGIN,
-    Heaviest,
-    Room,
-    fits_by_estimate,
-    largest_that_fits,
-    plan_memory,
-)
+from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, largest_that_fits
+from pretraining.planning.plan import Target
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import synchronize, total_memory
@@ -51,6 +42,9 @@ class MicroBatches:
     def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
         """`before` are those that a checkpoint knows, by the names of their phases."""
         self._request, self._context, self._engine = request, context, engine
+        self._room = room_of(engine.device, context.world.local_size)
+        dtype = name_dtype(engine.dtype)
+        self._target = Target(request.recipe, request.manifest, dtype, self._room, context.world.size)
         self.found = dict(before)
 
     def of(self, phase: Phase) -> int:
@@ -80,18 +74,16 @@ class MicroBatches:
 
     def largest(self, phase: Phase, below: int | None = None) -> int | None:
         """Finds the largest that fits on this rank, or the largest of those below another; None where none does."""
-        sizes = [size for size in self._sizes(phase) if below is None or size < below]
+        sizes = [size for size in self._target.sizes(phase) if below is None or size < below]
         return largest_that_fits(sizes, self._trial_of(phase))
 
     def _trial_of(self, phase: Phase) -> Callable[[int], bool]:
-        """A function that says whether so many sequences fit on this rank: by a trial, or by an estimate."""
-        recipe, device, heaviest = self._request.recipe, self._engine.device, self._heaviest(phase)
-        ranks, options = self._context.world.size, recipe.deepspeed.get("zero_optimization")
-        optimizer, offload = find_optimizer(recipe.optimizer), recipe.parallel.offload
-        memory = plan_memory(heaviest.shape, heaviest.dtype, ranks, self._engine.zero, offload, options, optimizer)
-        if can_try(device) and self._engine.zero < 3:  # a trial needs a whole copy of the weights
-            return partial(fits_in_trial, heaviest, device, memory_to_reserve(memory.device, device))
-        return partial(fits_by_estimate, heaviest, memory, self._room)
+        """What says whether so many sequences fit on this rank: a trial, or an estimate."""
+        zero, device = self._engine.zero, self._engine.device
+        if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
+            reserve = memory_to_reserve(self._target.memory(zero).device, device)
+            return partial(fits_in_trial, self._target.heaviest(phase), device, reserve)
+        return partial(self._target.fits, phase, zero)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
         """Says what would have fitted, after a step of this rank found no memory. It needs no other rank."""
@@ -126,7 +118,7 @@ class MicroBatches:
         if before is not None and found is not before:
             how += f" here; it was {before.sequences}"
         console.print(f"micro-batch of phase {phase.name}: {found.sequences}, {how} (auto)", markup=False)
-        larger = next((size for size in self._sizes(phase) if size > found.sequences), 0)
+        larger = next((size for size in self._target.sizes(phase) if size > found.sequences), 0)
         if larger >= AWKWARD * found.sequences:
             self._context.warn(
                 f"phases.{number}.batch = {phase.batch}: what divides a rank's share of it is {found.sequences} and "
@@ -138,7 +130,7 @@ class MicroBatches:
         found, share = self.found[phase.name].sequences, phase.batch // self._context.world.size
         if found == share:
             return "all of the batch" if self._context.world.size == 1 else "all of a rank's share of the batch"
-        if found < self._sizes(phase)[-1]:
+        if found < self._target.sizes(phase)[-1]:
             return "the largest that fits"
         fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
         return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
@@ -149,28 +141,15 @@ class MicroBatches:
         return Conditions(
             ranks=self._context.world.size,
             devices=devices,
-            dtype=name_dtype(self._engine.dtype),
+            dtype=self._target.dtype,
             model=asdict(self._request.shape),
             batch=phase.batch,
             length=phase.length,
-            predictions=self._heaviest(phase).predictions,
+            predictions=self._target.heaviest(phase).predictions,
             parallel=recipe["parallel"],
             compute=recipe["compute"],
             deepspeed=recipe["deepspeed"],
         )
-
-    def _heaviest(self, phase: Phase) -> Heaviest:
-        request = self._request
-        most = most_predictions(request.shape, phase.length, request.manifest)
-        recompute = request.recipe.compute.checkpoint_activations
-        return Heaviest(request.shape, name_dtype(self._engine.dtype), phase.length, most, recompute)
-
-    def _sizes(self, phase: Phase) -> list[int]:
-        return self._heaviest(phase).sizes(phase.batch // self._context.world.size, self._room.on_cpu)
-
-    @property
-    def _room(self) -> Room:
-        return room_of(self._engine.device, self._context.world.local_size)
 
     def _device(self) -> str:
         """Name and memory of the device of this rank."""

@@ -33,7 +33,7 @@ POSITIONS = "embeddings.position.weight"
 def check_data(origin: Model, data: Path, manifest: Manifest) -> None:
     """Raises UserError unless the data has the pieces of the model in the same ids."""
     vocabulary = read_vocabulary(data)
-    if vocabulary.sha256 != manifest.content["vocabulary"]["sha256"]:
+    if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{data / VOCABULARY}: not what the data was made with; copy it again")
     if fault := difference(origin, vocabulary):
         raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {origin.name}")

@@ -52,6 +52,8 @@ class TrainingPhase:
         self._order = BatchOrder(examples, self.settings.batch, left_out)
         held_out = num_held_out(request.manifest, self.settings.length)
         self.validation = self._open(validation=True) if held_out else None
+        self.scored = request.recipe.evaluation.examples or None
+        """how many of the examples held out an evaluation scores; None for all"""
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
@@ -110,6 +112,43 @@ class TrainingPhase:
         engine.change_weight("embeddings.position.weight", lambda weight: repeat_rows(weight, known))
         return f"positions {known:,} to {rows - 1:,} begin as copies of those before them"
 
+    @torch.no_grad()
+    def evaluate(
+        self, engine: Engine, step: int, mark: Callable[[], None], gives_up: Callable[[], bool]
+    ) -> EvaluationRecord:
+        """Scores every held-out example once, or as many as the recipe says, over all ranks; the result does not depend
+        on their number but for rounding.
+
+        Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
+        raised.
+        """
+        assert self.validation is not None, "no examples of this length are held out"
+        begin = time.perf_counter()
+        engine.deepspeed.eval()
+        objective = find_objective(engine.model.shape)
+        names = (*objective.sums(engine.model.shape), *COUNTS)
+        found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
+        place = dist.get_rank(), dist.get_world_size()
+        for batch, counts in validation_batches(self.validation, *place, self.micro_batch, self.scored):
+            mark()
+            if gives_up():
+                raise GivenUpError
+            losses = engine.forward(batch.to(engine.device))
+            sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
+            found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)]) * counts
+        engine.deepspeed.train()
+        dist.all_reduce(found)
+        totals = dict(zip(names, found.tolist(), strict=True))
+        figures = objective.score(objective.measure(totals))
+        return EvaluationRecord(
+            step=step,
+            phase=self.number + 1,
+            learns=figures,
+            said=objective.said(figures),
+            scored_examples=int(totals["sequences"]),
+            evaluation_seconds=time.perf_counter() - begin,
+        )
+
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:
     """Repeats the first rows over and over, without row 0, where [CLS] stands alone."""
@@ -141,46 +180,3 @@ class Clock:
             self._pace = (float(now) - self._last) / self._steps
         self.seconds = self._last = float(now)
         self._steps, self.agreed = 0, True
-
-
-@torch.no_grad()
-def evaluate(
-    engine: Engine,
-    dataset: Dataset,
-    *,
-    micro_batch: int,
-    limit: int | None,
-    step: int,
-    phase: int,
-    mark: Callable[[], None] = lambda: None,
-    gives_up: Callable[[], bool] = lambda: False,
-) -> EvaluationRecord:
-    """Scores every example once, over all ranks; the result does not depend on their number but for rounding.
-
-    Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
-    raised.
-    """
-    begin = time.perf_counter()
-    engine.deepspeed.eval()
-    objective = find_objective(engine.model.shape)
-    names = (*objective.sums(engine.model.shape), *COUNTS)
-    found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
-    for batch, counts in validation_batches(dataset, dist.get_rank(), dist.get_world_size(), micro_batch, limit):
-        mark()
-        if gives_up():
-            raise GivenUpError
-        losses = engine.forward(batch.to(engine.device))
-        sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
-        found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)]) * counts
-    engine.deepspeed.train()
-    dist.all_reduce(found)
-    totals = dict(zip(names, found.tolist(), strict=True))
-    figures = objective.score(objective.measure(totals))
-    return EvaluationRecord(
-        step=step,
-        phase=phase,
-        learns=figures,
-        said=objective.said(figures),
-        scored_examples=int(totals["sequences"]),
-        evaluation_seconds=time.perf_counter() - begin,
-    )

@@ -94,7 +94,7 @@ def write_run_folder(request: Request) -> None:
     """Writes what a run folder holds before there is a checkpoint: the recipe as it was understood, the vocabulary."""
     with replacing(request.out / RECIPE) as file:
         file.write(request.recipe.as_toml().encode())
-    for record in request.manifest.tables():
+    for record in request.manifest.tables:
         if Path(record.path).suffix in (".txt", ".json"):
             with replacing(request.out / TOKENIZER / record.path) as file:
                 file.write((request.data / record.path).read_bytes())

@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from data_prep.common.errors import UserError
-from data_prep.common.locks import LOCK as LOCK
-from data_prep.common.locks import locked
+from data_prep.common.locks import LOCK, locked
 from pretraining.checkpoint.record import EXPORT
 from pretraining.huggingface.folders import CONFIG
 from pretraining.objectives.declaration import find_objective, loss_curves

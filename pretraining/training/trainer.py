@@ -26,7 +26,7 @@ from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
-from pretraining.training.phases import TrainingPhase, evaluate
+from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
@@ -130,17 +130,10 @@ class Trainer(Loop):
         learning_rate = phase.learning_rate(state)
         number = phase.batch_number(state.phase_step)
         seeds = Seeds.of(self.request.recipe.seed, state.step, world.rank)
+        mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
         result = None
         try:
-            result = train_step(
-                self.engine,
-                batches,
-                learning_rate,
-                seeds,
-                self.objective.loss,
-                mark=self.context.watch.mark,
-                gives_up=self.context.control.asked_anywhere,
-            )
+            result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))  # the step is done again by whoever goes on
         except CollapseError:
@@ -310,16 +303,8 @@ class Trainer(Loop):
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
-                self.scores = evaluate(
-                    self.engine,
-                    phase.validation,
-                    micro_batch=phase.micro_batch,
-                    limit=self.request.recipe.evaluation.examples or None,
-                    step=self.state.step,
-                    phase=phase.number + 1,
-                    mark=self.context.watch.mark,
-                    gives_up=self.context.control.asked_anywhere,
-                )
+                mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
+                self.scores = phase.evaluate(self.engine, self.state.step, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         self.log.write(self.scores)

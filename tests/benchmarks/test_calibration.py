@@ -11,13 +11,14 @@ import pytest
 
 from benchmarks import planner
 from benchmarks.calibration import BESIDE, JOINING, KNOWN, TESTED, Case, fit, foretell, sharing_of, work_of
-from benchmarks.measure import record, write_results
+from benchmarks.measure import FORMAT, Keeper
 from data_prep.common.errors import UserError
 from pretraining.planning.cost import Cluster, Device, step_time
 
 THREAD = Device(2e11, 1.5e10, 1e-3, runs_ahead=False)
 PROCESS = Device(4e11, 2.5e10, 1e-3, runs_ahead=False)
 LINK, SHARED = 1e9, 1.1
+WITHOUT_STEPS = {"format": FORMAT, "benchmark": "calibration", "environment": {}, "memory": []}
 
 
 def seconds(device: Device, case: Case, ranks: int = 1) -> float:
@@ -57,7 +58,7 @@ def test_what_the_model_says_of_exact_steps_has_no_error() -> None:
 
 def test_a_measured_machine_takes_the_place_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = {"dtype": "bf16", "memory_bytes": 16e9, "link": LINK, "devices": {"process": asdict(PROCESS)}}
-    path = write_results(tmp_path / "own.json", record("calibration", [], {"steps": steps}))
+    path = Keeper("calibration", [], tmp_path / "own.json").keep({"steps": steps})
     command = ["--recipe", "bert_mini", "--calibration", str(path)]
     assert planner.main(command) == 0
     shown = capsys.readouterr().out
@@ -71,7 +72,10 @@ def test_a_measured_machine_takes_the_place_of_a_gpu(tmp_path: Path, capsys: pyt
     ("content", "said"),
     [
         ({"format": 1, "benchmark": "calibration"}, "results in format 1"),
-        (record("calibration", [], {"memory": []}), "no steps in it; run benchmarks/calibration.py"),
+        (
+            {"format": FORMAT, "benchmark": "calibration", "environment": {}, "memory": []},
+            "no steps in it; run benchmarks/calibration.py",
+        ),
     ],
 )
 def test_results_that_calibrate_nothing(content: dict[str, Any], said: str, tmp_path: Path) -> None:

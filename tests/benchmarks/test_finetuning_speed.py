@@ -9,11 +9,9 @@ import pytest
 from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
-from benchmarks.fine_tuners import InTurns, Some, Work
-from benchmarks.fine_tuning import FineTuningSpeed as Settings
+from benchmarks.contests import Turns
+from benchmarks.fine_tuners import Exercise, InTurns, Some, rows_of
 from benchmarks.fine_tuning import compete, run_contest, summarise
-from benchmarks.measure import Turns
-from benchmarks.trainer_peer import rows_of
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems
 
@@ -42,12 +40,12 @@ def test_some_items_are_those_of_the_split() -> None:
 
 
 def test_ratios_are_of_the_same_turn() -> None:
-    work = Work("sst2", Path(), Path(), batch=2, steps=5, epochs=3)
+    exercise = Exercise("sst2", Path(), Path(), batch=2, steps=5, epochs=3)
     taken = {
         "training": Turns({"cloze": [1.0, 2.0, 4.0], "transformers": [3.0, 8.0, 8.0]}),
         "prediction": Turns({"cloze": [1.0], "transformers": [5.0]}),
     }
-    found = summarise(taken, work)
+    found = summarise(taken, exercise)
     assert found["training"] == {
         "cloze_items_per_second": 5.0,
         "transformers_items_per_second": 1.2,
@@ -69,10 +67,10 @@ def test_a_loop_goes_on_for_one_turn_at_a_time() -> None:
 
     turns = InTurns(loop)
     assert done == []
-    turns(None)
+    turns.train()
     assert done == [0]
     with pytest.raises(OSError, match="no more"):
-        turns(None)
+        turns.train()
 
 
 @pytest.mark.slow
@@ -83,11 +81,11 @@ def test_all_sides_take_their_turns(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         (data / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
     model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
-    work = Work("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
-    taken = compete("fp32", 128, work)
+    exercise = Exercise("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
+    taken = compete("fp32", 128, exercise)
     assert {what: [len(seconds) for seconds in turns.seconds.values()] for what, turns in taken.items()} == {
         "training": [2, 2],
         "prediction": [2, 2],
     }
-    found = run_contest("sst2-dynamic", Settings(numbers=("fp32",)), work)
+    found = run_contest("sst2-dynamic", ("fp32",), exercise)
     assert found["against"]["fp32"]["training"]["times_as_fast"]["median"] > 0

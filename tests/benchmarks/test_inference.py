@@ -14,9 +14,10 @@ from conftest import ROOT
 from support.mistakes import mistake_of
 
 from benchmarks import inference
-from benchmarks.answerers import Answers, padded
-from benchmarks.inference import Contest, deviating, percentile, repeats, summarise
+from benchmarks.answerers import Replies
+from benchmarks.inference import Questions, deviating, percentile, repeats, summarise
 from benchmarks.measure import read_results
+from benchmarks.peer import pad_inputs
 
 ENTRY = [sys.executable, str(ROOT / "benchmarks" / "inference.py")]
 
@@ -83,24 +84,24 @@ def test_whoever_says_something_else_is_named() -> None:
 
 
 def test_a_request_is_padded_to_its_longest() -> None:
-    given = padded([np.array([5, 6]), np.array([7, 8, 9])])
+    given = pad_inputs([np.array([5, 6]), np.array([7, 8, 9])])
     assert given["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
     assert given["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_all_at_once_is_one_request_for_us_and_several_for_others() -> None:
     requests = [[np.array([1]), np.array([2])], [np.array([3])]]
-    contest = Contest("all", requests, at_once=True)
+    contest = Questions("all", requests, at_once=True)
     assert list(map(len, contest.asked("cloze bf16"))) == [3]
     assert contest.asked("transformers bf16") is requests
-    assert Contest("x", requests).asked("cloze bf16") is requests
+    assert Questions("x", requests).asked("cloze bf16") is requests
 
 
 def test_rates_and_ratios_are_of_turns() -> None:
-    def turn(seconds: float) -> Answers:
-        return Answers(np.zeros((4, 2)), [seconds / 2] * 2)
+    def turn(seconds: float) -> Replies:
+        return Replies(np.zeros((4, 2)), [seconds / 2] * 2)
 
-    contest = Contest("x", [[np.array([1])] * 2] * 2)
+    contest = Questions("x", [[np.array([1])] * 2] * 2)
     found = summarise(contest, {"cloze fp32": [turn(1.0), turn(2.0)], "transformers fp32": [turn(3.0), turn(4.0)]})
     assert found["sides"]["cloze fp32"]["sentences_per_second"] == {"median": 3.0, "lowest": 2.0, "highest": 4.0}
     ratio = found["times_as_fast"]["cloze fp32"]["transformers fp32"]

@@ -15,7 +15,7 @@ from conftest import ROOT, write_wiki
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.generators import Job, basic, lddl, original, wordpiece
+from benchmarks.generators import ExamplesJob, basic, lddl, original, wordpiece
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
 LETTERS = [chr(number) for number in range(33, 127)]
@@ -25,11 +25,11 @@ SENTENCES = ["The river is long.", "Walking, the naïve 中文 reader sings!", "
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> ExamplesJob:
     """Three documents."""
     VOCABULARY.write(tmp_path)
     (tmp_path / "text").write_text("\n\n".join("\n".join(SENTENCES[at:]) for at in (0, 5, 9)) + "\n")
-    return Job(tmp_path / "text", tmp_path / "vocab.txt", length=64, duplicates=2)
+    return ExamplesJob(tmp_path / "text", tmp_path / "vocab.txt", length=64, duplicates=2)
 
 
 @given(
@@ -45,7 +45,7 @@ def test_the_tokenizer_of_the_original_gives_the_pieces_of_tokenizers(parts: lis
         assert pieces == VOCABULARY.pipeline().encode(text, add_special_tokens=False).tokens
 
 
-def test_the_original_writes_padded_examples(job: Job, tmp_path: Path) -> None:
+def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -> None:
     count = original(job, tmp_path / "out")
     examples = []
     with (tmp_path / "out").open("rb") as file:
@@ -65,7 +65,7 @@ def test_the_original_writes_padded_examples(job: Job, tmp_path: Path) -> None:
     assert {example["next_sentence_labels"][0] for example in examples} == {0, 1}
 
 
-def test_lddl_writes_pairs_of_strings(job: Job, tmp_path: Path) -> None:
+def test_lddl_writes_pairs_of_strings(job: ExamplesJob, tmp_path: Path) -> None:
     count = lddl(job, tmp_path / "out")
     rows = pq.read_table(tmp_path / "out").to_pylist()
     assert len(rows) == count > 4
@@ -75,7 +75,7 @@ def test_lddl_writes_pairs_of_strings(job: Job, tmp_path: Path) -> None:
         assert row["masked_lm_labels"]
 
 
-def test_both_make_the_same_pairs_of_the_same_pieces(job: Job, tmp_path: Path) -> None:
+def test_both_make_the_same_pairs_of_the_same_pieces(job: ExamplesJob, tmp_path: Path) -> None:
     """So that they differ in how they work, not in how much."""
     assert original(job, tmp_path / "a") == lddl(job, tmp_path / "b")
 

@@ -15,8 +15,10 @@ import torch
 from conftest import ROOT
 from support.shards import make_shards
 
+from benchmarks.charts import scaling_chart
 from benchmarks.scaling import Scaling, batch_sizes, main, silent_group
-from benchmarks.scaling_report import SILENT, Note, conclude, find_points, make_table, plot, read_notes
+from benchmarks.scaling_report import SILENT, Note, conclude, find_points, read_notes
+from benchmarks.tables import scaling
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -55,8 +57,6 @@ def test_efficiencies_are_those_of_rounds() -> None:
     assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
     assert strong_2["communication"] == 0.25
     assert conclude([weak_1, weak_2]) == "efficiency by processes: weak 1: 100%, 2: 80%"
-    *_, bars = make_table([weak_1, weak_2]).columns
-    assert [*bars.cells] == ["█" * 30, "█" * 24 + "▒" * 6]
 
 
 def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out(tmp_path: Pa
         (None, None)
     ] * 2
     assert points[0]["communication"] == 0
-    assert [*make_table(points).columns[-2].cells] == ["0%", "–", "0%", "–"]
-    save(plot(points), tmp_path / "plot.png")
+    assert [row[-1] for row in next(scaling({"points": points})).rows] == ["0", "–", "0", "–"]
+    save(scaling_chart(points), tmp_path / "plot.png")
 
 
 def test_one_process_with_all_cores_is_no_point_of_the_curve() -> None:

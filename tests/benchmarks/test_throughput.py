@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import subprocess
 import sys
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +19,14 @@ import torch
 from conftest import ROOT
 from rich.console import Console
 from support.mistakes import mistake_of
+from support.processes import Done, run_program
 from support.shards import make_shards
 
-from benchmarks import throughput
-from benchmarks.contests import Contest
+from benchmarks import sides, throughput
 from benchmarks.measure import read_results
 from benchmarks.sides import Kind, SideFailedError, SideShortError, open_sides
 from benchmarks.throughput import Bench
+from benchmarks.training_sides import Contest
 from data_prep.common.errors import UserError
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -61,6 +65,7 @@ def failing(error: Exception, *_: Any) -> Any:
 
 def dying(number: int, *_: Any) -> Any:
     """A side that a signal ends."""
+    faulthandler.disable()  # that of pytest
     os.kill(os.getpid(), number)
 
 
@@ -74,23 +79,22 @@ def dying(number: int, *_: Any) -> Any:
         (partial(dying, signal.SIGABRT), "peer: was ended by SIGABRT"),
     ],
 )
-def test_a_side_that_cannot_go_on_says_why(make: Any, told: str) -> None:
+def test_a_side_that_cannot_go_on_says_why(make: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fork, since these load nothing; sides that are spawned stand below."""
+    monkeypatch.setattr(sides, "multiprocessing", SimpleNamespace(get_context=lambda _: get_context("fork")))
     with pytest.raises(SideFailedError, match=told), open_sides({"peer": Kind(make)}):
         pass
 
 
-def measured(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def measured(*words: str, seconds: float = 90.0, **environment: str) -> Done:
     """The command that users type."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "throughput.py"), *words]
-    return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
-    )
+    return run_program("benchmarks/throughput.py", words, ROOT, seconds, **environment)
 
 
 def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) -> None:
     out, words = tmp_path / "found.json", ("--shards", str(tiny_shards), "--peer", "none", "--rounds", "2")
     done = measured(*words, "--contests", "tiny-32-2", "--out", str(out), "--profile", str(tmp_path / "profile"))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.errors
     found = read_results(out)
     contest = found["contests"]["tiny-32"]
     assert contest["times_as_fast_as"] == {}
@@ -100,10 +104,10 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     assert found["ceilings"]["memory_gb"] > 0
     assert found["environment"]["command"].startswith("python benchmarks/throughput.py --shards")
     assert [path.name for path in tmp_path.glob("profile/*/profile/*.txt")] == ["table.txt"]
-    assert "sequences/s" in done.stdout
-    assert done.stderr == ""
-    again = measured(*words, "--contests", "tiny-32-1", "--out", str(out), "--dtype", "fp32")
-    assert again.returncode == 0, again.stderr
+    assert "sequences/s" in done.output
+    assert done.errors == ""
+    again = measured(*words, "--contests", "tiny-32-1", "--out", str(out), "--dtype", "fp32", "--rounds", "1")
+    assert again.code == 0, again.errors
     assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
 
 
@@ -125,19 +129,19 @@ def test_a_users_mistake_is_told_in_one_line(
 
 
 def test_a_gpu_that_is_not_there_is_told_in_one_line() -> None:
-    done = measured("--device", "cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "a GPU was asked for" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = measured("--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.code == 2
+    assert done.errors.startswith("error: ")
+    assert "a GPU was asked for" in done.errors
+    assert "Traceback" not in done.errors
 
 
 def test_results_of_another_format_are_not_mixed_in(tmp_path: Path, tiny_shards: Path) -> None:
     (tmp_path / "old.json").write_text('{"environment": {}, "contests": {}}')
     done = measured("--shards", str(tiny_shards), "--contests", "tiny-32-1", "--out", str(tmp_path / "old.json"))
-    assert done.returncode == 2
-    assert "format" in done.stderr
-    assert "run its benchmark again" in done.stderr
+    assert done.code == 2
+    assert "format" in done.errors
+    assert "run its benchmark again" in done.errors
 
 
 def test_what_does_not_fit_is_made_smaller(tiny_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

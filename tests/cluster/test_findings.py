@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.findings import judge
-from cluster.health import Report, partners
+from cluster.health import Health, partners
 from pretraining.processes.ending import Code
 
 MET = (0.0, 1.0)
 
 
-def reports(*links: Sequence[float | None], rates: Sequence[float] = (), device: str = "H100") -> list[Report]:
+def reports(*links: Sequence[float | None], rates: Sequence[float] = (), device: str = "H100") -> list[Health]:
     count = max(len(links), len(rates))
     return [
-        Report(
+        Health(
             f"node{number}",
             MET,
             same={"device": device},
@@ -33,7 +33,7 @@ def test_a_slow_gpu_is_left_out_by_itself_and_not_where_that_is_turned_off() -> 
 
 
 def test_a_node_is_as_slow_as_its_slowest_rank() -> None:
-    ranks = [Report(f"node{rank // 4}", MET, same={"device": "H100"}, rate=1.0) for rank in range(12)]
+    ranks = [Health(f"node{rank // 4}", MET, same={"device": "H100"}, rate=1.0) for rank in range(12)]
     ranks[6].rate = 0.5
     assert judge(ranks, None).excluded == ["node1"]
 
@@ -61,7 +61,7 @@ def test_a_slow_link_blames_none_of_its_ends() -> None:
 
 
 def test_a_link_is_as_slow_as_the_slowest_pair_of_ranks_on_it() -> None:
-    ranks = [Report(f"node{rank // 2}", MET, same={"device": "H100"}, rate=1.0, links=[4, 4]) for rank in range(8)]
+    ranks = [Health(f"node{rank // 2}", MET, same={"device": "H100"}, rate=1.0, links=[4, 4]) for rank in range(8)]
     ranks[3].links = [0.1, 0.1]
     assert judge(ranks, None).excluded == ["node1"]
 

@@ -46,7 +46,7 @@ def test_a_second_job_that_was_refused_does_not_make_the_first_one_fail(run: Pat
     make_running(run)
     begun = [start("5", ago=900), start("6", ago=600)]
     note(run, *begun, {**end("6", 2), "time": int(time.time()) - 590})
-    there = jobs.Queue({"5": jobs.Job("5", "RUNNING", "None", "node1")})
+    there = jobs.Queue({"5": jobs.QueuedJob("5", "RUNNING", "None", "node1")})
     for queue in (there, None):  # known by the queue, or by lines that were written since
         now = status(run, queue=queue)
         assert (now.state, now.notes and now.notes.job) == ("running", "5")
@@ -116,7 +116,7 @@ def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue)
     note(run, start("5"))
     calls = squeue("echo '5|RUNNING|None|node1'")
     observer = Observer((run,))
-    assert [observer.look()[0].job for _ in range(3)] == [jobs.Job("5", "RUNNING", "None", "node1")] * 3
+    assert [observer.look()[0].job for _ in range(3)] == [jobs.QueuedJob("5", "RUNNING", "None", "node1")] * 3
     assert len(calls.read_text().splitlines()) == 1
     note(run, start("6"))
     observer.look()

@@ -60,7 +60,7 @@ def test_lines_fit_into_the_terminal(width: int, run: Path) -> None:
     note(run, start("123_4"), end("123_4", 75), start("123_4", 1))
     write_json(run / ENDED, {"code": 76, "reason": "word " * 60, "rank": 1, "time": "2099-01-01T00:00:00+00:00"})
     write_skips(run, [Skip(1, 0, 2, "the loss leapt " * 10)])
-    queue = Queue({"123_4": jobs.Job("123_4", "COMPLETING", "None", "node[001-128]")})
+    queue = Queue({"123_4": jobs.QueuedJob("123_4", "COMPLETING", "None", "node[001-128]")})
     lines = shown(status(run, queue=queue), width)
     assert max(map(len, lines)) <= width
     assert len(lines) > 12

@@ -15,7 +15,8 @@ import pytest
 from conftest import WORDS
 
 from data_prep import shard
-from data_prep.shards import Manifest, ShardSet, map_batches, read_shard
+from data_prep.arrow_files import map_batches, read_shard
+from data_prep.shards import Manifest, ShardSet
 from data_prep.vocabulary.vocabulary import load_vocabulary
 
 DOCUMENTS, LENGTH = 120, 48
@@ -56,7 +57,7 @@ def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def examples(folder: Path, chosen: ShardSet) -> Iterator[dict[str, Any]]:
     """Reads the examples of a set, with the text of A and B as it was before masking."""
     manifest = Manifest.read(folder)
-    pieces = load_vocabulary(folder / "vocab.txt", manifest.content["vocabulary"]["cased"]).pieces
+    pieces = load_vocabulary(folder / "vocab.txt", manifest.vocabulary.cased).pieces
     for record in manifest.sets()[chosen]:
         for row in read_shard(folder / record.path).to_pylist():
             restored = list(row["pieces"])
@@ -110,7 +111,7 @@ def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
 
 def test_no_document_held_out_is_seen_in_training(shards: Path) -> None:
     held_out = {example["document"] for example in examples(shards, ShardSet(48, 0, validation=True))}
-    assert len(held_out) == Manifest.read(shards).content["corpus"]["validation_documents"] == 12
+    assert len(held_out) == Manifest.read(shards).corpus.validation_documents == 12
     for chosen in Manifest.read(shards).sets():
         for example in examples(shards, chosen):
             homes = {document for document, _ in marks(example["a"] + " " + example["b"])} | {example["document"]}
@@ -175,16 +176,16 @@ def test_shards_have_about_the_size_asked_for(shards: Path) -> None:
 def test_the_manifest_says_what_is_there(shards: Path) -> None:
     manifest = Manifest.read(shards)
     for number, chosen in enumerate(manifest.sets()):
-        said, rows = manifest.content["sets"][number], list(examples(shards, chosen))
-        assert said["examples"] == len(rows)
-        assert said["pieces"] == sum(len(row["pieces"]) for row in rows)
-        assert said["masked"] == sum(len(row["masked"]) for row in rows) == sum(said["split"])
-        assert said["random_next"] == sum(row["random_next"] for row in rows)
+        said, rows = manifest.figures[number], list(examples(shards, chosen))
+        assert said.examples == len(rows)
+        assert said.pieces == sum(len(row["pieces"]) for row in rows)
+        assert said.masked == sum(len(row["masked"]) for row in rows) == sum(said.split)
+        assert said.random_next == sum(row["random_next"] for row in rows)
         sizes = Counter(len(row["pieces"]) for row in rows)
-        assert {size: count for size, count in enumerate(said["histogram"]) if count} == sizes
-    assert manifest.content["bytes"] == sum(record.size for record in manifest.files())
-    assert manifest.content["sources"][0]["name"] == "text.txt"
-    assert manifest.content["corpus"]["documents"] == DOCUMENTS
+        assert {size: count for size, count in enumerate(said.histogram) if count} == sizes
+    assert manifest.bytes == sum(record.size for record in manifest.files())
+    assert manifest.sources[0].name == "text.txt"
+    assert manifest.corpus.documents == DOCUMENTS
 
 
 def test_the_table_of_documents_is_in_the_order_of_their_numbers(shards: Path) -> None:
@@ -222,4 +223,4 @@ def test_a_stored_piece_takes_at_most_2_7_bytes(more: list[str], real_data: Path
     arguments = ["--docs", str(real_data / "wiki/AA"), "--vocab", str(real_data / "vocab.txt")]
     assert shard.main([*arguments, "--out", str(tmp_path / "out"), *more]) == 0
     size = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert size <= 2.7 * sum(figures["pieces"] for figures in Manifest.read(tmp_path / "out").content["sets"])
+    assert size <= 2.7 * sum(figures.pieces for figures in Manifest.read(tmp_path / "out").figures)

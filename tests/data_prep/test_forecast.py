@@ -12,8 +12,7 @@ from conftest import write_wiki
 from support.sharding import run
 
 from data_prep import forecast, shard
-from data_prep.forecast import steps_of
-from data_prep.sample import Costs
+from data_prep.forecast import Costs, steps_of
 from data_prep.settings import Settings
 
 Usage = namedtuple("Usage", "total used free")
@@ -47,8 +46,8 @@ def test_the_shards_are_as_large_as_the_check_says(
 def test_everything_grows_with_the_text_alone() -> None:
     """From 20 GB to ten terabytes a byte of text takes no more than at 2 GB, but for one more round of merging."""
     settings = Settings()
-    kinds = {"examples": 1e-7, "merge": 1e-8, "shards": 3e-8}  # of what was measured, in proportion
-    seconds = {f"{step}-{length}": cost for step, cost in kinds.items() for length in settings.lengths}
+    kinds = {"examples-{}": 1e-7, "merged-{}-1": 1e-8, "shards-{}": 3e-8}  # of what was measured, in proportion
+    seconds = {step.format(length): cost for step, cost in kinds.items() for length in settings.lengths}
     costs = Costs(
         {"documents": 1e-7, "tokens": 1e-7, **seconds}, examples={128: 3.0, 512: 3.0}, shards={128: 3.0, 512: 3.0}
     )

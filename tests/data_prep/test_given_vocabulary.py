@@ -38,19 +38,19 @@ def test_a_folder_gives_its_pieces_and_its_casing(
     case = "with case and accents" if cased else "in lower case"
     assert f"vocabulary: {58 + 52 * cased} pieces of {bert}, {case}" in capfd.readouterr().out
     assert read_vocabulary(tmp_path / "out") == letters(cased)
-    content = Manifest.read(tmp_path / "out").content
-    assert content["settings"]["cased"] == cased
-    assert content["given_vocabulary"] == content["vocabulary"]["sha256"] == letters(cased).sha256
-    assert (content["vocabulary_source"], content["corpus"]["unknown"]) == ("bert", 0)
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest.settings.cased == cased
+    assert manifest.given_vocabulary == manifest.vocabulary.sha256 == letters(cased).sha256
+    assert (manifest.vocabulary_source, manifest.corpus.unknown) == ("bert", 0)
 
 
 def test_shards_give_their_vocabulary_to_others(wiki: Path, tmp_path: Path) -> None:
     assert run(wiki, tmp_path / "first", "--cased") == 0
     more = write_wiki(tmp_path / "more", documents=40, seed=2)
     assert run(more, tmp_path / "second", "--vocab", str(tmp_path / "first")) == 0
-    first, second = (Manifest.read(tmp_path / name).content for name in ("first", "second"))
-    assert first["vocabulary"] == second["vocabulary"]
-    assert second["settings"]["cased"]
+    first, second = (Manifest.read(tmp_path / name) for name in ("first", "second"))
+    assert first.vocabulary == second.vocabulary
+    assert second.settings.cased
 
 
 def test_what_cannot_be_is_refused(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +73,9 @@ def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, cap
         assert run(wiki, tmp_path / workers, *words, "--workers", workers) == 0
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
     assert "12 words added to 110 pieces: " in capfd.readouterr().out
-    content = Manifest.read(tmp_path / "1").content
-    assert {name: content["vocabulary"][name] for name in ("size", "base_size")} == {"size": 122, "base_size": 110}
-    assert content["given_vocabulary"] == letters(cased=True).sha256
+    manifest = Manifest.read(tmp_path / "1")
+    assert (manifest.vocabulary.size, manifest.vocabulary.base_size) == (122, 110)
+    assert manifest.given_vocabulary == letters(cased=True).sha256
     before, after = (AutoTokenizer.from_pretrained(folder) for folder in (bert, tmp_path / "1"))
     old, new = before.get_vocab(), after.get_vocab()
     assert {piece: new[piece] for piece in old} == old
@@ -97,7 +97,7 @@ def test_a_name_on_the_hub(wiki: Path, tmp_path: Path, site: Site, monkeypatch: 
     out = tmp_path / "out"
     done = subprocess.run(command(wiki, out, "--vocab", "owner/bert"), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert Manifest.read(out).content["vocabulary_source"] == "owner/bert"
+    assert Manifest.read(out).vocabulary_source == "owner/bert"
     assert read_vocabulary(out).cased
     assert not [request for request in site.requests if "safetensors" in request.path]
     done = subprocess.run(command(wiki, out, "--vocab", "owner/nothing"), capture_output=True, text=True)

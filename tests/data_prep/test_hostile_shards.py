@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep import shard, show, verify
+from data_prep.arrow_files import read_shard
 from data_prep.common.files import json_bytes, sha256
-from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, MANIFEST, PLAN, WORK, read_shard, seal
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, MANIFEST, PLAN, WORK, seal
 
 SETTINGS = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
 SHARD = "length-32/duplicate-0/shard-00000.arrow"

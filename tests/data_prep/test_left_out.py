@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_wiki
-from support.sharding import run, tree
+from support.sharding import interrupted_at, run, tree
 
-from data_prep.pipeline import Pipeline
 from data_prep.running import Runner
 from data_prep.shards import MANIFEST, Manifest
-from data_prep.work import WorkFolder
 
 
 def lines(folder: Path) -> bytes:
@@ -53,8 +52,8 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.Captu
     os.mkfifo(copy / "h.jsonl")
     assert run(bad, tmp_path / "out", "--errors", "skip") == run(copy, tmp_path / "2", "--errors", "skip") == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "2")
-    manifest = Manifest.read(tmp_path / "out").content
-    skipped = sorted(fault.split(" (after")[0] for fault in manifest["corpus"]["skipped"])
+    corpus = Manifest.read(tmp_path / "out").corpus
+    skipped = sorted(fault.split(" (after")[0] for fault in corpus.skipped)
     at = (bad / "c.jsonl.bz2").read_bytes().rindex(b"BZh9")
     assert skipped == [
         "bad/b.jsonl.gz: truncated or damaged .gz: the stream at byte 0: it does not end",
@@ -64,7 +63,7 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path, capfd: pytest.Captu
         "bad/g.jsonl: cannot be read: Too many levels of symbolic links",
         "bad/h.jsonl: a pipe",
     ]
-    assert manifest["corpus"]["documents"] > 120 + 80 + 80 + 300
+    assert corpus.documents > 120 + 80 + 80 + 300
     assert f"left out: {bad}/b.jsonl.gz: truncated" in capfd.readouterr().out
 
 
@@ -101,9 +100,9 @@ def test_a_file_that_is_gone_when_its_turn_comes(
     assert f"{wiki}/wiki_02: cannot be read: No such file or directory\n--errors skip leaves it out" in message
     (wiki / "wiki_02").write_text(text)
     assert run(wiki, tmp_path / "skip", "--errors", "skip") == 0
-    corpus = Manifest.read(tmp_path / "skip").content["corpus"]
-    assert corpus["skipped"] == ["wiki/wiki_02: cannot be read: No such file or directory"]
-    assert corpus["documents"] == 150
+    corpus = Manifest.read(tmp_path / "skip").corpus
+    assert corpus.skipped == ["wiki/wiki_02: cannot be read: No such file or directory"]
+    assert corpus.documents == 150
 
 
 def edit(path: Path) -> None:
@@ -117,12 +116,10 @@ def edit(path: Path) -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_an_edited_file_is_seen_and_a_touched_one_is_the_same(
-    finished: bool, wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: bool, wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        if not finished:
-            patch.setattr(Pipeline, "_tokens", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with nullcontext() if finished else interrupted_at("tokens"):
         assert run(wiki, out) == (0 if finished else 130)
     copy = tmp_path / "copy" / "wiki"
     shutil.copytree(wiki, copy, copy_function=shutil.copyfile)  # with other dates
@@ -135,26 +132,5 @@ def test_an_edited_file_is_seen_and_a_touched_one_is_the_same(
         assert run(wiki, out) == 0
         assert "changed since the run began: wiki_01;" in capfd.readouterr().out
         assert run(copy, out) == 2
-    for file in Manifest.read(out).content["sources"]:
+    for file in json.loads((out / MANIFEST).read_text())["sources"]:
         assert sorted(file) == ["content", "format", "name", "size", "source"]
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_what_was_begun_before_there_were_keys_is_continued(
-    finished: bool, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        if not finished:
-            patch.setattr(Pipeline, "_tokens", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        run(wiki, out)
-    plan = json.loads((out / MANIFEST).read_text()) if finished else WorkFolder(out).read_plan()
-    for file in plan["sources"]:
-        del file["content"]
-    if finished:
-        (out / MANIFEST).write_text(json.dumps(plan))
-    else:
-        WorkFolder(out).write_plan(plan)
-    assert run(wiki, out) == 0
-    (wiki / "wiki_03").unlink()
-    assert run(wiki, out) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, sentence, write_wiki
 from support.commands import kill_group
-from support.sharding import SETTINGS, run, tree
+from support.sharding import SETTINGS, interrupted_at, run, tree
 
 from data_prep import shard, show, verify
 from data_prep.examples import merging, parts
@@ -95,14 +95,9 @@ def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
 # Texts that change while a run is not finished
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, function: str, docs: Path, out: Path, *more: str) -> None:
-    """Begins a run that is interrupted where it calls a function."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(function, stop)
+def interrupt(step: str, docs: Path, out: Path, *more: str) -> None:
+    """Begins a run that is interrupted at the first task of a step."""
+    with interrupted_at(step):
         assert run(docs, out, *more) == 130
 
 
@@ -155,22 +150,28 @@ def test_an_added_file_is_taken_by_a_restart(
     if vocabulary == "given":
         assert run(docs, tmp_path / "other") == 0
         more = ["--vocab", str(tmp_path / "other")]
-    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out, *more)
+    interrupt("shards", docs, out, *more)
     tokens = {line for line in repeated(out) if "/tokens/" in line}
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
-    interrupt(monkeypatch, "data_prep.examples.lengths.make_examples", docs, out, *more)
+    interrupt("examples", docs, out, *more)
     assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
     assert run(docs, out, *more) == 0
     assert run(docs, tmp_path / "fresh", *more) == 0
     assert tree(out) == tree(tmp_path / "fresh")
-    assert Manifest.read(out).content["corpus"]["documents"] == 25 * 40
+    assert Manifest.read(out).corpus.documents == 25 * 40
 
 
 def test_shards_of_a_text_that_changed_are_not_left_behind(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-    interrupt(monkeypatch, "data_prep.pipeline.write_json", docs, out)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Manifest, "write", stop)
+        assert run(docs, out) == 130
     for number in range(12):
         (docs / f"{number:02}.jsonl").write_text('{"text": "Nothing."}\n')
     assert run(docs, out) == 0
@@ -182,7 +183,7 @@ def test_other_settings_are_refused_whatever_the_text(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out)
+    interrupt("shards", docs, out)
     (docs / "00.jsonl").unlink()
     assert run(docs, out, "--duplicates", "3") == 2
     assert "--duplicates was 2, now 3" in capfd.readouterr().err
@@ -199,7 +200,7 @@ def test_the_field_with_the_text_may_be_corrected(
         path.write_text(
             "".join(json.dumps({"body": line["text"], "text": "Short. Too short."}) + "\n" for line in lines)
         )
-    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out, "--drop-copies")
+    interrupt("shards", docs, out, "--drop-copies")
     assert run(docs, out, "--drop-copies", "--text-field", "body") == 0
     assert "changed since the run began: --text_field;" in capfd.readouterr().out
     assert run(docs, tmp_path / "fresh", "--drop-copies", "--text-field", "body") == 0
@@ -210,7 +211,7 @@ def test_files_that_are_gone_are_missed_where_much_would_be_lost(
     small_bundles: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-    interrupt(monkeypatch, "data_prep.examples.lengths.write_shard", docs, out)
+    interrupt("shards", docs, out)
     text = (docs / "07.jsonl").read_text()
     (docs / "07.jsonl").unlink()
     assert run(docs, out) == 2
@@ -224,7 +225,7 @@ def test_a_source_without_text_that_is_added_costs_no_work(
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
     (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
-    interrupt(monkeypatch, "data_prep.pipeline.encode_part", docs, out)
+    interrupt("tokens", docs, out)
     arguments = ["--docs", str(docs), str(tmp_path / "blank.md"), "--out", str(out), "--workers", "1", *SETTINGS]
     assert shard.main(arguments) == 2
     assert "no document in blank" in capfd.readouterr().err
@@ -242,7 +243,7 @@ def test_sources_of_one_name_with_the_same_files_are_apart(tmp_path: Path, monke
         (tmp_path / place / "wiki" / "a.txt").write_text(text)
     docs = [str(tmp_path / place / "wiki") for place in "xy"]
     assert shard.main(["--docs", *docs, "--out", str(tmp_path / "out"), "--workers", "2", *SETTINGS]) == 0
-    assert Manifest.read(tmp_path / "out").content["corpus"]["documents"] == 2
+    assert Manifest.read(tmp_path / "out").corpus.documents == 2
     bundles = sources.make_bundles(sources.find_files(docs))
     assert len({bundle.name for bundle in bundles}) == len(bundles) == 2
 
@@ -251,7 +252,7 @@ def test_a_record_that_a_power_cut_took_is_made_again(
     small_bundles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs, out = write_texts(tmp_path / "docs"), tmp_path / "out"
-    interrupt(monkeypatch, "data_prep.examples.lengths.make_examples", docs, out)
+    interrupt("examples", docs, out)
     for step in ("tokens", "documents"):
         journal = out / WORK / f"{step}.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"task": "torn')

@@ -11,7 +11,7 @@ from support.sharding import run
 from data_prep import shard
 from data_prep.common.errors import UserError
 from data_prep.settings import find_faults, read_config
-from data_prep.shards import Manifest, meant
+from data_prep.shards import Manifest
 
 
 def test_other_settings_into_the_same_folder_are_refused_with_the_way_out(
@@ -31,8 +31,8 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
         f'docs = ["{wiki}"]\nlengths = [32]\nduplicates = 3\nvocab-size = 300\nworkers = 1\nmask_rate = 0.2\n'
     )
     assert shard.main(["--config", str(config), "--out", str(tmp_path / "out"), "--duplicates", "1"]) == 0
-    settings = Manifest.read(tmp_path / "out").content["settings"]
-    assert (settings["lengths"], settings["duplicates"], settings["mask_rate"]) == ([32], 1, 0.2)
+    settings = Manifest.read(tmp_path / "out").settings
+    assert (settings.lengths, settings.duplicates, settings.mask_rate) == ([32], 1, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,7 @@ def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path, capfd: 
     for way, there in (("drop", False), ("word", True)):
         out = tmp_path / way
         assert shard.main([*options, "--out", str(out), "--formulas", way]) == 0
-        assert Manifest.read(out).content["settings"]["formulas"] == way
+        assert Manifest.read(out).settings.as_json()["formulas"] == way
         assert ("formula" in (out / "vocab.txt").read_text().split()) is there
     assert shard.main([*options, "--out", str(tmp_path / "drop"), "--formulas", "word"]) == 2
     assert "--formulas was drop, now word" in capfd.readouterr().err
-
-
-def test_settings_that_earlier_versions_lacked_mean_what_they_did_then() -> None:
-    earlier = {"seed": 1, "language": None, "lengths": [128]}
-    assert meant(earlier) == meant({**earlier, "extend": 0, "formulas": "drop"})
-    assert meant(earlier) != meant({**earlier, "formulas": "word"})

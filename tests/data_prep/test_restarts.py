@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_what_is_done_and_says_how_to_go_on(
     assert "the same command continues where it stopped" in errors
     assert "Traceback" not in errors
     work = WorkFolder(tmp_path / "out")
-    half_written = tmp_path / "out" / work.read_records("documents")[0]["files"][0]["path"]
+    half_written = tmp_path / "out" / work.read_records("documents")[0].path
     os.truncate(half_written, half_written.stat().st_size // 2)  # as after a power cut: its task is done again
     work.reopen("documents")
     done = subprocess.run(command(corpus, tmp_path / "out"), check=True, capture_output=True, text=True)

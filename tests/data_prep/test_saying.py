@@ -80,7 +80,7 @@ def test_fields_and_formats_by_source(mine: Path, tmp_path: Path, capfd: pytest.
         "sentences (as --format says)",
     ]
     assert lines[2].endswith("; a sentence a line")
-    settings = Manifest.read(tmp_path / "out").content["settings"]
+    settings = Manifest.read(tmp_path / "out").settings.as_json()
     assert settings["text_field"] == {"": "content", "posts": "body"}
     assert settings["format"] == {"book": "sentences"}
 
@@ -103,7 +103,7 @@ def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> Non
     arguments = ["--config", str(config), "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS]
     assert shard.main([*arguments, "--text-field", "mine=headline"]) == 2  # flags come before the file
     assert shard.main(arguments) == 0
-    settings = Manifest.read(tmp_path / "out").content["settings"]
+    settings = Manifest.read(tmp_path / "out").settings.as_json()
     assert (settings["text_field"], settings["format"]) == ({"": "text", "mine": "body"}, "text")
 
 
@@ -142,7 +142,7 @@ def test_settings_of_another_program_among_texts_can_be_left_out(
     assert "--errors skip leaves" in said(capfd, mine, tmp_path / "out", code=2)
     output = said(capfd, mine, tmp_path / "out", "--errors", "skip")
     assert f"left out: {mine}/config.json: " in output
-    (fault,) = Manifest.read(tmp_path / "out").content["corpus"]["skipped"]
+    (fault,) = Manifest.read(tmp_path / "out").corpus.skipped
     assert fault.startswith("mine/config.json: ")
 
 
@@ -155,7 +155,7 @@ def test_what_is_left_out_has_no_place_of_this_machine(mine: Path, tmp_path: Pat
     for docs, out in ((mine, "1"), (copy, "2")):
         assert run(docs, tmp_path / out, "--errors", "skip", "--text-field", "body") == 0
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
-    skipped = Manifest.read(tmp_path / "1").content["corpus"]["skipped"]
+    skipped = Manifest.read(tmp_path / "1").corpus.skipped
     assert [fault.partition(" ")[0] for fault in skipped] == ["mine/photo:", "mine/posts.jsonl:"]
 
 
@@ -191,14 +191,14 @@ def test_an_image_among_texts_is_named_and_can_be_left_out(
     assert "--errors skip" in message
     output = said(capfd, mine, tmp_path / "out", "--text-field", "body", "--errors", "skip")
     assert f"left out: {mine}/photo.jpg: a JPEG image\n" in output
-    manifest = Manifest.read(tmp_path / "out").content
-    assert manifest["corpus"]["skipped"] == ["mine/photo.jpg: a JPEG image"]
-    assert "photo.jpg" not in {source["name"] for source in manifest["sources"]}
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest.corpus.skipped == ["mine/photo.jpg: a JPEG image"]
+    assert "photo.jpg" not in {source.name for source in manifest.sources}
     globs = shlex.split(message[message.index("--docs '") :])
     arguments = [*globs, "--text-field", "body", "--out", str(tmp_path / "globs"), "--workers", "1", *SETTINGS]
     assert shard.main(arguments) == 0
-    by_glob = Manifest.read(tmp_path / "globs").content["sources"]
-    assert sorted(map(str, by_glob)) == sorted(map(str, manifest["sources"]))
+    by_glob = Manifest.read(tmp_path / "globs").sources
+    assert sorted(map(str, by_glob)) == sorted(map(str, manifest.sources))
 
 
 def test_two_workers_write_the_same_bytes_of_several_formats(mine: Path, tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path, cap
     path.write_text("Dr. Huber kam z. B. zu Fuß. Er hatte usw. Prof. Meier dabei.\n\n" * 20)
     assert "sentences as in German\n" in said(capfd, path, tmp_path / "de", "--language", "de")
     assert "sentences as in English (no --language)\n" in said(capfd, path, tmp_path / "en")
-    german, english = (Manifest.read(tmp_path / name).content for name in ("de", "en"))
-    assert (german["settings"]["language"], english["settings"]["language"]) == ("de", None)
-    assert german["corpus"]["sentences"] == 40
-    assert english["corpus"]["sentences"] > 40
+    german, english = (Manifest.read(tmp_path / name) for name in ("de", "en"))
+    assert (german.settings.language, english.settings.language) == ("de", None)
+    assert german.corpus.sentences == 40
+    assert english.corpus.sentences > 40
 
 
 def test_a_language_that_is_not_given_makes_the_shards_of_english(
@@ -225,8 +225,8 @@ def test_a_language_that_is_not_given_makes_the_shards_of_english(
     assert run(wiki, tmp_path / "en", "--language", "en") == run(wiki, tmp_path / "none") == 0
     english, none = (Manifest.read(tmp_path / name) for name in ("en", "none"))
     assert english.fingerprint == none.fingerprint
-    assert none.content["settings"]["language"] is None
-    assert run(wiki, tmp_path / "en") == 0  # as earlier versions recorded it
+    assert none.settings.language is None
+    assert run(wiki, tmp_path / "en") == 0
     assert run(wiki, tmp_path / "none", "--language", "en") == 0
     assert run(wiki, tmp_path / "none", "--language", "de") == 2
     assert "--language was not given, now de" in capfd.readouterr().err
@@ -263,11 +263,11 @@ def table_row(output: str, name: str) -> str:
 
 def test_what_is_held_out(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = said(capfd, wiki, tmp_path / "out", "--validation", "0.04")
-    made = (one for one in Manifest.read(tmp_path / "out").content["sets"] if not one["duplicate"])
-    sets = {(one["length"], one["validation"]): one for one in made}
-    share = sets[32, True]["pieces"] / (sets[32, True]["pieces"] + sets[32, False]["pieces"])
+    made = (one for one in Manifest.read(tmp_path / "out").figures if not one.duplicate)
+    sets = {(one.length, one.validation): one for one in made}
+    share = sets[32, True].pieces / (sets[32, True].pieces + sets[32, False].pieces)
     assert 0.02 < share < 0.08
-    examples = ", ".join(f"{sets[length, True]['examples']} of length {length}" for length in (32, 64))
+    examples = ", ".join(f"{sets[length, True].examples} of length {length}" for length in (32, 64))
     assert table_row(output, "held out") == (
         f"held out 10 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
     )
@@ -323,7 +323,7 @@ def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tm
         )
         return done.stdout
 
-    from_main = "import sys; from data_prep.rehearsal import rehearse; from data_prep.settings import *; "
+    from_main = "import sys; from data_prep.trial import rehearse; from data_prep.settings import *; "
     from_main += "from rich.console import Console; s = Settings(lengths=(32, 64)); "
     from_main += "from pathlib import Path; said = False\nfor size in (600, 229):\n"
     from_main += f" said = rehearse(s, size, Path({str(tmp_path)!r}), Console(), said)"

@@ -36,7 +36,7 @@ def test_other_text_into_the_same_folder_is_refused(
 def test_the_folder_is_named_after_the_text(wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shard.main(["--docs", str(wiki), "--workers", "1", *SETTINGS]) == 0
-    assert Manifest.read(tmp_path / "data" / "wiki").content["corpus"]["documents"] == 200
+    assert Manifest.read(tmp_path / "data" / "wiki").corpus.documents == 200
 
 
 def test_unreadable_files_can_be_left_out_in_a_second_attempt(
@@ -49,9 +49,9 @@ def test_unreadable_files_can_be_left_out_in_a_second_attempt(
     assert f"{bad}: byte" in message
     assert "not UTF-8" in message
     assert run(wiki, tmp_path / "out", "--errors", "skip") == 0
-    corpus = Manifest.read(tmp_path / "out").content["corpus"]
-    assert corpus["documents"] == 199
-    assert corpus["skipped"][0].startswith("wiki/wiki_01: byte ")
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert corpus.documents == 199
+    assert corpus.skipped[0].startswith("wiki/wiki_01: byte ")
 
 
 def test_a_source_without_documents_stops_the_run(
@@ -100,9 +100,9 @@ def test_a_document_of_ten_megabytes_on_one_line(tmp_path: Path) -> None:
     arguments = ["--docs", str(path), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--duplicates", "1"]
     code, _ = peak_mb(arguments)
     assert code == 0
-    corpus = Manifest.read(tmp_path / "out").content["corpus"]
-    assert corpus["documents"] == 1
-    assert corpus["sentences"] > 100_000
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert corpus.documents == 1
+    assert corpus.sentences > 100_000
 
 
 @pytest.mark.slow
@@ -123,9 +123,9 @@ def test_documents_of_one_word_each(tmp_path: Path) -> None:
     lines = "\n\n".join(WORDS)
     (tmp_path / "words.txt").write_text(lines)
     assert run(tmp_path / "words.txt", tmp_path / "out", "--format", "sentences") == 0
-    content = Manifest.read(tmp_path / "out").content
-    assert content["corpus"]["documents"] == len(set(WORDS)) == len(WORDS)
-    assert content["sets"][0]["random_next"] == content["sets"][0]["examples"]
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest.corpus.documents == len(set(WORDS)) == len(WORDS)
+    assert manifest.figures[0].random_next == manifest.figures[0].examples
 
 
 def test_a_folder_with_other_files_is_left_alone(wiki: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

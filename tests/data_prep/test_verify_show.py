@@ -11,10 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import write_wiki
+from support.sharding import interrupted_at
 
 from data_prep import shard, show, verify
+from data_prep.arrow_files import read_shard
 from data_prep.common.files import FileRecord, sha256
-from data_prep.shards import MANIFEST, WORK, Manifest, fingerprint, read_shard
+from data_prep.shards import MANIFEST, WORK, fingerprint
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
 SETTINGS += ["--validation", "0.05"]
@@ -140,15 +142,10 @@ def test_a_folder_without_shards_is_refused(name: str, tmp_path: Path, capfd: py
 
 
 @pytest.fixture
-def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def half(tmp_path: Path) -> Path:
     """Makes a folder whose run stopped before the shards."""
     arguments = ["--docs", str(write_wiki(tmp_path / "wiki")), "--out", str(tmp_path / "half"), *SETTINGS]
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("data_prep.examples.lengths.write_shard", stop)
+    with interrupted_at("shards"):
         assert shard.main(arguments) == 130
     return tmp_path / "half"
 
@@ -228,4 +225,3 @@ def test_a_manifest_of_another_format_is_refused(data: Path, capfd: pytest.Captu
     (data / MANIFEST).write_text(json.dumps({**content, "format": 99}))
     assert verify.main([str(data)]) == 2
     assert "not of format" in capfd.readouterr().err
-    assert Manifest(content).fingerprint

@@ -23,7 +23,7 @@ from pretraining.checkpoint.record import FOLDER, finished_checkpoints
 from pretraining.processes.ending import ENDED
 from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
 
-DEMO = ["--model.hidden", "128", "--phases.0.steps", "14", "--phases.0.batch", "96", "--checkpoints.keep", "9"]
+DEMO = ["--model.hidden", "128", "--phases.0.steps", "9", "--phases.0.batch", "96", "--checkpoints.keep", "9"]
 """a model of the demo's size, without any checkpoint before a stop"""
 MPIRUN = f"mpirun --allow-run-as-root --oversubscribe -n 2 {sys.executable}"
 TORCHRUN = "torchrun --nproc-per-node 2 --master-port {port}"

@@ -60,8 +60,9 @@ def scored(device: torch.device) -> int:
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
     )
-    dataset: Any = None
-    return phases_module.evaluate(engine, dataset, micro_batch=2, limit=None, step=1, phase=0).scored_examples
+    phase: Any = SimpleNamespace(validation="held out", micro_batch=2, scored=None, number=0)
+    evaluate = phases_module.TrainingPhase.evaluate
+    return evaluate(phase, engine, 1, mark=lambda: None, gives_up=lambda: False).scored_examples
 
 
 class SimpleBatch:

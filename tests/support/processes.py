@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -24,6 +25,8 @@ from support.rank_server import Order, rank_server
 
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
 """how the names of launchers' variables begin"""
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""what torchrun tells a rank"""
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,12 @@ def start(
     environment: Mapping[str, str] | None = None,
     port: int | None = None,
     come: int | None = None,
+    launched: bool = True,
 ) -> Run:
     """Starts a function as ranks on loopback, as torchrun would but without its watching over them.
 
     The function stands at the top of a module. No rank is ended when another fails: that is for what is tested. Only
-    the first `come` ranks are started, where not all are to come.
+    the first `come` ranks are started, where not all are to come. Without `launched`, nothing tells a rank of others.
     """
     folder, port = Path(tempfile.mkdtemp(prefix="ranks-")), port or free_port()
     call, pids = pickle.dumps((function, arguments)), []
@@ -124,6 +128,8 @@ def start(
         for name in ("output", "errors"):
             (folder / str(rank) / name).touch()
         variables = {**rank_environment(rank, ranks, port), **(environment or {})}
+        for name in () if launched else LAUNCHED:
+            del variables[name]
         pids.append(rank_server().start(Order(call, variables, sys.path, folder / str(rank))))
     RUNS.append(Run(folder, pids))
     return RUNS[-1]
@@ -184,6 +190,19 @@ def run_launcher(
         timeout=timeout,
         check=False,
     )
+
+
+def be_program(entry: str, words: Sequence[str], folder: Path) -> None:
+    """What a rank does: a script as `python ENTRY WORDS`, typed in a folder, without the seconds of its imports."""
+    os.chdir(folder)
+    sys.argv = [entry, *words]
+    runpy.run_path(entry, run_name="__main__")
+
+
+def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float = 90.0, **environment: str) -> Done:
+    """Runs a script in a process that no launcher has started."""
+    alone = start(1, be_program, entry, list(words), folder, environment=environment, launched=False)
+    return alone.wait(seconds)[0]
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array
-from data_prep.examples.pairs import Plan, place_partners, plan_pairs, truncate
+from data_prep.examples.pairs import Segments, place_partners, plan_pairs, truncate
 from data_prep.examples.parts import Pool
 from data_prep.vocabulary.tokens import Corpus
 
@@ -38,8 +38,8 @@ def pool_of(corpus: Corpus) -> Pool:
     return Pool(np.zeros(1, np.int64), np.array([corpus.document_ends.size]), np.empty(0, np.int64), True)
 
 
-def copied(plan: Plan) -> Plan:
-    return Plan(*(column.copy() for column in plan))
+def copied(plan: Segments) -> Segments:
+    return Segments(*(column.copy() for column in plan))
 
 
 class Made(NamedTuple):
@@ -47,8 +47,8 @@ class Made(NamedTuple):
 
     corpus: Corpus
     room: int
-    whole: Plan
-    plan: Plan
+    whole: Segments
+    plan: Segments
 
 
 def make(corpus: Corpus, length: int, duplicate: int = 0, seed: int = SEED, short: float = 0.0) -> Made:
@@ -82,17 +82,17 @@ LENGTHS = st.integers(8, 40)
 SHORT = st.sampled_from([0.0, 0.5, 1.0])
 
 
-def plan_of(size_a: Array, size_b: Array, number: int = 0) -> Plan:
+def plan_of(size_a: Array, size_b: Array, number: int = 0) -> Segments:
     """Makes a plan of segments of these sizes, with streams of their own."""
     columns = np.zeros((8, size_a.size), np.int64)
     columns[1], columns[2] = 1000, 1000 + size_a
     columns[3], columns[4] = 5_000_000, 5_000_000 + size_b
     columns[5] = -1
     columns[7] = np.random.default_rng(number).integers(0, 2**63, size_a.size)
-    return Plan.of(columns)
+    return Segments.of(columns)
 
 
-def truncated(plan: Plan, room: int) -> Plan:
+def truncated(plan: Segments, room: int) -> Segments:
     result = copied(plan)
     truncate(np.arange(plan.row.size), result, room)
     return result

@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from conftest import ROOT
 from support.commands import start, wait_for
 
 from data_prep import shard
+from data_prep.running import Runner
 from data_prep.work import WorkFolder
 
 SHARD = str(ROOT / "data_prep/shard.py")
@@ -37,3 +43,19 @@ def begin(corpus: Path, out: Path) -> subprocess.Popen[str]:
 def run(wiki: Path, out: Path, *more: str) -> int:
     """Runs shard.py on a small text in this process; returns the exit code."""
     return shard.main(["--docs", str(wiki), "--out", str(out), "--workers", "1", *SETTINGS, *more])
+
+
+@contextmanager
+def interrupted_at(step: str) -> Iterator[None]:
+    """Interrupts every run at the first task of a step."""
+    usual = Runner.run
+
+    def stop(_: object) -> Any:
+        raise KeyboardInterrupt
+
+    def until(self: Runner, one: Any, tasks: Any) -> Any:
+        return usual(self, replace(one, function=stop) if one.name.startswith(step) else one, tasks)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Runner, "run", until)
+        yield

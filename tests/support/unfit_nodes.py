@@ -17,7 +17,7 @@ import torch
 from support.faults import replace
 
 from cluster import findings, health, preflight
-from cluster.health import Report
+from cluster.health import Health
 from pretraining.processes.ending import exit_now
 
 Fault = Callable[[], object]
@@ -72,7 +72,7 @@ def write_to_nothing() -> None:
 
 
 def have_a_sick_gpu() -> None:
-    def describe(report: Report, device: object) -> str:
+    def describe(report: Health, device: object) -> str:
         report.faults["GPU"] = "3 uncorrected ECC errors"
         return "CPU"
 

@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Part
+from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor, Slice
 from pretraining.processes.group import device_of
 
 WEIGHT, GRADIENT = "weight", "gradient"
 
 
 class ByParameter(FlatOptimizer):
-    """An optimizer that declares what one parameter is moved by."""
+    """Moves parameters by the `update` that the declaration of an optimizer has."""
 
-    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
-        super().__init__(kind, groups, settings)
-        self.settings = settings
-        self._flats: dict[int, FlatTensor] = {}
-        """what a flat tensor holds, found by its id"""
+    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        for tensor in tensors:
+            self._move_one(self.flats[id(tensor)], learning_rate, decay)
 
-    def prepare(
-        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
-    ) -> None:
-        self._flats = {id(flat.tensor): flat for flat in flat_tensors}
-        self._fused_parts, self._shapes = fused_parts, shapes
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is not None:
-                    self._move(group, self._flats[id(tensor)], tensor.grad)
-
-    def _move(self, group: dict[str, Any], flat: FlatTensor, gradient: Tensor) -> None:
+    def _move_one(self, flat: FlatTensor, learning_rate: float, decay: float) -> None:
         """Moves the parameters of a flat tensor; all ranks of its group go through them in the same order."""
-        gradient.mul_(self.scale)
+        gradients = flat.tensor.grad
+        assert gradients is not None
+        gradients.mul_(self.scale)
         state = self.state_of(flat.tensor)
         state["step"] += 1
-        sources = {WEIGHT: flat.tensor, GRADIENT: gradient, **{name: state[name] for name in self.kind.state}}
+        sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
         for name in flat.sizes:
             parts = [part for part in flat.parts if part.name == name]
             for values in self._values(flat, name, parts, sources):
-                self._update(group, values, int(state["step"]))
-
-    def _update(self, group: dict[str, Any], values: dict[str, Tensor], step: int) -> None:
-        weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
-        change = self.kind.update(weight, gradient, values, step, self.settings)
-        weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(change, alpha=group["lr"])
+                weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
+                change = self.kind.update(name, weight, gradient, values, int(state["step"]), self.settings)
+                weight.mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
 
     def _values(
-        self, flat: FlatTensor, name: str, parts: list[Part], sources: Mapping[str, Tensor]
+        self, flat: FlatTensor, name: str, parts: list[Slice], sources: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """Yields weight, gradient and state of a parameter, and writes back what became of them: this rank's stretches,
         or whole matrices, one for each that lies in a fused parameter."""
@@ -64,17 +45,17 @@ class ByParameter(FlatOptimizer):
             for part in parts:
                 yield {kind: flat.of(part, source) for kind, source in sources.items()}
             return
-        whole = {kind: gathered(flat, parts, source, self._shapes[name]) for kind, source in sources.items()}
-        blocks = {kind: values.chunk(self._fused_parts(name)) for kind, values in whole.items()}
-        for number in range(self._fused_parts(name)):
+        whole = {kind: gathered(flat, parts, source, self.shapes[name]) for kind, source in sources.items()}
+        blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
+        for number in range(self.fused_parts(name)):
             yield {kind: values[number] for kind, values in blocks.items()}
         for kind, source in sources.items():
             for part in parts:
                 flat.of(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
 
 
-def gathered(flat: FlatTensor, parts: Sequence[Part], source: Tensor, shape: torch.Size) -> Tensor:
-    """A parameter as a whole, or what lies as it does, of which each rank has some parts; all ranks call it."""
+def gathered(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: torch.Size) -> Tensor:
+    """Puts a parameter, its gradient or its state together from the parts of all ranks, which call it together."""
     whole = torch.zeros(shape, dtype=source.dtype, device=source.device)
     for part in parts:
         whole.view(-1)[part.start : part.start + part.length] = flat.of(part, source)

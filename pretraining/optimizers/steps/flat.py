@@ -13,8 +13,8 @@ from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, fin
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stretch of a parameter inside a flat tensor."""
+class Slice:
+    """What a flat tensor holds of a parameter: a part of it, or all."""
 
     name: str
     """name of the parameter"""
@@ -32,11 +32,11 @@ class FlatTensor:
     tensor: Tensor
     sizes: dict[str, int]
     """how many elements of a parameter the tensors of all ranks hold together, also where this one has no part of it"""
-    parts: tuple[Part, ...]
+    parts: tuple[Slice, ...]
     group: Any = None
     """process group of the ranks that hold the rest; None where this rank holds all"""
 
-    def of(self, part: Part, flat: Tensor) -> Tensor:
+    def of(self, part: Slice, flat: Tensor) -> Tensor:
         """Views a part in a tensor that is laid out as `tensor` is, such as an average or a gradient."""
         return flat.view(-1).narrow(0, part.offset, part.length)
 
@@ -45,15 +45,10 @@ class FlatOptimizer(torch.optim.Optimizer):
     """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
-        defaults = {
-            "lr": 0.0,
-            "betas": settings.betas,
-            "eps": settings.epsilon,
-            "weight_decay": settings.weight_decay,
-            "bias_correction": settings.bias_correction,
-        }
-        super().__init__(groups, defaults)
-        self.kind = kind
+        super().__init__(groups, {"lr": 0.0, "weight_decay": settings.weight_decay})
+        self.kind, self.settings = kind, settings
+        self.flats: dict[int, FlatTensor] = {}
+        """what a flat tensor holds, found by its id"""
         self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
         """the norm over all weights and ranks, which a step may ask for"""
         self.scale: Tensor | float = 1.0
@@ -62,10 +57,24 @@ class FlatOptimizer(torch.optim.Optimizer):
     def prepare(
         self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
     ) -> None:
-        """Hears before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
+        """Is told before the first step what DeepSpeed's flat tensors hold, and which shapes parameters have.
 
         `fused_parts` says how many parameters of the paper lie one after another in one of ours.
         """
+        self.flats = {id(flat.tensor): flat for flat in flat_tensors}
+        self.fused_parts, self.shapes = fused_parts, shapes
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+            if tensors:
+                self.move(tensors, group["lr"], group["weight_decay"])
+
+    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
+        raise NotImplementedError
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """What the last step has to show as distributions: by name, then by part of the model."""
@@ -86,7 +95,7 @@ def is_decayed(name: str) -> bool:
     return not (name.endswith("bias") or ".norm." in name)
 
 
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Groups parameters: those with weight decay, and those without."""
     decayed = [weight for name, weight in model.named_parameters() if is_decayed(name)]
     others = [weight for name, weight in model.named_parameters() if not is_decayed(name)]
@@ -95,4 +104,5 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> FlatOptimizer:
     """Makes the optimizer that the settings name."""
-    return find_optimizer(settings).build(parameter_groups(model), settings)
+    kind = find_optimizer(settings)
+    return kind.steps()(kind, _parameter_groups(model), settings)

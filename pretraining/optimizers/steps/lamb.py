@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from pretraining.model import cpu_kernels as kernels
-from pretraining.optimizers.declaration import Optimizer
-from pretraining.optimizers.lamb import LambSettings, apex_fault
-from pretraining.optimizers.steps.adamw import adam
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+from pretraining.optimizers.lamb import apex_fault, own
+from pretraining.optimizers.steps.adamw import SETTLED, adam
 from pretraining.optimizers.steps.flat import FlatOptimizer, FlatTensor
 from pretraining.processes.group import device_of
 
@@ -44,81 +44,59 @@ class SlotTable:
     """the process group of the ranks that hold the rest; None where there is none"""
 
     def by_slot(self, squares: Tensor) -> Tensor:
-        """(slots, 2) from (stretches, 2)."""
+        """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
         found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
         found[list(self.places)] = squares
         return found
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """This rank's stretch of a slot, with its gradient and averages: views of flat tensors."""
-
-    slot: int
-    weight: Tensor
-    gradient: Tensor
-    first: Tensor
-    second: Tensor
-
-
 class Lamb(FlatOptimizer):
     """LAMB on flat tensors. `prepare` comes before the first step; a step overwrites the gradients."""
 
-    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: LambSettings):
+    def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
-        self.settings = settings
-        self._amp_c = load_apex(settings.kernels)
+        self.lamb = own(settings)
+        self._amp_c = load_apex(self.lamb.kernels)
         self._tables: dict[int, SlotTable] = {}
-        """what a flat tensor holds, found by its id"""
+        """the slots of a flat tensor, found by its id"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
         """trust ratios of the last step, by the names of their slots"""
 
     def prepare(
-        self,
-        flat_tensors: Sequence[FlatTensor],
-        fused_parts: Callable[[str], int],
-        shapes: Mapping[str, torch.Size],  # noqa: ARG002
+        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
     ) -> None:
-        for flat in flat_tensors:
-            self._tables[id(flat.tensor)] = make_slot_table(flat, fused_parts)
+        super().prepare(flat_tensors, fused_parts, shapes)
+        self._tables = {name: make_slot_table(flat, fused_parts) for name, flat in self.flats.items()}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Trust ratios by layer."""
         return {"trust_ratio": by_layer(self.trust_ratios())}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
-            if tensors:
-                self._move(group, tensors)
-
-    def _move(self, group: dict[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Makes one step of tensors that have the same place on every rank: stage 3 brings them one at a time."""
+    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         for tensor in tensors:
             self.state_of(tensor)["step"] += 1
         steps = float(self.state_of(tensors[0])["step"])
         tables = [self._tables[id(tensor)] for tensor in tensors]
         move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
-        ratios = move(group, tensors, tables, steps)
+        ratios = move(tensors, tables, steps, learning_rate, decay)
         if ratios is not None:
             self._ratios[_names(tables)] = ratios
 
     def _move_one_by_one(
-        self, group: dict[str, Any], tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is still in the cache."""
-        adapts = self._adapts(group)
-        corrections = [1 - beta**steps if group["bias_correction"] else 1.0 for beta in group["betas"]]
-        numbers = (*group["betas"], *corrections, group["eps"], float(group["weight_decay"]), float(self._scale()))
+        adapts = self._adapts(decay)
+        betas = self.lamb.betas
+        corrections = [1 - beta**steps if self.lamb.bias_correction else 1.0 for beta in betas]
+        numbers = (*betas, *corrections, self.lamb.epsilon, float(decay), float(self._scale()))
         limits = self._limits if adapts else (1.0, 1.0)
         found = []
         for tensor, table in zip(tensors, tables, strict=True):
             state, squares = self.state_of(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
             count = len(table.stretches)
-            kernels.call("lamb_update", *flats, count, *numbers, -group["lr"], *limits, int(not adapts))
+            kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, *limits, int(not adapts))
             found.append(table.by_slot(squares))
         if not adapts:
             return None
@@ -129,80 +107,73 @@ class Lamb(FlatOptimizer):
                 if not whole:
                     assert tensor.grad is not None
                     weight, update = (flat.view(-1).narrow(0, offset, length) for flat in (tensor, tensor.grad))
-                    weight.add_(update, alpha=-group["lr"] * ratios[begin + slot])
+                    weight.add_(update, alpha=-learning_rate * ratios[begin + slot])
             begin += len(table.slots)
         return torch.tensor(ratios, dtype=torch.float64)
 
     def _move_together(
-        self, group: dict[str, Any], tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: float, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a GPU: all stretches in one operation at a time, and no ratio comes to the host."""
-        stretches = list(self._stretches(tensors, tables))
+        places, lists = self._views(tensors, tables)
         slots = sum(len(table.slots) for table in tables)
         squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
         updates: list[Tensor] = []
-        if stretches:
-            updates, own_squares = self._updates(group, stretches, steps)
-            places = torch.tensor([stretch.slot for stretch in stretches])
-            squares.index_add_(0, places.to(squares.device, non_blocking=True), own_squares)
-        ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(group) else None
+        if places:
+            updates, own_squares = self._updates(lists, steps, decay)
+            squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
+        ratios = self._trust(_joined(squares, tables[0].group)) if self._adapts(decay) else None
         if updates and ratios is not None:
             factors = ratios.float()
-            torch._foreach_mul_(updates, [factors[stretch.slot] for stretch in stretches])
+            torch._foreach_mul_(updates, [factors[place] for place in places])
         if updates:
-            torch._foreach_add_([stretch.weight for stretch in stretches], updates, alpha=-group["lr"])
+            torch._foreach_add_(lists[0], updates, alpha=-learning_rate)
         return ratios
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return self.settings.trust_limits or (0.0, math.inf)
+        return self.lamb.trust_limits or (0.0, math.inf)
 
-    def _adapts(self, group: dict[str, Any]) -> bool:
-        return bool(group["weight_decay"]) or self.settings.trust_all
+    def _adapts(self, decay: float) -> bool:
+        return bool(decay) or self.lamb.trust_all
 
     def _scale(self) -> Tensor | float:
         """What gradients are multiplied with before they move the moments."""
-        if not self.settings.normalize:
+        if not self.lamb.normalize:
             return self.scale
         norm = self.gradient_norm()
         assert norm is not None
         return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
-    def _stretches(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> Iterator[Stretch]:
-        """This rank's slices of each parameter, with gradient and averages."""
-        begin = 0
+    def _views(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]) -> tuple[list[int], list[list[Tensor]]]:
+        """The slots that this rank has stretches of, and of these the weights, gradients, and both averages."""
+        begin, places = 0, []
+        lists: list[list[Tensor]] = [[], [], [], []]
         for tensor, table in zip(tensors, tables, strict=True):
             state = self.state_of(tensor)
             assert tensor.grad is not None
-            flats = [flat.view(-1) for flat in (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])]
-            for slot, (offset, length, _) in zip(table.places, table.stretches.tolist(), strict=True):
-                yield Stretch(begin + slot, *(flat.narrow(0, offset, length) for flat in flats))
+            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])
+            for views, flat in zip(lists, flats, strict=True):
+                views += [flat.view(-1).narrow(0, offset, length) for offset, length, _ in table.stretches.tolist()]
+            places += [begin + place for place in table.places]
             begin += len(table.slots)
+        return places, lists
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = super().state_of(parameter)
         state["step"] = state["step"].cpu()  # where it is read without waiting for a GPU
         return state
 
-    def _updates(
-        self, group: dict[str, Any], stretches: Sequence[Stretch], steps: float
-    ) -> tuple[list[Tensor], Tensor]:
-        """Moves the moments; returns the updates with decay, and the squares of weight and update of every stretch."""
+    def _updates(self, lists: list[list[Tensor]], steps: float, decay: float) -> tuple[list[Tensor], Tensor]:
+        """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
+        weights, gradients, *_ = lists
         scale = self._scale()
         if isinstance(scale, Tensor) or scale != 1.0:
-            torch._foreach_mul_([stretch.gradient for stretch in stretches], scale)
-        if self._amp_c is not None and stretches[0].weight.is_cuda:
-            return lamb_updates(
-                self._amp_c,
-                list(zip(*((part.weight, part.gradient, part.first, part.second) for part in stretches), strict=True)),
-                decay=group["weight_decay"],
-                steps=steps,
-                betas=group["betas"],
-                epsilon=group["eps"],
-                corrected=group["bias_correction"],
-            )
-        updates = _torch_updates(group, stretches, steps)
-        return updates, _squares([stretch.weight for stretch in stretches], updates)
+            torch._foreach_mul_(gradients, scale)
+        if self._amp_c is not None and weights[0].is_cuda:
+            return apex_updates(self._amp_c, lists, self.lamb, steps, decay)
+        updates = _torch_updates(lists, self.lamb, steps, decay)
+        return updates, _squares(weights, updates)
 
     def _trust_of(self, weight: float, update: float) -> float:
         """The trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
@@ -265,16 +236,15 @@ def _joined(squares: Tensor, group: Any) -> Tensor:
     return joined.to(squares.device)
 
 
-def _torch_updates(group: dict[str, Any], stretches: Sequence[Stretch], steps: float) -> list[Tensor]:
+def _torch_updates(lists: list[list[Tensor]], settings: OptimizerSettings, steps: float, decay: float) -> list[Tensor]:
     """Computes updates by PyTorch's fused Adam, which moves zeros by -1 times its update."""
-    weights, gradients = [stretch.weight for stretch in stretches], [stretch.gradient for stretch in stretches]
+    weights, gradients, first, second = lists
     updates = [torch.zeros_like(weight) for weight in weights]
     counts = [torch.full((), steps, device=weight.device) for weight in weights]
-    first, second = [stretch.first for stretch in stretches], [stretch.second for stretch in stretches]
-    adam(updates, gradients, first, second, counts, group, learning_rate=1.0, decay=0.0)
+    adam(updates, gradients, first, second, counts, settings, learning_rate=1.0, decay=0.0)
     torch._foreach_neg_(updates)
-    if group["weight_decay"]:
-        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+    if decay:
+        torch._foreach_add_(updates, weights, alpha=decay)
     return updates
 
 
@@ -286,8 +256,6 @@ def _squares(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
 
 CHUNK = 2048 * 32
 """How many elements a block of the GPU works on, as apex itself has it."""
-UNCORRECTED = 1 << 30
-"""A step after which bias correction corrects nothing."""
 
 
 def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
@@ -300,30 +268,23 @@ def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
     return None if fault else importlib.import_module("amp_C")
 
 
-def lamb_updates(
-    amp_c: Any,
-    lists: Sequence[Sequence[Tensor]],
-    *,
-    decay: float,
-    steps: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    corrected: bool,
+def apex_updates(
+    amp_c: Any, lists: list[list[Tensor]], settings: OptimizerSettings, steps: float, decay: float
 ) -> tuple[list[Tensor], Tensor]:
     """Moves the averages; returns the updates, and the squares of weights and updates.
 
     `lists` are weights, gradients, first and second averages. The updates have five right digits: apex takes the
     betas' powers and 1 - beta in fp32.
     """
-    weights, gradients, first, second = (list(tensors) for tensors in lists)
+    weights, gradients, first, second = lists
     device = weights[0].device
     updates = [torch.empty_like(weight) for weight in weights]
     overflowed = torch.zeros(1, dtype=torch.int32, device=device)
     decays = torch.full((len(weights),), decay, device=device)
-    step = int(steps) - 1 if corrected else UNCORRECTED  # the kernel counts from 0
+    step = int(steps) - 1 if settings.bias_correction else SETTLED  # the kernel counts from 0
     tensors = [gradients, weights, first, second, updates]
     # A norm of 0 against a limit of 1 clips nothing, since gradients come clipped. The kernel's caller reads it itself.
-    norm = torch.zeros(1)
-    amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, step, *betas, epsilon, norm, 1.0)
+    options = (step, *settings.betas, settings.epsilon, torch.zeros(1), 1.0)
+    amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, *options)
     norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
     return updates, torch.stack(norms, dim=1).double().square()

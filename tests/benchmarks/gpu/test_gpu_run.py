@@ -14,8 +14,8 @@ import pytest
 import tyro
 from conftest import ROOT
 
-from benchmarks.gpu import limits, run
-from benchmarks.gpu.parts import Part
+from benchmarks.gpu import run
+from benchmarks.gpu.parts import GpuPart
 from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
@@ -42,14 +42,14 @@ def folder(tmp_path: Path) -> Path:
 def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, leaves_group: None) -> Runner:
     """Runs parts that are given as scripts by their names, with more words of the command."""
     monkeypatch.setattr(run, "BENCHMARKS", tmp_path)
-    monkeypatch.setattr(limits, "PATIENCE", 1.0)
+    monkeypatch.setattr(run, "PATIENCE", 1.0)
 
     def start(scripts: dict[str, str], *more: str) -> int:
         for name, script in scripts.items():
             (tmp_path / f"{name}.py").write_text(script)
-        parts = [Part(name, f"what {name} is", (f"{name}.py",)) for name in scripts]
+        parts = [GpuPart(name, f"what {name} is", (f"{name}.py",)) for name in scripts]
         monkeypatch.setattr(run, "build_parts", lambda *_: parts)
-        settings = tyro.cli(run.Run, args=["--out", str(folder), *more], config=(tyro.conf.FlagCreatePairsOff,))
+        settings = tyro.cli(run.GpuRun, args=["--out", str(folder), *more], config=(tyro.conf.FlagCreatePairsOff,))
         return run.measure(settings, open_console(soft_wrap=True))
 
     return start
@@ -75,7 +75,7 @@ def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, fold
 
 
 def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:
-    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "5") == 1
+    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "3") == 1
     found = results(folder)
     assert found["one"]["ended"] == "ran out of time"
     assert found["one"]["measured"] == {"figure": 7}
@@ -159,7 +159,7 @@ def test_results_of_a_gpu_alone_are_kept(
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu/machine.py"), "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/parts.py"), "setup", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )

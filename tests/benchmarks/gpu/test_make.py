@@ -12,20 +12,20 @@ import pytest
 import tyro
 from conftest import ROOT
 
-from benchmarks.gpu.run import Run
+from benchmarks.gpu.run import GpuRun
 from benchmarks.gpu.wheels import Wheels
 
 HERE = Path("build/gpu")
 WHEELS = Path("build/gpu-wheels")
-MEANT: dict[str, Run | Wheels] = {
-    "make gpu": Run(HERE),
-    "make gpu DRY=1": Run(Path("build/gpu-dry"), dry=True),
-    "make gpu PYTHON=/usr/bin/python3.12": Run(HERE),
-    'make gpu PARTS="tests throughput"': Run(HERE, parts=("tests", "throughput")),
-    "make gpu PARTS=profile AGAIN=1": Run(HERE, parts=("profile",), again=True),
-    "make gpu OUT=/mnt/results": Run(Path("/mnt/results")),
-    "make gpu-parts": Run(HERE, list=True),
-    "make gpu-keep": Run(HERE, keep=True),
+MEANT: dict[str, GpuRun | Wheels] = {
+    "make gpu": GpuRun(HERE),
+    "make gpu DRY=1": GpuRun(Path("build/gpu-dry"), dry=True),
+    "make gpu PYTHON=/usr/bin/python3.12": GpuRun(HERE),
+    'make gpu PARTS="tests throughput"': GpuRun(HERE, parts=("tests", "throughput")),
+    "make gpu PARTS=profile AGAIN=1": GpuRun(HERE, parts=("profile",), again=True),
+    "make gpu OUT=/mnt/results": GpuRun(Path("/mnt/results")),
+    "make gpu-parts": GpuRun(HERE, list=True),
+    "make gpu-keep": GpuRun(HERE, keep=True),
     "make gpu-wheels": Wheels(WHEELS),
     'make gpu-wheels PYTHON_VERSION=3.11 HAS="torch"': Wheels(WHEELS, python="3.11", has=("torch",)),
 }
@@ -51,7 +51,7 @@ def test_all_commands_of_the_page_are_known() -> None:
 @pytest.mark.parametrize("command", MEANT)
 def test_a_command_of_the_page_does_what_it_says(command: str) -> None:
     meant = MEANT[command]
-    script = f"benchmarks/gpu/{'run' if isinstance(meant, Run) else 'wheels'}.py"
+    script = f"benchmarks/gpu/{'run' if isinstance(meant, GpuRun) else 'wheels'}.py"
     [found] = [line[line.index(script) + 1 :] for line in lines_of(command) if script in line]
     assert tyro.cli(type(meant), args=found, config=(tyro.conf.FlagCreatePairsOff,)) == meant
 

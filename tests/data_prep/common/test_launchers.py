@@ -175,6 +175,12 @@ def test_tasks_per_node() -> None:
         expand_tasks("many")
 
 
+@pytest.mark.parametrize("wrong", [{"PMI_SIZE": "abc"}, {"WORLD_SIZE": "abc"}, {"WORLD_SIZE": "2", "RANK": "abc"}])
+def test_a_variable_that_is_no_number_is_named(wrong: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=f"^{[*wrong][-1]}='abc'"):
+        find_world(wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"PMI_SIZE": "foo"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}])
 def test_preparation_names_a_variable_that_is_no_number(wrong: dict[str, str]) -> None:
     command = [sys.executable, "data_prep/shard.py", "--docs", "anything"]

@@ -29,7 +29,7 @@ from support.segments import (
     varied,
 )
 
-from data_prep.examples.pairs import Plan, copy_second, place_partners, plan_pairs, truncate
+from data_prep.examples.pairs import Segments, copy_second, place_partners, plan_pairs, truncate
 from data_prep.examples.parts import Pool
 
 
@@ -158,7 +158,7 @@ def test_the_plan_of_a_document_depends_on_no_other_document(
     others = np.array([row - begin, *data.draw(st.permutations(range(stop - begin)))])
     alone, elsewhere = plan_pairs(corpus, np.array([row]), *key), plan_pairs(part, others[:2], *key)
     pieces_before = sum(sum(document) for document in documents[:begin])
-    for name in Plan._fields:
+    for name in Segments._fields:
         expected = getattr(together, name)[together.row == row]
         np.testing.assert_array_equal(getattr(alone, name), expected)
         if name == "row":

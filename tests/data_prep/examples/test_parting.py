@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.segments import Sizes, corpus_of, document_sizes
 from support.sharding import run
 
+from data_prep.arrow_files import read_shard
 from data_prep.examples.parting import part_sentences
-from data_prep.shards import Manifest, ShardSet, read_shard
+from data_prep.shards import Manifest, ShardSet
 from data_prep.vocabulary.tokens import Corpus
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 
@@ -70,7 +71,7 @@ def kept(folder: Path, length: int) -> float:
         sizes, boundary = np.diff(np.asarray(batch["pieces"].offsets)), np.asarray(batch["boundary"]).astype(int)
         follows = ~np.asarray(batch["random_next"].to_numpy(zero_copy_only=False))
         own += (boundary - 2).sum() + (sizes - boundary - 1)[follows].sum()
-    return float(own / manifest.content["corpus"]["pieces"])
+    return float(own / manifest.corpus.pieces)
 
 
 def make(folder: Path, texts: list[str], pieces: int = 2000) -> Path:
@@ -90,8 +91,8 @@ def test_marks_without_a_partner_lose_no_text(tmp_path: Path, capfd: pytest.Capt
     flat = make(tmp_path / "flat", [" ".join(paragraphs) for paragraphs in articles])
     assert kept(flat, 128) > lined - 0.005
     assert "over-long sentences lose" not in capfd.readouterr().out
-    figures = next(one for one in Manifest.read(flat).content["sets"] if ShardSet.of(one) == ShardSet(128, 0))
-    assert abs(figures["own"] / figures["text"] - kept(flat, 128)) < 0.02
+    figures = next(one for one in Manifest.read(flat).figures if one.set == ShardSet(128, 0))
+    assert abs(figures.own / figures.text - kept(flat, 128)) < 0.02
 
 
 def test_text_without_full_stops_is_parted_and_warned_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

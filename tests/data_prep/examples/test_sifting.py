@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from support.sharding import run, tree
 
 from data_prep import shard, verify
+from data_prep.arrow_files import map_batches, read_shard
 from data_prep.common.errors import UserError
 from data_prep.examples import sifting
 from data_prep.examples.sifting import choose_passages, kept_shares, mark_copies
-from data_prep.shards import WORK, Manifest, map_batches, read_shard
+from data_prep.shards import WORK, Manifest
 
 
 def text(draw: random.Random, sentences: int) -> str:
@@ -47,8 +48,8 @@ def test_copies_are_left_out_and_counted(tmp_path: Path, capfd: pytest.CaptureFi
     docs = write_lines(tmp_path / "x.jsonl", [both[number] for number in order])
     assert run(docs, tmp_path / "out", "--drop-copies") == 0
     assert "copies 100 left out, as an earlier document has" in " ".join(capfd.readouterr().out.split())
-    corpus = Manifest.read(tmp_path / "out").content["corpus"]
-    assert (corpus["documents"], corpus["copies"]) == (300, 100)
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert (corpus.documents, corpus.copies) == (300, 100)
     first = {both[number]: str(place) for place, number in reversed(list(enumerate(order)))}
     assert ids(tmp_path / "out") == sorted(first.values(), key=int)
     assert verify.main([str(tmp_path / "out")]) == 0
@@ -112,10 +113,10 @@ def test_a_source_is_limited_to_its_share(tmp_path: Path, capfd: pytest.CaptureF
     ]
     arguments += ["--vocab-size", "300", "--duplicates", "1"]
     assert shard.main([*arguments, "--max-share", "large=0.5"]) == 0
-    corpus = Manifest.read(tmp_path / "out").content["corpus"]
-    assert corpus["documents_by_source"]["small"] == 500
-    assert 420 < corpus["documents_by_source"]["large"] < 580
-    assert corpus["over_share"] == 1500 - corpus["documents_by_source"]["large"]
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert corpus.documents_by_source["small"] == 500
+    assert 420 < corpus.documents_by_source["large"] < 580
+    assert corpus.over_share == 1500 - corpus.documents_by_source["large"]
     assert "large at most 50%" in capfd.readouterr().out
     assert shard.main([*arguments, "--max-share", "huge=0.5", "--out", str(tmp_path / "other")]) == 2
     assert "there is no source huge" in capfd.readouterr().err
@@ -180,10 +181,10 @@ def words_of(folder: Path) -> dict[bool, list[tuple[list[str], list[str], bool]]
 
 
 def test_passages_of_several_books_are_held_out(prepared: Path) -> None:
-    corpus = Manifest.read(prepared).content["corpus"]
-    assert corpus["documents"] == 6
-    assert corpus["validation_documents"] == 10
-    assert len(ids(prepared)) == corpus["passages"] > 16
+    corpus = Manifest.read(prepared).corpus
+    assert corpus.documents == 6
+    assert corpus.validation_documents == 10
+    assert len(ids(prepared)) == (corpus.passages or 0) > 16
     found = words_of(prepared)
     validation = [[word for word in a if word[0] == "b" and word[1:].isdigit()] for a, _, _ in found[True]]
     assert len({word for words in validation for word in words}) >= 3
@@ -249,11 +250,11 @@ def test_where_all_books_have_copies_it_is_said_what_helps(tmp_path: Path, capfd
     assert run(tmp_path / "docs", tmp_path / "out", "--format", "sentences") == 0
     assert "every long document has a copy; --drop-copies leaves the copies out" in capfd.readouterr().out
     assert run(tmp_path / "docs", tmp_path / "apart", "--format", "sentences", "--drop-copies") == 0
-    assert Manifest.read(tmp_path / "apart").content["corpus"]["validation_documents"] == 10
+    assert Manifest.read(tmp_path / "apart").corpus.validation_documents == 10
 
 
 def test_one_long_book_has_validation_too(tmp_path: Path) -> None:
     draw = random.Random(5)
     (tmp_path / "book.txt").write_text("\n".join(sentence(draw) for _ in range(5000)))
     assert run(tmp_path / "book.txt", tmp_path / "out", "--format", "sentences") == 0
-    assert Manifest.read(tmp_path / "out").content["corpus"]["validation_documents"] == 10
+    assert Manifest.read(tmp_path / "out").corpus.validation_documents == 10

@@ -11,7 +11,7 @@ from scipy import stats
 from support.original import CHANCE
 
 from data_prep.common.arrays import Array
-from data_prep.examples.streams import below, draw, heads, stream, uniform
+from data_prep.examples.streams import below, count_heads, draw, stream, uniform
 
 BITS_64 = (1 << 64) - 1
 PARTS = ("seed", "length", "duplicate", "document")
@@ -96,7 +96,7 @@ def test_heads_counts_the_low_bits_of_as_many_draws_as_it_needs(tosses: int) -> 
     outputs = splitmix_outputs(splitmix_of_key(BASE), 4)
     bits = sum(output << 64 * at for at, output in enumerate(outputs)) & ((1 << tosses) - 1)
     state = stream(*BASE)
-    assert heads(state, tosses) == bits.bit_count()
+    assert count_heads(state, tosses) == bits.bit_count()
     assert int(draw(state)) == outputs[math.ceil(tosses / 64)]
 
 
@@ -147,7 +147,7 @@ def test_successive_numbers_of_a_stream_are_uncorrelated() -> None:
 @pytest.mark.parametrize("tosses", [1, 63, 64, 65, 1000])
 def test_heads_is_binomial(tosses: int) -> None:
     state = stream(6, 0, 0, tosses)
-    values = np.array([heads(state, tosses) for _ in range(5000)])
+    values = np.array([count_heads(state, tosses) for _ in range(5000)])
     assert values.min() >= 0
     assert values.max() <= tosses
     fair = stats.binom(tosses, 0.5)
@@ -161,7 +161,7 @@ def test_heads_is_binomial(tosses: int) -> None:
 def test_no_tosses_no_heads() -> None:
     state = stream(7, 0, 0, 0)
     before = state.copy()
-    assert heads(state, 0) == 0
+    assert count_heads(state, 0) == 0
     assert state == before
 
 

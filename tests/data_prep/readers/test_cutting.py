@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +17,7 @@ from support.reading import COMPRESS, passages, read, write
 from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
 from data_prep.readers import cutting, jsonlines, mediawiki, sentences, wikiextractor
-from data_prep.readers.reader import Span
+from data_prep.readers.reader import Problems, Span
 
 OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonlines.OPENING, sentences.OPENING]
 
@@ -28,6 +29,10 @@ def pieces(content: bytes, opening: re.Pattern[bytes]) -> list[tuple[int, bytes]
     first = 3 if content.startswith(b"\xef\xbb\xbf") else 0
     starts = [first, *(match.end() for match in opening.finditer(content) if match.end() > first)]
     return [(start, content[start:end]) for start, end in zip(starts, [*starts[1:], len(content)], strict=True)]
+
+
+def records(span: Span, opening: Any) -> Iterator[tuple[int, bytes]]:
+    return cutting.records(span, opening, Problems("fail"), jsonlines.CLOSING)
 
 
 MARKS = b'\n|\n|\r\n|\n\n|\n \t\n| |\t|<doc |<doc id=|</doc>\n|<page>|<page |</page>|<pag|{"a"|word|\xef\xbb\xbf'.split(
@@ -55,7 +60,7 @@ def test_each_record_is_in_exactly_one_span(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutting, "BLOCK", block)
         spans = cutting.ranges(path, step)
-        found = [record for span in spans for record in cutting.records(span, opening)]
+        found = [record for span in spans for record in records(span, opening)]
     assert found == pieces(path.read_bytes(), opening)
 
 
@@ -81,7 +86,7 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
         spans = cutting.bz2_ranges(path, 4 * max(step, path.stat().st_size // 60))
         assert spans[0].start == 0
         assert spans[-1].end == path.stat().st_size
-        found = [record for span in spans for _, record in cutting.records(span, mediawiki.OPENING)]
+        found = [record for span in spans for _, record in records(span, mediawiki.OPENING)]
     # No file begins with an empty stream, or with a piece of a byte-order mark. What is before the first page may get
     # lost there, or the mark may stay.
     if not parts[0] or (len(parts[0]) < 3 and content.startswith(cutting.BYTE_ORDER_MARK)):
@@ -97,7 +102,7 @@ def test_compressed_files_have_the_same_records(tmp_path: Path, suffix: str) -> 
     content = b"".join(b'{"text": "line %d"}\n' % number for number in range(200_000))
     path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](content))
     (span,) = cutting.ranges(path, 1 << 16)
-    assert list(cutting.records(span, jsonlines.OPENING)) == pieces(content, jsonlines.OPENING)
+    assert list(records(span, jsonlines.OPENING)) == pieces(content, jsonlines.OPENING)
 
 
 def test_members_one_after_another_are_all_read(tmp_path: Path) -> None:
@@ -127,7 +132,7 @@ def test_a_long_record_is_neither_searched_nor_copied_again_and_again(
     path = write(tmp_path / f"x{suffix}", COMPRESS[suffix](random.Random(1).randbytes(size).replace(b"\n", b" ")))
     monkeypatch.setattr(cutting, "BLOCK", block)
     opening = CountingOpening()
-    (record,) = cutting.records(Span(str(path), 0, path.stat().st_size), opening)  # type: ignore[arg-type]
+    (record,) = records(Span(str(path), 0, path.stat().st_size), opening)
     assert len(record[1]) == size
     assert opening.searched < 1.2 * size + 1000 * cutting.CONTEXT
     assert len(opening.buffers) == 1  # it grows in its place
@@ -138,7 +143,7 @@ def test_spans_within_a_long_record_do_not_read_to_its_end(tmp_path: Path, monke
     path = write(tmp_path / "x", b" " * size + b"\n{}\n")
     monkeypatch.setattr(cutting, "BLOCK", block)
     opening = CountingOpening()
-    found = [record for span in cutting.ranges(path, 10_000) for record in cutting.records(span, opening)]  # type: ignore[arg-type]
+    found = [record for span in cutting.ranges(path, 10_000) for record in records(span, opening)]
     assert [len(record) for _, record in found] == [size + 1, 3]
     assert opening.searched < 4 * size
 
@@ -146,7 +151,7 @@ def test_spans_within_a_long_record_do_not_read_to_its_end(tmp_path: Path, monke
 def test_blocks_of_a_bz2_bomb_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x.bz2", bz2.compress(bytes(20_000_000)))
     monkeypatch.setattr(cutting, "BLOCK", 1000)
-    blocks = cutting._bz2_blocks(path, Span(str(path), 0, path.stat().st_size))
+    blocks = cutting._blocks(Span(str(path), 0, path.stat().st_size))
     assert all(len(next(blocks)[0]) <= 1000 for _ in range(50))
 
 
@@ -164,7 +169,7 @@ def test_a_dump_in_one_stream_is_not_searched_from_every_span(tmp_path: Path) ->
             return path.read_bytes()[self.at : self.at + size]
 
     file = Counting()
-    assert cutting._next_bz2_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
+    assert cutting._next_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
     assert file.count <= BLOCK
 
 

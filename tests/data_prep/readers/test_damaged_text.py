@@ -55,12 +55,12 @@ def test_the_damaged_stream_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"x.xml.bz2: truncated or damaged .bz2: the stream at byte {at:,}: it does not"
     ):
-        list(cutting.records(span, mediawiki.OPENING))
+        list(cutting.records(span, mediawiki.OPENING, Problems("fail"), mediawiki.CLOSING))
     write(path, b"".join(streams[:30]) + b"garbage" + streams[31])
     with pytest.raises(
         UserError, match=rf"x.xml.bz2: truncated or damaged .bz2: the stream at byte {at:,}: Invalid data"
     ):
-        list(cutting.records(span, mediawiki.OPENING))
+        list(cutting.records(span, mediawiki.OPENING, Problems("fail"), mediawiki.CLOSING))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])

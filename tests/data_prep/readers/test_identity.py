@@ -15,12 +15,12 @@ from support.reading import COMPRESS, write
 
 from data_prep.common.errors import UserError
 from data_prep.readers import identity
-from data_prep.readers.identity import EDGE, content_key, look
+from data_prep.readers.identity import EDGE, look
 from data_prep.readers.sources import find_files
 
 
 def key(path: Path) -> str:
-    return content_key(path, path.stat().st_size)
+    return look(path, path.stat().st_size).content
 
 
 def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
         path = write(tmp_path / "x", data)
         tail = data[max(EDGE, size - EDGE) :]
         assert key(path) == hashlib.sha256(b"%d " % size + data[:EDGE] + tail).hexdigest()[:16]
-        assert content_key(str(path), size + 1) != key(path)
+        assert look(str(path), size + 1).content != key(path)
 
 
 @pytest.mark.parametrize("size", [100, EDGE + 100, 3 * EDGE])
@@ -88,9 +88,8 @@ def test_a_head_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    for function in (content_key, look):
-        with pytest.raises(UserError, match=r"none: cannot be read: No such file or directory\n--errors skip leaves"):
-            function(tmp_path / "none", 9)
+    with pytest.raises(UserError, match=r"none: cannot be read: No such file or directory\n--errors skip leaves"):
+        look(tmp_path / "none", 9)
     (tmp_path / "x.gz").symlink_to("/proc/self/mem")
     with pytest.raises(UserError, match=r"x.gz: cannot be read: Input/output error"):
         look(tmp_path / "x.gz", 9)

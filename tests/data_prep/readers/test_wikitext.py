@@ -292,13 +292,13 @@ UNITS = [
 @pytest.mark.parametrize("unit", UNITS)
 def test_hostile_wikitext_takes_no_longer_for_being_long(unit: str) -> None:
     """A page of one mark, never closed, closed once or as often, takes hours where time is not linear."""
-    many, ends = unit * (200_000 // len(unit)), "x]]}}|}</ul></ref></nowiki>-->)"
-    check_time(many, many + ends, unit * 8_000 + ends * 8_000)
+    many, ends = unit * (100_000 // len(unit)), "x]]}}|}</ul></ref></nowiki>-->)"
+    check_time(many, many + ends, unit * 4_000 + ends * 4_000)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["<ref>" * 400_000 + "</ref>", "[[" * 300_000 + "word " * 200_000 + "]]" * 300_000, "(" + "," * 400_000 + "x"],
+    ["<ref>" * 200_000 + "</ref>", "[[" * 150_000 + "word " * 100_000 + "]]" * 150_000, "(" + "," * 200_000 + "x"],
     ids=["references", "links", "commas"],
 )
 def test_hostile_wikitext_of_several_megabytes(text: str) -> None:
@@ -310,4 +310,4 @@ def check_time(*texts: str) -> None:
     for text in texts:
         passages(text)
         is_disambiguation("", text)
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 5, "of what is quadratic, half takes a quarter of 20 seconds"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_prep.shards import write_batches
+from data_prep.arrow_files import write_batches
 from data_prep.vocabulary import tokens
 
 

@@ -37,12 +37,11 @@ def archive(folder: str, files: dict[str, bytes]) -> bytes:
 
 def publish(site: Site, task: str, *contents: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the files of a task of GLUE on a site, with their checksums in our table."""
-    entry = downloads.GLUE[task]
     sources = []
-    for source, content in zip(entry.sources, contents, strict=True):
+    for source, content in zip(downloads.GLUE[task], contents, strict=True):
         site.put(f"/{source.path}", content)
         sources.append(replace(source, sha256=hashlib.sha256(content).hexdigest()))
-    monkeypatch.setitem(downloads.GLUE, task, replace(entry, sources=tuple(sources)))
+    monkeypatch.setitem(downloads.GLUE, task, tuple(sources))
 
 
 def run(*words: object) -> int:
@@ -79,15 +78,15 @@ def test_a_task_lies_where_it_is_looked_for(
 
 
 def test_all_tasks_by_default(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, task in list(downloads.GLUE.items()):
-        if task.sources[0].name.endswith(".zip"):
-            content = archive(task.folder, dict.fromkeys(task.files, name.encode()))
+    for name, sources in list(downloads.GLUE.items()):
+        if sources[0].name.endswith(".zip"):
+            content = archive(downloads.folder_of(name), dict.fromkeys(downloads.tables_of(name), name.encode()))
             publish(site, name, content, monkeypatch=monkeypatch)
     publish(site, "mrpc", TRAIN, TEST, DEV_IDS, monkeypatch=monkeypatch)
     publish(site, "ax", b"ax", monkeypatch=monkeypatch)
     assert run("glue", "--out", "mine", "--mirror", site.url) == 0
     assert names(Path("mine")) == sorted(
-        f"{task.folder}/{name}" for task in downloads.GLUE.values() for name in task.files
+        f"{downloads.folder_of(task)}/{name}" for task in downloads.GLUE for name in downloads.tables_of(task)
     )
     assert Path("mine/MNLI/dev_mismatched.tsv").read_text() == "mnli"
     assert Path("mine/AX/AX.tsv").read_text() == "ax"
@@ -105,7 +104,7 @@ def test_mrpc_is_divided_as_in_glue(site: Site, monkeypatch: pytest.MonkeyPatch)
     """The pairs of the list are dev, in the order of the file; test has numbers for labels."""
     publish(site, "mrpc", TRAIN, TEST, DEV_IDS, monkeypatch=monkeypatch)
     assert run("glue", "--task", "mrpc", "--mirror", site.url) == 0
-    files = {name: Path("data/glue/MRPC", name).read_bytes().decode() for name in downloads.GLUE["mrpc"].files}
+    files = {name: Path("data/glue/MRPC", name).read_bytes().decode() for name in downloads.tables_of("mrpc")}
     assert files["train.tsv"] == f'{HEADER}\n1\t11\t12\tA "quote.\tB\u2028b.\n1\t31\t32\tE.\tF.\n'
     assert files["dev.tsv"] == f"{HEADER}\n0\t21\t22\tC.\tD.\n"
     assert files["test.tsv"] == "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t41\t42\tG.\tH.\n1\t51\t52\tI.\tJ.\n"
@@ -116,7 +115,7 @@ def test_a_file_with_another_checksum_is_not_unpacked(site: Site) -> None:
     site.put("/glue/data/CoLA.zip", archive("CoLA", SPLITS))
     done = run_script("glue", "--task", "cola", "--mirror", site.url)
     assert done.returncode == 2
-    assert f"it should be {downloads.GLUE['cola'].sources[0].sha256}\n" in done.stderr
+    assert f"it should be {downloads.GLUE['cola'][0].sha256}\n" in done.stderr
     assert names(Path()) == ["data/glue/.downloads/CoLA.zip.bad"]
 
 
@@ -162,7 +161,7 @@ def test_squad_by_version(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: p
     content = {"train-v1.1.json": CONTENT, "dev-v1.1.json": OTHER}
     for name, file in content.items():
         site.put(f"/{name}", file)
-    found = tuple(downloads.Source(name, hashlib.sha256(file).hexdigest()) for name, file in content.items())
+    found = tuple(downloads.ServedFile(name, hashlib.sha256(file).hexdigest()) for name, file in content.items())
     monkeypatch.setitem(downloads.SQUAD, "1.1", found)
     assert run("squad", "--version", "1.1", "--mirror", site.url) == 0
     assert names(Path()) == ["data/squad/dev-v1.1.json", "data/squad/train-v1.1.json"]
@@ -248,6 +247,6 @@ def test_all_faults_of_a_command_at_once() -> None:
 
 def test_every_archive_has_its_checksum() -> None:
     """An archive is deleted once it is unpacked, so that there is no first download to compare another with."""
-    sources = [source for task in downloads.GLUE.values() for source in task.sources]
+    sources = [source for sources in downloads.GLUE.values() for source in sources]
     assert all(len(source.sha256) == 64 for source in sources)
     assert len({source.sha256 for source in sources}) == len(sources)

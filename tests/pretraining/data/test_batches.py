@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shards import make_shards
 
-from data_prep.shards import Manifest, ShardSet, read_shard
+from data_prep.arrow_files import read_shard
+from data_prep.shards import Manifest, ShardSet
 from pretraining.data.batches import deal, step_batches, training_batches, validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order

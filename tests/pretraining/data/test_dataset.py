@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ import pyarrow as pa
 import pytest
 from support.shards import make_shards
 
+from data_prep.arrow_files import Lists, example_batch, read_shard, write_batches
 from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
-from data_prep.shards import Lists, Manifest, example_batch, example_schema, read_shard, write_batches
+from data_prep.shards import Manifest, example_schema
 from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples
 from pretraining.model.rows import Rows
@@ -87,10 +87,13 @@ def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: 
     others = [flat[name] for name in ("boundaries", "random_next", "documents")]
     changed = example_batch(schema or batch.schema, pieces, flat["positions"], labels, *others)
     new = write_batches(folder, record.path, changed.schema, [changed])
-    content = copy.deepcopy(manifest.content)
-    for each in content["sets"]:
-        each["shards"] = [new.as_json() if old["path"] == new.path else old for old in each["shards"]]
-    return Manifest(content)
+    return with_shards(manifest, lambda record: new if record.path == new.path else record)
+
+
+def with_shards(manifest: Manifest, change: Callable[[FileRecord], FileRecord]) -> Manifest:
+    """A manifest with other records of some shards."""
+    figures = [one.model_copy(update={"shards": [change(record) for record in one.shards]}) for one in manifest.figures]
+    return manifest.model_copy(update={"figures": figures})
 
 
 @pytest.mark.parametrize("vocabulary_size", [30522, 70000])
@@ -99,16 +102,15 @@ def test_larger_vocabularies_have_wider_types(vocabulary_size: int, copied: Path
     small = Manifest.read(copied)
     expected = Dataset(copied, small, 32).read(examples([5, 0, 2]))
     more = vocabulary_size - small.vocabulary_size
-    content = {**small.content, "vocabulary": {**small.content["vocabulary"], "size": vocabulary_size}}
-    schema = example_schema(32, vocabulary_size, content["corpus"]["documents"])
+    schema = example_schema(32, vocabulary_size, small.num_documents)
 
     def widen(flat: dict[str, Any]) -> None:
         for name in ("pieces", "labels"):
             flat[name] = (flat[name].astype(np.int64) + more).astype(smallest_type(vocabulary_size - 1))
 
     manifest = rewrite(copied, small, 0, widen, schema)
-    content["sets"] = manifest.content["sets"]
-    found = Dataset(copied, Manifest(content), 32).read(examples([5, 0, 2]))
+    vocabulary = small.vocabulary.model_copy(update={"size": vocabulary_size})
+    found = Dataset(copied, manifest.model_copy(update={"vocabulary": vocabulary}), 32).read(examples([5, 0, 2]))
     assert np.array_equal(found.pieces, expected.pieces + more)
     assert np.array_equal(found.labels, expected.labels + more)
     assert np.array_equal(found.positions, expected.positions)
@@ -144,13 +146,10 @@ def test_a_length_that_is_not_there_is_refused(folder: Path, manifest: Manifest)
 
 
 def test_no_validation_examples_are_refused(folder: Path, manifest: Manifest) -> None:
-    content = copy.deepcopy(manifest.content)
-    for each in content["sets"]:
-        if each["validation"]:
-            each["shards"] = [{**record, "rows": 0} for record in each["shards"]]
-    assert num_held_out(Manifest(content), 32) == 0
+    none = with_shards(manifest, lambda record: replace(record, rows=0) if "validation" in record.path else record)
+    assert num_held_out(none, 32) == 0
     with pytest.raises(UserError, match=r"no examples held out .* of length 32 .*make shards with --validation"):
-        Dataset(folder, Manifest(content), 32, validation=True)
+        Dataset(folder, none, 32, validation=True)
     assert num_held_out(manifest, 32) == Dataset(folder, manifest, 32, validation=True).num_examples > 0
     assert num_held_out(manifest, 128) == 0
 
@@ -245,10 +244,10 @@ def test_columns_other_than_promised_are_refused(copied: Path) -> None:
     record = Dataset(copied, manifest, 32).records[0]
     other = pa.record_batch({"text": ["a", "b"]})
     new = write_batches(copied, record.path, other.schema, [other])
-    content = copy.deepcopy(manifest.content)
-    content["sets"][0]["shards"][0] = {**new.as_json(), "rows": record.rows}
+    said = replace(new, rows=record.rows)
+    changed = with_shards(manifest, lambda record: said if record.path == said.path else record)
     with pytest.raises(DamageError, match=r"shard-00000\.arrow: 2 rows of \['text'\]; its manifest promises"):
-        Dataset(copied, Manifest(content), 32).read(examples([0]))
+        Dataset(copied, changed, 32).read(examples([0]))
 
 
 def test_a_shard_read_as_a_slice_gives_its_own_rows(folder: Path, manifest: Manifest, monkeypatch: Any) -> None:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,8 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.model.fused import Dropout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.steps.lamb import lamb_updates
+from pretraining.optimizers.lamb import LambSettings
+from pretraining.optimizers.steps.lamb import apex_updates
 from pretraining.processes.group import connect, disconnect
 
 pytestmark = pytest.mark.gpu
@@ -251,9 +251,8 @@ def test_apex_moves_as_what_stands_for_it() -> None:
     lists = [[torch.randn(size, device="cuda") for size in (7, 70_000)] for _ in range(3)]
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
     twins = [[tensor.clone() for tensor in tensors] for tensors in lists]
-    options: dict[str, Any] = {"decay": 0.01, "steps": 3.0, "betas": (0.9, 0.999), "epsilon": 1e-6, "corrected": True}
-    updates, squares = lamb_updates(amp_c, lists, **options)
-    wanted, wanted_squares = lamb_updates(apex_kernels, twins, **options)
+    updates, squares = apex_updates(amp_c, lists, LambSettings(), 3.0, 0.01)
+    wanted, wanted_squares = apex_updates(apex_kernels, twins, LambSettings(), 3.0, 0.01)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(squares, wanted_squares, rtol=1e-6, atol=0)

@@ -19,7 +19,7 @@ from data_prep.common.errors import UserError
 from pretraining.engine import partition as partition
 from pretraining.engine.partition import find_flat_tensors
 from pretraining.objectives.declaration import build_model
-from pretraining.optimizers.steps.flat import FlatTensor, Part
+from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import make_slot_table
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=8)
@@ -61,7 +61,7 @@ def test_slots_hold_all_once(size: int, cuts: list[int], count: int) -> None:
     """A fused parameter's slots, where parts begin and end anywhere."""
     total = size * count
     ends = sorted({0, total, *(cut % total for cut in cuts)})
-    some = [Part("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
+    some = [Slice("p", begin, end - begin, 1000 + begin) for begin, end in pairwise(ends)]
     held: dict[int, list[int]] = {slot: [] for slot in range(count)}
     for part in some:  # a rank has one part of a parameter; here each is a rank of its own
         layout = make_slot_table(FlatTensor(torch.empty(0), {"p": total}, (part,)), lambda _: count)

@@ -15,7 +15,7 @@ from support.task_models import HEADS, TaskModel
 from support.transformers_models import SHAPE
 
 from data_prep.common.toml_text import read_toml
-from data_prep.shards import Manifest
+from data_prep.shards import Manifest, RecordedSettings
 from pretraining.huggingface.model_card import (
     BaseSummary,
     DataSummary,
@@ -137,15 +137,16 @@ def test_what_was_not_given_is_not_told(shape: Shape, provenance: Provenance, tm
 
 
 def test_all_examples_are_counted(manifest: Manifest) -> None:
-    sets = [entry for entry in manifest.content["sets"] if entry["length"] == 32]
-    training, held_out = (sum(e["examples"] for e in sets if e["validation"] == held) for held in (False, True))
+    sets = [entry for entry in manifest.figures if entry.length == 32]
+    training, held_out = (sum(e.examples for e in sets if e.validation == held) for held in (False, True))
     summary = DataSummary.of(manifest)
     assert (summary.examples["32"], summary.examples["32, held out"]) == (training, held_out)
 
 
 def test_a_manifest_without_a_language_has_none(manifest: Manifest) -> None:
-    settings = {name: value for name, value in manifest.content["settings"].items() if name != "language"}
-    assert DataSummary.of(Manifest({**manifest.content, "settings": settings})).settings["language"] is None
+    settings = {name: value for name, value in manifest.settings if name != "language"}
+    other = manifest.model_copy(update={"settings": RecordedSettings(**settings)})
+    assert DataSummary.of(other).settings["language"] is None
 
 
 def test_a_card_of_nothing_known_is_still_a_card(shape: Shape, tmp_path: Path) -> None:

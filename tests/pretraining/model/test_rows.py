@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.sharding import run
 from support.shards import make_shards
 
-from data_prep.shards import Manifest, read_shard
+from data_prep.arrow_files import read_shard
+from data_prep.shards import Manifest
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.rows import Rows

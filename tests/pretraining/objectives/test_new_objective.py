@@ -97,9 +97,6 @@ class LeftToRight(Objective):
     def described(self, shape):
         return "head of next pieces"
 
-    def called(self, shape):
-        return "a head of next pieces"
-
 OBJECTIVE = LeftToRight()
 '''
 TRAIN, WORDS = "pretraining/train.py", ("--objective", "left_to_right")

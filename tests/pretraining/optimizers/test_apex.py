@@ -16,7 +16,7 @@ from torch import Tensor
 from data_prep.common.errors import UserError
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
-from pretraining.optimizers.steps.flat import FlatTensor, Part, build_optimizer
+from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
 from pretraining.optimizers.steps.lamb import Lamb, load_apex
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -57,7 +57,7 @@ def held(flat: Tensor) -> FlatTensor:
     """The parameters of `SIZES`, end to end."""
     parts, offset = [], 0
     for name, size in SIZES.items():
-        parts.append(Part(name, 0, size, offset))
+        parts.append(Slice(name, 0, size, offset))
         offset += size
     return FlatTensor(flat, SIZES, tuple(parts))
 

@@ -48,7 +48,7 @@ def under_nccl(engine: Engine) -> Engine:
         with PretendedGpu():
             step(closure)
 
-    engine.optimizer.step = under_nccl  # type: ignore[method-assign,assignment]
+    engine.optimizer.step = under_nccl  # type: ignore[method-assign]
     return engine
 
 

@@ -20,10 +20,9 @@ from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.flat import (
     FlatOptimizer,
     FlatTensor,
-    Part,
+    Slice,
     build_optimizer,
     is_decayed,
-    parameter_groups,
 )
 from pretraining.optimizers.steps.lamb import Lamb
 
@@ -35,7 +34,8 @@ def settings(**values: object) -> recipe.Optimizer:
 
 
 def build(groups: list[dict[str, Any]], chosen: recipe.Optimizer) -> FlatOptimizer:
-    return find_optimizer(chosen).build(groups, chosen)
+    kind = find_optimizer(chosen)
+    return kind.steps()(kind, groups, chosen)
 
 
 def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:
@@ -92,10 +92,10 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = build_model(SMALL)
-    decayed, others = parameter_groups(model)
+    decayed, others = build_optimizer(model, settings()).param_groups
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
-    assert "weight_decay" not in decayed
+    assert decayed["weight_decay"] == settings().weight_decay
     assert others["weight_decay"] == 0.0
 
 
@@ -122,7 +122,7 @@ def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], T
     for scaled in (False, True):
         weight = torch.nn.Parameter(tensors(0)[0].clone())
         optimizer = build_optimizer(nn.ParameterDict({"weight": weight}), chosen)
-        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Part("weight", 0, 35, 0),))], lambda _: 1, {})
+        optimizer.prepare([FlatTensor(weight, {"weight": 35}, (Slice("weight", 0, 35, 0),))], lambda _: 1, {})
         optimizer.scale = kind(0.125) if scaled else 1.0
         for step, rate in enumerate(RATES):
             optimizer.param_groups[0]["lr"] = rate
@@ -133,9 +133,8 @@ def test_gradients_are_scaled_within_a_step(name: str, kind: Callable[[float], T
 
 
 def test_scaling_does_not_wait_for_a_gpu() -> None:
-    group: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-6, "bias_correction": True}
     weights, gradients, first, second = ([torch.empty(5, device="meta")] for _ in range(4))
     counts = [torch.empty((), device="meta")]
     for scale in (0.5, clipping(torch.empty((), device="meta"), 1.0)):
         with no_waits():
-            move_by_adam(weights, gradients, first, second, counts, group, learning_rate=0.1, decay=0.0, scale=scale)
+            move_by_adam(weights, gradients, first, second, counts, settings(), 0.1, 0.0, scale)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import divisors
 from pretraining.model.shape import Shape
-from pretraining.planning.memory import (
-    CPU_PIECES,
-    GPU_ELEMENTS,
-    Heaviest,
-    Room,
-    fits_by_estimate,
-    largest_that_fits,
-    plan_memory,
-)
+from pretraining.planning.memory import CPU_PIECES, GPU_ELEMENTS, Heaviest, Room, largest_that_fits
+from pretraining.planning.plan import Target
 
 BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
 
@@ -59,10 +54,15 @@ def test_long_sequences_can_always_be_computed_one_by_one() -> None:
 
 
 def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
-    memory = plan_memory(BASE.shape, "bf16", ranks=1, zero=1)
-    needed = memory.device + BASE.activations(64, on_cpu=False)
-    assert not fits_by_estimate(BASE, memory, Room(needed), 64)
-    assert fits_by_estimate(BASE, memory, Room(1.1 * needed), 64)
-    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed), 128)
-    assert not fits_by_estimate(BASE, memory, Room(1.1 * needed, on_cpu=True), 64)
+    recipe = load_recipe(RECIPES / "bert_base_adam.toml")
+    phase, target = recipe.phases[0], Target(recipe, None, "bf16", Room(0), ranks=1)
+    needed = target.bytes_needed(phase, 1, 64)
+
+    def fits(sequences: int, **room: Any) -> bool:
+        return replace(target, room=Room(**room)).fits(phase, 1, sequences)
+
+    assert not fits(64, size=needed)
+    assert fits(64, size=1.1 * needed)
+    assert not fits(128, size=1.1 * needed)
+    assert not fits(64, size=1.1 * needed, on_cpu=True)
     assert BASE.activations(64, on_cpu=True) > BASE.activations(64, on_cpu=False), "it keeps the probabilities"

@@ -16,7 +16,7 @@ from rich.console import Console
 from support.recipes import completing
 
 from data_prep.common.errors import UserError
-from data_prep.shards import KEYS, Manifest
+from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype, Recipe
 from pretraining.data.statistics import measure_sequences
@@ -46,10 +46,19 @@ def manifest() -> Manifest:
     sets = [entry(length, duplicate) for length in LENGTHS for duplicate in (0, 1)]
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
     settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15, "pairs": "nsp"}
-    known = {"format": 1, "sets": sets, "files": [], "sources": [], "bytes": 0, "fingerprint": "", "settings": settings}
+    known: dict[str, Any] = {
+        "format": 1,
+        "sets": sets,
+        "files": [],
+        "sources": [],
+        "bytes": 0,
+        "fingerprint": "",
+        "settings": settings,
+    }
     known["vocabulary"] = {"size": 1000, "sha256": "", "cased": False}
+    known["given_vocabulary"] = None
     known["corpus"] = {"documents": 1, "validation_documents": 0}
-    return Manifest({key: {} for key in KEYS} | known)
+    return Manifest(**known)
 
 
 def plan(
@@ -80,9 +89,11 @@ def test_operations_are_those_that_others_count(size: str, length: int, gigaflop
 
 def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: Manifest) -> None:
     """The steps that it names are in the same proportion, make some 40 epochs, and are warned of no more."""
-    for each in manifest.content["sets"]:
-        each.update({name: 1000 * each[name] for name in ("examples", "pieces", "masked")})
-        each["histogram"] = [1000 * count for count in each["histogram"]]
+    figures = []
+    for each in manifest.figures:
+        more = {name: 1000 * getattr(each, name) for name in ("examples", "pieces", "masked")}
+        figures.append(each.model_copy(update={**more, "histogram": [1000 * count for count in each.histogram]}))
+    manifest = manifest.model_copy(update={"figures": figures})
     recipe = load_recipe(RECIPES / "demo.toml", ["--phases.0.steps=90000", "--phases.1.steps=9000"])
 
     def planned(recipe: Recipe) -> Plan:
@@ -128,7 +139,7 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
 
 
 def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
-    alone = Manifest({**manifest.content, "settings": {"pairs": "none"}})
+    alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
     with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
     assert without.target.shape == replace(with_pairs.target.shape, pairs=False)
     assert without.memory[0].optimizer < with_pairs.memory[0].optimizer
@@ -137,7 +148,7 @@ def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest)
 
 def test_hours_from_a_matrix_rate() -> None:
     made = plan("bert_large_lamb", flops_per_second=1e15, useful_share=0.6)
-    operations = sum(planned.flops or 0 for planned in made.phases)
+    operations = sum((planned.sequences or 0) * planned.statistics.flops for planned in made.phases)
     assert made.seconds == pytest.approx(operations / (8 * 0.6e15))
     assert 8 * 3600 < (made.seconds or 0) < 12 * 3600
     assert plan("bert_large_lamb").seconds is None
@@ -270,7 +281,7 @@ def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Ma
     assert f"--data {tmp_path / 'nothing'}: no such folder" in lines
     assert sum("does not divide by 3 ranks" in line for line in lines) == 3
 
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest.content))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest.as_json()))
     recipe, read = load_recipe_and_data(path, [], tmp_path)
     assert read is not None
     assert len(recipe.phases) == 3

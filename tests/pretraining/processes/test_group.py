@@ -19,7 +19,17 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World, find_world
 from pretraining.processes import group, meeting
 from pretraining.processes.ending import Code, Ending, exit_now
-from pretraining.processes.group import agree, choose_device, connect, default_threads, disconnect, shared_errors
+from pretraining.processes.errors import SharedError
+from pretraining.processes.group import (
+    agree,
+    choose_device,
+    connect,
+    default_threads,
+    disconnect,
+    gather,
+    place,
+    shared_errors,
+)
 from pretraining.processes.watchdog import Watch
 
 # Devices and threads
@@ -51,6 +61,14 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # deepspeed --num_gpus 2 where there is one
     with pytest.raises(UserError, match="but 1 GPUs"):
         choose_device("auto", World(1, 2, 1, 2))
+
+
+def test_one_process_gathers_from_itself() -> None:
+    assert place() == (0, 1)
+    assert gather("own") == ["own"]
+    agree({"own": object()}, "what no other rank has")
+    with pytest.raises(SharedError, match=r"^no room$"):
+        gather(None, "no room")
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +11,12 @@ import pytest
 from pretraining.objectives.declaration import loss_curves
 from pretraining.reporting import figures
 from pretraining.reporting.loss_chart import loss_chart
+from pretraining.reporting.metrics_file import Logged
 
 
-def record(step: int, **figures: Any) -> dict[str, Any]:
-    return {"step": step, "phase": 1 if step < 80 else 2, "masked_loss": 9.0 - step / 20, **figures}
+def record(step: int, **figures: float) -> Logged:
+    phase = 1 if step < 80 else 2
+    return Logged.of({"step": step, "phase": phase, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures})
 
 
 @pytest.mark.parametrize("pairs", [True, False])
@@ -33,8 +34,8 @@ def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> 
 
 
 def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_out() -> None:
-    trained = [record(step) for step in range(1, 1001)]
-    trained[500]["masked_loss"], trained[501]["masked_loss"] = 500.0, float("nan")
+    leaps = {501: {"masked_loss": 500.0}, 502: {"masked_loss": float("nan")}}
+    trained = [record(step, **leaps.get(step, {})) for step in range(1, 1001)]
     axes = loss_chart(trained, [], "run", loss_curves()).axes[0]
     assert axes.get_ylim()[1] < 100
     assert len(np.asarray(axes.lines[0].get_ydata())) == 999

@@ -190,7 +190,7 @@ def test_a_masked_language_model_of_transformers_is_exported(
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     (theirs / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": said}))
     assert main([str(theirs), "--out", str(out)]) == 0
-    assert ("left out: pooler, half of what predicts next sentences" in capsys.readouterr().out) == pooler
+    assert ("left out: pooler, half of the head for next sentences" in capsys.readouterr().out) == pooler
     kind: Any = BertForMaskedLM
     model, report = kind.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())

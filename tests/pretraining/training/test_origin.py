@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ MORE = Vocabulary((*PIECES, "river", "中", "é"), cased=False)
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[Bert, str]:
     """A new model with the weights of a folder, and what was said of it."""
     origin = Model.open(str(folder))
-    shape = Shape(**{**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions})
+    sizes: dict[str, Any] = {**sizes_of(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
+    shape = Shape(**sizes)
     model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)
 

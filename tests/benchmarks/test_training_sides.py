@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.pretraining_reference import SMALL, random_batch
 
-from benchmarks import contests
-from benchmarks.contests import Contest, Theirs
+from benchmarks import training_sides
+from benchmarks.training_sides import Contest, TheirTraining
 from data_prep.common.errors import UserError
 from pretraining.engine.precision import choose_dtype
 
@@ -27,9 +27,9 @@ def test_what_is_none_is_refused_with_the_form(text: str) -> None:
 
 def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its users pad in the workers of a DataLoader, while the step before is computed."""
-    theirs = Theirs(SMALL, CPU, torch.float32)
+    theirs = TheirTraining(SMALL, CPU, torch.float32)
     step = theirs.prepare(random_batch([7, 12], SMALL.vocabulary))
-    monkeypatch.setattr(contests, "padded", None)  # nobody can call it now
+    monkeypatch.setattr(training_sides, "padded", None)  # nobody can call it now
     before = [each.clone() for each in theirs.model.parameters()]
     step()
     assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))

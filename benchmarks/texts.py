@@ -1,0 +1,93 @@
+"""Text to measure on: shards, sentences and words.
+
+Real text is in the folder that CLOZE_DATA names; where it is not, the corpus that is built in takes its place.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.measure import ROOT, SHARD
+from data_prep.common.errors import UserError
+from data_prep.readers import demo
+from data_prep.shards import MANIFEST
+from data_prep.vocabulary.source import find_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary, train_vocabulary
+
+BUILD = ROOT / "build"
+DEMO = BUILD / "demo"
+"""The shards of `make demo`."""
+DEMO_FILES, DEMO_PIECES = 400, 8000
+LENGTHS = ("--lengths", 128, 512)
+
+
+def make_shards(out: Path, *words: object, duplicates: int = 1) -> Path:
+    """Makes shards by these words of shard.py, unless they are there; UserError where it fails."""
+    command = [sys.executable, str(SHARD), *map(str, words), "--duplicates", str(duplicates), "--out", str(out)]
+    if not (out / MANIFEST).exists():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{out}: no shards could be made:\n{done.stdout[-500:]}{done.stderr[-1000:]}")
+    return out
+
+
+def make_demo(say: Callable[[str], None]) -> Path:
+    """Makes shards of the built-in corpus, as `make demo` does, unless they are there."""
+    if not (DEMO / MANIFEST).exists():
+        say(f"shards of the built-in corpus are made in {DEMO.relative_to(ROOT)}, once")
+    return make_shards(DEMO, "--docs", "demo", "--vocab-size", 8192, duplicates=2)
+
+
+def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> Path:
+    """Shards to train on: those that are given, or made of real text where it is, or of the corpus that is built in."""
+    if given is not None:
+        if not (given / MANIFEST).exists():
+            raise UserError(
+                f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {given}"
+            )
+        return given
+    words: tuple[object, ...] = ("--docs", "demo", "--vocab-size", 8192)
+    if (data / "wiki").is_dir():
+        some = data / "wiki/AA"  # 45 MB are more than enough
+        words = ("--docs", some if some.is_dir() else data / "wiki", "--vocab", data / "vocab.txt")
+    elif (DEMO / MANIFEST).exists():
+        say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
+        return DEMO
+    kind = "wiki" if (data / "wiki").is_dir() else "demo"
+    out = BUILD / f"benchmark-{kind}-{zlib.crc32(' '.join(map(str, words)).encode()):08x}"
+    if not (out / MANIFEST).exists():
+        say(f"{out}: made now, of {words[1]}")
+    return make_shards(out, *words, *LENGTHS)
+
+
+def demo_sentences() -> Iterator[str]:
+    """Sentences of the documentation strings of this Python."""
+    for path in demo.files()[:DEMO_FILES]:
+        for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
+            for passage in demo.prose(text):
+                yield from (sentence for sentence in re.split(r"(?<=[.!?]) ", passage) if len(sentence) > 1)
+
+
+def find_words(data: Path) -> Vocabulary:
+    """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
+    if (data / "vocab.txt").is_file():
+        return find_vocabulary(str(data / "vocab.txt"), cased=False)
+    words = Counter(word for each in demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
+    return train_vocabulary(words, DEMO_PIECES, cased=False)
+
+
+def write_demo_task(folder: Path) -> Path:
+    """Writes sentences of the demo corpus as SST-2 has them, of two classes that mean nothing, and returns the folder
+    that stands for the one of real tasks."""
+    task = folder / "glue" / "SST-2"
+    task.mkdir(parents=True)
+    rows = [f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(demo_sentences()) if "\t" not in sentence]
+    for name, some in (("train", rows), ("dev", rows[:64])):
+        (task / f"{name}.tsv").write_text("".join(["sentence\tlabel\n", *some]))
+    return folder

@@ -1,0 +1,106 @@
+"""Takes a little text through the steps of a run, in a folder that is thrown away: to compile or to time them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+
+from data_prep.arrow_files import write_batches
+from data_prep.common.compiled import compiled_before, remember_compiled
+from data_prep.common.progress import StepProgress
+from data_prep.common.workers import Workers
+from data_prep.examples.merging import SortedFiles
+from data_prep.examples.parts import read_parts
+from data_prep.readers.extraction import SCHEMA
+from data_prep.running import Runner, Step, Task
+from data_prep.settings import Settings
+from data_prep.shards import WORK, example_schema
+from data_prep.steps import Rounds, Steps
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
+
+DOCUMENTS = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
+MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of words grows
+WHOLE = {"docs": (), "extend": 0, "drop_copies": False, "max_share": ()}
+"""Settings by which all of a text goes through the steps."""
+
+
+@dataclass(frozen=True)
+class MeasuringRunner(Runner):
+    """Runs steps and notes what each took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    """Bytes of the files that a step wrote."""
+    done: Callable[[], None] = lambda: None
+    """Called after each step."""
+
+    def run(self, step: Step[Task, Kind], tasks: Callable[[], Iterable[Task]]) -> Records[Kind]:
+        """Runs the tasks of a step."""
+        start = time.perf_counter()
+        records = super().run(step, tasks)
+        self.seconds[step.name] = time.perf_counter() - start
+        self.written[step.name] = sum(file.size for record in records for file in record.files)
+        self.done()
+        return records
+
+
+def merged_at_once(files: SortedFiles, *_: int) -> Rounds:
+    """Merges files of examples, however few they are, into one."""
+    yield files, files.num_files, SortedFiles(files.length, 1, round=1)
+
+
+@contextmanager
+def trial(
+    settings: Settings, place: Path, done: Callable[[], None] = lambda: None
+) -> Iterator[tuple[MeasuringRunner, Steps]]:
+    """Opens a folder below another one, in which steps can be gone through."""
+    with tempfile.TemporaryDirectory(prefix="cloze-trial-", dir=place) as folder:
+        runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
+        runner.work.path.mkdir()
+        yield runner, Steps(runner, settings.model_copy(update=WHOLE), merged_at_once)
+        read_parts.cache_clear()  # which has files of the folder open
+
+
+def rehearse(settings: Settings, size: int, work: Path, console: Console, said: bool = False) -> bool:
+    """Compiles what a run with these settings calls, unless an earlier run did; shows that, and how long it takes.
+
+    Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
+    slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
+    `work` is the folder that the run has for its own needs. Returns whether it is said that something is compiled.
+    """
+    schemas = [example_schema(length, size, 1) for length in settings.lengths]
+    kinds = f"{settings.pairs}-" + "-".join(
+        str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
+    )
+    if compiled_before(kinds):
+        return said
+    if not said:
+        console.print("compiling, once: later runs begin without")
+    steps_of_all = 2 + 3 * len(settings.lengths)
+    progress = StepProgress(console, "compiling", "", steps_of_all, 0)
+    once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
+    with progress.shown(), trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
+        numbers = (str(number) for number in range(size))
+        vocabulary = Vocabulary((*SPECIAL, *numbers)[:size], settings.cased)
+        documents = [write_documents(steps.folder)]
+        steps.count([*steps.part_tasks(documents)])
+        steps.make_shards(documents, vocabulary)
+    remember_compiled(kinds)
+    return True
+
+
+def write_documents(folder: Path) -> DocumentsRecord:
+    """Writes documents that are made up, as the first step does."""
+    texts = [*DOCUMENTS, [MANY_WORDS]]
+    batch = pa.record_batch([[""] * len(texts), [""] * len(texts), texts], schema=SCHEMA)
+    file = write_batches(folder, f"{WORK}/documents/0.arrow", SCHEMA, [batch])
+    text = TextFile(**file.as_json(), text_bytes=0)
+    return DocumentsRecord(files=[text], source="", skipped=[], left_out=[], replaced=0)
