@@ -223,7 +223,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError) -> UserError:
-    """What is wrong with a file on a line of which bytes are no text; its first bytes tell whether it is a text."""
+    """The error for a line whose bytes are no text; the first bytes of the file tell whether it is a text at all."""
     if foreign := not_text(head):
         cure = foreign.cure_for(Path(path))
         return UserError(f"{path}: {foreign.what}, which is not read here" + f"; {cure}" * bool(foreign.cure))

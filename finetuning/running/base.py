@@ -68,7 +68,7 @@ class Base:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells it from others, in JSON: another training of the same name has another checksum."""
+        """A checksum by which it is recognised, in JSON: another training of the same name has another."""
         seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
         for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
             seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())

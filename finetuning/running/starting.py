@@ -44,7 +44,7 @@ class TuningState(BaseModel):
     scored: int = -1
     """The step after which dev was scored last."""
     kept: ModelScores = ModelScores()
-    """What the weights score that are kept."""
+    """The scores of the weights that are kept."""
 
     def as_json(self) -> dict[str, Any]:
         """The section of a checkpoint's record that says it."""

@@ -102,7 +102,7 @@ class GlueTask(SentenceTask):
 
 
 def leaderboard_file(name: str, split: str) -> str:
-    """What the leaderboard calls the answers to a test split of a task."""
+    """The name of the file with the answers to a test split of a task, as the leaderboard wants it."""
     special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
     return f"{special.get(split, FOLDERS[name])}.tsv"
 
@@ -182,7 +182,7 @@ TEST_ROWS = {
     ("wnli", "test"): 146,
     ("mnli", AX): 1_104,
 }
-"""What the leaderboard wants answers to: the test splits of all tasks, with their numbers of rows."""
+"""The rows of the test splits that the leaderboard wants answers to."""
 MADE = (1980, 1, 1, 0, 0, 0)
 """The time of files in the zip, which is the same every time."""
 

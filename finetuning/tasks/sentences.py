@@ -74,7 +74,7 @@ class SentenceTask(Task):
     fields: tuple[str, ...]
     """What a text or the two of a pair are called."""
     items: Mapping[str, SentenceItems]
-    """Those of every split that was read, `train` and what is scored or predicted."""
+    """The items of every split that was read: `train`, and the splits that are scored or predicted."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class SentenceTask(Task):
 
     @property
     def scale(self) -> Scale:
-        """That of the training items, where they have numbers."""
+        """The scale of the training items, where they have numbers."""
         if self.head.kind != "score":
             return Scale()
         assert self.train.labels is not None
@@ -122,7 +122,7 @@ class SentenceTask(Task):
         return Certainty(items, found, of_classes(names, scores.tally(labels, said, len(names))) if names else {})
 
     def _answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
-        """What is right of the items of a split of `dev`, and what a model says of them."""
+        """The right answers to the items of a split of `dev`, and those of a model."""
         labels = self.dev[split].labels
         assert labels is not None
         return labels if self.head.kind == "labels" else labels[:, 0], scores.answers(self.head.kind, outputs.values)
