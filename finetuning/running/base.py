@@ -23,8 +23,7 @@ from finetuning.model.features import FeatureModel
 from finetuning.model.heads import logits_of
 from finetuning.model.models import find_model, summary_of
 from finetuning.results import MODEL
-from finetuning.running.loop import Tuner
-from finetuning.running.starting import build_model
+from finetuning.running.loop import Tuner, build_model
 from finetuning.settings import DropoutShares, FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import Model

@@ -163,8 +163,7 @@ def join(parts: Sequence[Held]) -> Held:
 def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict[str, Held], str]:
     """Parts the items of a training file into those to train on and a share to score, with a note for the user."""
     whole = items["train"]
-    chosen = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share)
-    note = f"{place}: {chosen.sum():,} of its {len(whole):,} rows are held out from training and scored"
+    chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
     parts = {"train": whole.take(np.flatnonzero(~chosen)), "dev": whole.take(np.flatnonzero(chosen))}
     return parts | {split: each for split, each in items.items() if split != "train"}, note
 
