@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.commands import wait_for
 from support.shards import make_shards
 
 from data_prep.common.errors import DamageError
@@ -193,13 +194,6 @@ class SlowOrder(BatchOrder):
         return super().examples(step)
 
 
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def loader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
@@ -217,11 +211,11 @@ def test_a_loader_prepares_only_so_many_steps_ahead(dataset: Dataset) -> None:
     order = SlowOrder(dataset)
     with Loader(dataset, order, depth=3) as loader:
         assert len(loader_threads()) == 1, "or no test would notice one that is left"
-        wait_until(lambda: order.prepared == 4)  # three are ready and one is held
+        wait_for(lambda: order.prepared == 4)  # three are ready and one is held
         time.sleep(0.1)
         assert order.prepared == 4
         next(loader)
-        wait_until(lambda: order.prepared == 5)
+        wait_for(lambda: order.prepared == 5)
         assert next(loader).waited < 0.5
 
 
@@ -244,7 +238,7 @@ def test_closing_ends_the_thread_at_once(full: bool, dataset: Dataset) -> None:
     order = SlowOrder(dataset, seconds=0.0 if full else 0.2)
     loader = Loader(dataset, order, depth=1)
     if full:
-        wait_until(lambda: order.prepared == 2)
+        wait_for(lambda: order.prepared == 2)
     begin = time.monotonic()
     loader.close()
     loader.close()  # does no harm
