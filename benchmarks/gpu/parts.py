@@ -79,7 +79,8 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
 
 def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
     """The parts of these names, or of names that begin so; all of them where none is given."""
-    if unknown := [name for name in names if not any(_is_named(part, name) for part in parts)]:
+    unknown = [name for name in names if not any(_is_named(part, name) for part in parts)]
+    if unknown:
         there = ", ".join(part.name for part in parts)
         raise UserError(f"{', '.join(unknown)}: no part of this name; there is {there}")
     return [part for part in parts if not names or any(_is_named(part, name) for name in (*names, *FIRST))]
