@@ -127,7 +127,8 @@ def describe_machine(dry: bool) -> dict[str, Any]:
 def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     """Makes the shards where they are missing, and says what they are."""
     if not (shards / MANIFEST).exists():
-        if missing := [name for name in PREPARING if find_spec(name) is None]:
+        missing = [name for name in PREPARING if find_spec(name) is None]
+        if missing:
             raise UserError(
                 f"{shards}: is missing, and {', '.join(missing)} to make it\n"
                 f"make gpu-wheels prepares it on a machine with a network"
