@@ -31,7 +31,8 @@ class Logged(NamedTuple):
     def of(cls, record: Mapping[str, object]) -> Logged:
         """Takes the numbers of a record; what is not known is left out."""
         figures = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        return cls(int(figures["step"]), int(figures.get("phase", 0)), figures)
+        phase = record.get("phase")  # a file may be damaged
+        return cls(int(figures["step"]), phase if isinstance(phase, int) else 0, figures)
 
 
 def newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
