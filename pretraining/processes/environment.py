@@ -67,16 +67,12 @@ def begin_rank(small_steps: bool = False) -> None:
 def allow_open_files(count: int) -> tuple[int, int]:
     """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
     begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before == resource.RLIM_INFINITY or before >= count:
-        return _as_count(before), _as_count(before)
-    allowed = count if most == resource.RLIM_INFINITY else min(count, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, most = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    allowed = max(before, min(count, most))
+    if allowed > before:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, limits[1]))
     return before, allowed
-
-
-def _as_count(limit: int) -> int:
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def cores_are_idle() -> bool:

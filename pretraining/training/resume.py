@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -102,28 +103,25 @@ def write_run_folder(request: Request) -> None:
 
 def describe(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
     """Prints what is about to happen, in a few lines."""
-    world, console, shape = context.world, context.console, request.shape
+    world, recipe, shape = context.world, request.recipe, request.shape
+    say = partial(context.console.print, markup=False, soft_wrap=True)
     count, threads = num_parameters(shape), torch.get_num_threads()
-    console.print(
+    say(
         f"{f'{count / 1e6:.1f}M' if count >= 1e6 else f'{count:,}'} parameters: {shape.layers} layers of "
-        f"{shape.hidden}, {shape.vocabulary:,} pieces; {request.recipe.optimizer.name}, "
-        f"{name_dtype(engine.dtype)}, ZeRO {engine.zero}"
+        f"{shape.hidden}, {shape.vocabulary:,} pieces; {recipe.optimizer.name}, {name_dtype(engine.dtype)}, "
+        f"ZeRO {engine.zero}"
     )
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
-    console.print(
-        f"{where}, {threads} thread{'s' * (threads > 1)} each ({world.launcher}); data {request.data}, "
-        f"run {request.out}",
-        markup=False,
-        soft_wrap=True,
-    )
+    each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
+    say(f"{where}, {each}; data {request.data}, run {request.out}")
     if note := find_objective(shape).note(shape):
-        console.print(note, markup=False)
-    steps = [schedule.steps for schedule in build_schedules(request.recipe)]
-    if latest is None and (warning := disproportion(request.recipe, request.manifest, steps)):
+        say(note)
+    steps = [schedule.steps for schedule in build_schedules(recipe)]
+    if latest is None and (warning := disproportion(recipe, request.manifest, steps)):
         context.warn(warning)
-    if request.recipe.compute.compile:
-        console.print("the first step compiles the layers, which takes minutes", markup=False)
+    if recipe.compute.compile:
+        say("the first step compiles the layers, which takes minutes")
     if latest is not None:
-        console.print(f"continues after step {latest.record.step:,}", markup=False)
+        say(f"continues after step {latest.record.step:,}")
         for change in what_has_changed(latest, request, context, engine):
-            console.print(f"changed since then: {change}", markup=False, soft_wrap=True)
+            say(f"changed since then: {change}")
