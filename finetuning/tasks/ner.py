@@ -77,8 +77,8 @@ class Tagging(Task):
         name: str,
         splits: Mapping[str, Sequence[Sentence]],
         setup: Setup,
-        field: str = Fields().words,
-        notes: Sequence[str] = (),
+        field: str,
+        notes: Sequence[str],
     ) -> None:
         """`field` is what other text calls its words, `notes` are lines for the user on what was read."""
         settings, labels = setup.settings, setup.trained.labels if setup.trained else ()

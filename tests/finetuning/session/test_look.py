@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +100,6 @@ def test_questions_are_repetitions_and_their_texts_are_none(
 def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
     texts = [f"a premise of {number} words" for number in range(40_000)]
     items = SentenceItems(CUTTER, 16, (texts, texts), np.arange(40_000)[:, None] % 3)
-    task: Any = SimpleNamespace(head=TaskHead("classes", ("a", "b", "c")), train=items, dev={})
-    task.seen = lambda split: SentenceTask.seen(task, split)
-    said = list(look(task))
+    head = TaskHead("classes", ("a", "b", "c"))
+    said = list(look(SentenceTask("own", head, "accuracy", ("accuracy",), ("text", "other"), {"train": items})))
     assert f"{SAMPLE:,} of train, a sample (100.0%;" in said[-1]
