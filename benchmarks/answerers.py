@@ -1,4 +1,4 @@
-"""Those who answer in the benchmark of inference: a fine-tuned model on a request of sequences, each in its own way.
+"""Sides of the benchmark of inference: a fine-tuned model answers requests, by our code, transformers or ONNX Runtime.
 
 A request is some sequences of pieces; the answer is the logits. Nobody is given padded sequences, since nobody is asked
 so: who needs padding pads, to the longest of the request, and that is in the seconds.
@@ -26,9 +26,9 @@ from finetuning.ragged import Ragged
 from pretraining.reporting.hardware import synchronize
 
 Request = Sequence[Array]
-"""Sequences of pieces that somebody wants to know about at once."""
+"""Sequences of pieces that are asked about together."""
 CORES = 2
-"""Threads of every side, where there are as many."""
+"""Threads that each side computes with."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def export(folder: Path) -> Path:
 
 
 def set_threads() -> None:
-    """Gives PyTorch as many threads as everybody has."""
+    """Limits PyTorch to the threads that each side has."""
     torch.set_num_threads(CORES)
 
 
@@ -169,4 +169,4 @@ KINDS = {
     for who, (make, several) in NUMBERS.items()
     for numbers in several
 }
-"""Who answers, in which numbers."""
+"""The sides by their names: a library, and the numbers that it computes in."""

@@ -100,7 +100,7 @@ class Calibration:
     """Measures this machine for the planner."""
 
     rounds: int = 5
-    """Steps of each case that count."""
+    """Steps of each case that are measured, after one that warms up."""
     only: Literal["steps", "memory"] | None = None
     """What to measure; the file keeps what it has of the other (default: both)."""
     out: Path | None = None
@@ -134,7 +134,7 @@ class Rank:
 
 
 def pair(threads: int = 1) -> dict[str, Kind]:
-    """Two ranks that know each other."""
+    """Two sides that are ranks of one run."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     return {f"rank {rank}": Kind(partial(Rank, rank, 2, port, threads)) for rank in range(2)}
@@ -192,7 +192,7 @@ def sharing_of(case: Case) -> Exchange:
 
 
 def fit(seconds: Mapping[Case, float]) -> Device:
-    """The device whose steps take about so long: least squares of the relative errors, with nothing negative."""
+    """Finds the speeds of a device from the seconds of steps: least squares of relative errors, nothing negative."""
     rows = []
     for case, taken in seconds.items():
         work, sharing = work_of(case), sharing_of(case)
@@ -206,7 +206,7 @@ def fit(seconds: Mapping[Case, float]) -> Device:
 
 
 def foretell(found: Mapping[str, Any], cases: Sequence[Case]) -> tuple[dict[str, Device], float, list[dict[str, Any]]]:
-    """Fits to single processes, and compares what the model says of the rest; with bytes a second between two ranks."""
+    """Fits the model to single processes and compares it with the rest; returns devices, link and comparisons."""
     devices = {
         side: fit({case: found[case.name][side]["median"] for case in cases if case in KNOWN})
         for side in ("process", "thread")
@@ -235,7 +235,7 @@ def link_of(seconds: float, device: Device) -> float:
 
 
 def run(settings: Calibration, console: Console) -> None:
-    """Measures, and keeps what the file has of what was not asked for."""
+    """Measures steps, memory or both; the file keeps what it has of the other."""
     out = settings.out or results_file("planner", with_gpu=False)
     keeper = Keeper("calibration", ["torch", "deepspeed"], out, with_gpu=False)
     results = keeper.earlier if settings.only else {}

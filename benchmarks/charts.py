@@ -1,4 +1,4 @@
-"""Charts of what was measured: ratios with their spread, and lines through points, as images that a page embeds."""
+"""Charts of what was measured and planned: ratios with their spread, speed by processes, hours by GPUs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pretraining.reporting.figures import BLUE, GREY, ORANGE, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Point = tuple[float, float]
 PAGE_WIDTH = 5.6
 """Inches of a chart on a page: narrow, so that its words can be read on a phone."""
 LEGEND = 60
-"""Letters of a line of a legend, of all names together."""
+"""Letters that a line of a legend has room for."""
 
 
 def embedded(figure: Figure) -> str:
-    """The chart as an address that holds all of it."""
+    """The chart as a data URL, so that a page needs no other file."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
@@ -52,23 +51,6 @@ def ratio_chart(ratios: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     columns = max(1, min(len(peers), LEGEND // max(map(len, peers))))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False)
-    return figure
-
-
-def lines(series: Mapping[str, Sequence[Point]], across: str, up: str, log: bool = False) -> Figure:
-    """A line through the points of each series; `log` where devices are counted across, of which each doubles."""
-    figure = new_figure(3.8)
-    figure.set_figwidth(PAGE_WIDTH)
-    axes = figure.subplots()
-    for name, line in series.items():
-        axes.plot(*zip(*line, strict=True), marker="o" if len(line) <= 20 else None, label=name)
-    if log:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel=across, ylabel=up)
-    axes.grid(alpha=0.3)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -22,11 +22,11 @@ import bz2
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class Cleanliness:
     data: Path = DATA / "wikidump"
     """Folder with dumps: .xml or .xml.bz2; NAME.wikiextractor beside NAME.xml is what WikiExtractor made of it."""
     before: str | None = None
-    """A commit whose reader is another side."""
+    """A commit, whose reader takes part too."""
     extractor: Path | None = None
     """A Python that has WikiExtractor."""
     out: Path | None = None
@@ -100,25 +100,21 @@ def articles(path: Path) -> Iterator[str]:
             yield text
 
 
-@contextmanager
-def checkout(commit: str) -> Iterator[Path]:
-    """A folder with the files of a commit."""
-    git = ["git", "-C", str(ROOT), "worktree"]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "tree"
-        output_of([*git, "add", "--detach", str(place), commit], f"--before {commit}")
-        try:
-            yield place
-        finally:
-            output_of([*git, "remove", "--force", str(place)], f"--before {commit}")
+def checkout(commit: str, folder: Path) -> Path:
+    """Puts the files of a commit into a folder."""
+    archive = folder / "tree.tar"
+    output_of(["git", "-C", str(ROOT), "archive", "--output", str(archive), commit], f"--before {commit}")
+    shutil.unpack_archive(archive, folder)
+    return folder
 
 
 def output_of(command: list[str], what: str, **options: Any) -> str:
     """What a command says; UserError with its complaint, after `what` it is for, where it fails."""
     try:
-        return str(subprocess.check_output(command, stderr=subprocess.PIPE, text=True, **options))
+        said: str = subprocess.check_output(command, stderr=subprocess.PIPE, text=True, **options)
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(f"{what}: {str(getattr(error, 'stderr', error))[-500:]}") from error
+    return said
 
 
 def read_by(tree: Path, dump: Path, texts: list[str]) -> tuple[list[list[str]], list[list[str]]]:
@@ -150,7 +146,7 @@ def extract(python: Path, dump: Path) -> list[str]:
 
 
 def extractor_version(python: Path | None) -> str | None:
-    """Which WikiExtractor a Python has."""
+    """The version of WikiExtractor that a Python has."""
     ask = "import importlib.metadata as m; print(m.version('wikiextractor'))"
     return None if python is None else output_of([str(python), "-c", ask], f"--extractor {python}").strip()
 
@@ -175,7 +171,7 @@ def probes(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def by_source(outs: list[list[str]]) -> dict[str, Any]:
-    """How many templates come out as nothing; what was read has each with it and without it."""
+    """Counts the templates that come out as nothing: of each, the passages with it and those without it."""
     words = [re.findall(r"\w+", " ".join(passages)) for passages in outs]
     lost = sum(with_it == without for with_it, without in zip(words[::2], words[1::2], strict=True))
     return {"templates": len(outs) // 2, "lost": lost}
@@ -202,8 +198,8 @@ def run(settings: Cleanliness, console: Console) -> None:
     dumps = sorted(path for path in settings.data.glob("*.xml*") if path.suffix in (".xml", ".bz2"))
     if not dumps:
         raise UserError(f"{settings.data} has no .xml or .xml.bz2; give --data a folder with dumps")
-    with ExitStack() as stack:
-        trees = {"before": stack.enter_context(checkout(settings.before))} if settings.before else {}
+    with tempfile.TemporaryDirectory() as folder:
+        trees = {"before": checkout(settings.before, Path(folder))} if settings.before else {}
         found = {dump.name: measure(dump, settings, {**trees, "now": ROOT}) for dump in dumps}
     told = {"before": settings.before, "wikiextractor": extractor_version(settings.extractor), "dumps": found}
     show(console, cleanliness(told))

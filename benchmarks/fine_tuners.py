@@ -1,4 +1,4 @@
-"""Those who fine-tune in the benchmark of speed: each in a process of its own, which works when it is its turn.
+"""Sides of the benchmark of fine-tuning: each trains and predicts in a process of its own, in its turn.
 
 A turn is an epoch of training, or one prediction of the same items, so that all do the same work in every turn. The
 peer is transformers' Trainer, on the same items, from the same model folder, with our settings. Its items are cut into
@@ -46,7 +46,7 @@ Numbers = Literal["autocast", "fp32"]
 
 @dataclass(frozen=True)
 class Exercise:
-    """What everybody does: epochs of training on some items, and predictions of them."""
+    """What all sides do: epochs of training on some items, and predictions of them."""
 
     task: str
     """sst2, cola or squad."""
@@ -59,7 +59,7 @@ class Exercise:
     dtype: str = "auto"
 
     def settings(self) -> FineTuning:
-        """Those of the task's recipe, without what is kept of a run."""
+        """The settings of the task's recipe, with nothing kept of the run."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
         quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
         overrides = [f"--{name}={value}" for name, value in {**given, **quiet}.items()]
@@ -135,7 +135,7 @@ class InTurns:
         self._wait()
 
     predict = train
-    """What a turn is, training or prediction, the loop decides."""
+    """The loop decides whether a turn trains or predicts."""
 
     def next(self) -> None:
         """Ends a turn, and waits for the next one; the loop calls it, and once when it is ready for the first."""

@@ -33,7 +33,7 @@ from benchmarks.fine_tuners import SQUAD, Exercise, Numbers, OurFineTuning, thei
 from benchmarks.measure import DATA, Keeper, run_command, when
 from benchmarks.peer import missing
 from benchmarks.sides import Kind, open_sides
-from benchmarks.tables import in_full, show
+from benchmarks.tables import show_contest
 from benchmarks.texts import find_words, write_demo_task
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
@@ -66,7 +66,7 @@ class FineTuningSpeed:
     data: Path = DATA
     """Folder with glue/, squad/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Which of them, such as sst2-dynamic; what is kept of others stays (default: all whose data is there, without any
+    """Contests, such as sst2-dynamic; what is kept of others stays (default: all whose data is there, without any
     those on the demo corpus)."""
     numbers: tuple[Numbers, ...] = ("autocast", "fp32")
     """What the Trainer computes in, one after another."""
@@ -145,12 +145,12 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **when()}
             found["contests"][name] = one
             written = keeper.keep({"models": models})
-            show(console, in_full({name: one["against"]}))
+            show_contest(console, name, one["against"])
     console.print(f"kept in {written}")
 
 
 def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
-    """Those that were asked for, or all whose data is there: without any, those on the demo corpus."""
+    """The contests that were asked for, or all whose data is there; without data, those on the demo corpus."""
     known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
     there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
     for name in settings.contests:

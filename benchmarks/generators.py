@@ -190,7 +190,7 @@ def wordpiece(word: str, vocabulary: dict[str, int]) -> Pieces:
 
 
 def _all_pairs(documents: list[Document], job: ExamplesJob, rng: Random) -> Iterator[Pair]:
-    """Those of all documents, drawn anew for each duplicate."""
+    """The pairs of all documents, drawn anew for each duplicate."""
     for _ in range(job.duplicates):
         for number in range(len(documents)):
             yield from _pairs(documents, number, job.length - 3, rng)

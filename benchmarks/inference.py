@@ -21,7 +21,6 @@ if __name__ == "__main__":
 
     begin()
 
-import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from benchmarks.answerers import CORES, KINDS, Replies, Request, is_ours
 from benchmarks.contests import Turns, spread
 from benchmarks.measure import DATA, Keeper, run_command, when
 from benchmarks.sides import Side, SideFailedError, open_sides
-from benchmarks.tables import in_full, show
+from benchmarks.tables import show_contest
 from benchmarks.texts import demo_sentences, find_words
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -64,13 +63,13 @@ class Inference:
     """Measures how fast a fine-tuned model answers, here and with others."""
 
     sizes: tuple[str, ...] = ("mini", "base")
-    """Sizes of the models, with fresh weights, which take as long as others."""
+    """Sizes of the models; their weights are fresh, which takes as long."""
     model: Path | None = None
     """Folder of a model that was fine-tuned, of transformers' BertForSequenceClassification, instead."""
     data: Path = DATA
     """Folder with glue/SST-2 and vocab.txt."""
     sides: tuple[str, ...] = tuple(KINDS)
-    """Who answers, such as "cloze bf16"."""
+    """Sides that take part, such as "cloze bf16"."""
     batches: tuple[int, ...] = (1, 8, 32)
     """Sequences of a request, each of 128 pieces."""
     mixed: tuple[int, ...] = (1, 32)
@@ -85,11 +84,11 @@ class Inference:
 
 @dataclass(frozen=True)
 class Questions:
-    """What everybody is asked in a contest."""
+    """The requests of a contest, which all sides answer."""
 
     name: str
     requests: Sequence[Request]
-    """For the peers, and for us where nothing else is said."""
+    """What the peers are asked, and we too unless all comes at once."""
     at_once: bool = False
     """Whether we get all sequences in one request."""
 
@@ -103,11 +102,6 @@ class Questions:
         if self.at_once and is_ours(side):
             return [[pieces for request in self.requests for pieces in request]]
         return self.requests
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that so many percent of them do not exceed."""
-    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 def cut(sequences: Sequence[Array], size: int) -> list[Request]:
@@ -150,7 +144,7 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
 
 
 def link_model(model: Path, folder: Path) -> Path:
-    """A folder with the files of a model, beside which the peers may put theirs."""
+    """A folder with links to the files of a model, beside which peers put what they make of it."""
     folder.mkdir()
     for path in model.resolve().iterdir():
         (folder / path.name).symlink_to(path)
@@ -158,7 +152,7 @@ def link_model(model: Path, folder: Path) -> Path:
 
 
 class Field:
-    """The sides that take part, until they die."""
+    """The sides that take part, as long as they can."""
 
     def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
         self.sides: dict[str, Side] = {}
@@ -233,11 +227,12 @@ def summarise(contest: Questions, taken: Mapping[str, Sequence[Replies]]) -> dic
     turns = Turns({name: [1 / speed for speed in found] for name, found in speeds.items()})
     found: dict[str, Any] = {"sequences": contest.sequences, "sides": {}, "times_as_fast": {}}
     for name, answers in taken.items():
-        seconds = [1000 * each for turn in answers for each in turn.seconds]
+        milliseconds = [1000 * each for turn in answers for each in turn.seconds]
+        half, most = np.percentile(milliseconds, (50, 99), method="inverted_cdf").round(2).tolist()  # measured ones
         found["sides"][name] = {
-            "p50_ms": round(percentile(seconds, 50), 2),
-            "p99_ms": round(percentile(seconds, 99), 2),
-            "requests": len(seconds),
+            "p50_ms": half,
+            "p99_ms": most,
+            "requests": len(milliseconds),
             "sentences_per_second": spread(speeds[name], 1),
         }
     for mine in filter(is_ours, taken):
@@ -269,7 +264,7 @@ def measure(settings: Inference, console: Console) -> None:
                 found["mean_length"] = round(float(pieces.lengths.mean()), 1)
                 for contest in contests(settings, source, sentences, len(vocabulary), shape.positions):
                     found[contest.name] = run(contest, field, settings.rounds)
-                    show(console, in_full({f"{size}: {contest.name}": found[contest.name]}))
+                    show_contest(console, f"{size}: {contest.name}", found[contest.name])
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 
 

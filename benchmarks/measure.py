@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"
 DATA = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
 PARTIAL = "-partial"
-"""How the name of a file ends, before its suffix, that lacks contests or sides which the kept results have."""
+"""Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
 """The number that JSON files bear; it changes when a reader of older ones would misread newer ones."""
 NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
@@ -46,7 +46,7 @@ INSTRUCTION_SETS = {
 
 
 def when() -> dict[str, str]:
-    """What a part of the results was measured by: the file may have others of other days."""
+    """When and by what a part of the results was measured, for files with parts of several days."""
     found = environment(["torch"])
     return {name: found[name] for name in ("date", "commit", "command", "torch")}
 
@@ -129,7 +129,7 @@ def results_file(benchmark: str, with_gpu: bool = True) -> Path:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:
-    """Keeps the numbers in a JSON file, and returns it: one beside it where it has what they lack, which is told."""
+    """Keeps the numbers in a JSON file and returns its path; where they lack what the file has, in one beside it."""
     if lost := _lost(path, results):
         own = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
         print(f"{path}: stays as it is, for it has {lost}, which is not measured here; kept in {own}", file=sys.stderr)
@@ -208,7 +208,7 @@ def read_command(kind: type[Settings], words: Sequence[str] | None) -> Settings:
 
 
 def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """The same where a command also takes values of a recipe, which come back as they were given."""
+    """The settings, and the values of a recipe among the words, as they were given."""
     return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS, return_unknown_args=True)
 
 

@@ -20,7 +20,7 @@ from pretraining.planning.memory import plan_memory
 MARK = 12_347
 """Bytes of a tensor that marks the end of a step among the allocations."""
 STEPS = 6
-"""The first one makes the optimizer's state."""
+"""Steps of a measurement, of which the first makes the optimizer's state."""
 
 
 def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:

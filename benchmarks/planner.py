@@ -32,7 +32,7 @@ from pretraining.planning.table import render_cluster, render_scale
 from pretraining.reporting.figures import save
 
 MEASURED = {1: "process", 2: "ranks"}
-"""What calibration.py calls a rank, by how many share the machine."""
+"""Names of ranks in the results of calibration.py, by how many share the machine."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Planner:
     gpus_per_node: int | None = None
     """GPUs of a node (default: 8, or 1 process with --calibration)."""
     gpu: str = "h100-80"
-    """What they are: v100-32, a100-80, h100-80, h200, …"""
+    """Kind of the GPUs: v100-32, a100-80, h100-80, h200, …"""
     network: str | None = None
     """What joins the nodes, and how many ports a node has: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
     gpu_memory: float | None = None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures data preparation: speed against other generators, scaling, growth with the corpus, memory.
+"""Measures data preparation: speed against other generators, growth with the corpus, memory.
 
     python benchmarks/preparation.py
 
@@ -34,7 +34,8 @@ from benchmarks.contests import OURS, alternate
 from benchmarks.generators import ExamplesJob, fast_tokenizer, lddl, original
 from benchmarks.measure import DATA, SHARD, Keeper, run_command
 from benchmarks.parts import measure_parts, watch
-from benchmarks.tables import in_full, show
+from benchmarks.tables import in_full, show, show_contest
+from benchmarks.texts import find_words
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
@@ -60,7 +61,7 @@ class Preparation:
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
     """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
     parts: int = 0
-    """Instead of all that: how time and memory grow with the number of parts, up to so many (4000 says it well)."""
+    """Measures instead how time and memory grow with the number of parts, up to so many (4000 says it well)."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -70,7 +71,7 @@ class SourceText:
     """What is prepared: real text, or the documentation strings of packages."""
 
     docs: tuple[str, ...]
-    """All of it, as shard.py calls it."""
+    """The sources, as words of --docs."""
     files: tuple[Path, ...]
     format: str
     vocabulary: Path
@@ -84,13 +85,8 @@ class SourceText:
             docs = tuple(str(data / name) for name in ("wiki", "books") if (data / name).is_dir())
             files = tuple(sorted((data / "wiki").rglob("wiki_*")))
             return cls(docs, files, "wikiextractor", data / "vocab.txt")
-        corpus = cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
-        text = folder / "vocabulary.txt"
-        corpus.write(text, 2)
-        prepare(
-            folder / "demo", Settings(docs=((str(text),),), format=(("sentences",),), vocab_size=8192, lengths=(128,))
-        )
-        return corpus
+        find_words(data).write(folder / "demo")
+        return cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
 
     def write(self, path: Path, megabytes: float) -> float:
         """Writes so much of the text as the original generator reads it; returns how many MB there were."""
@@ -106,22 +102,16 @@ class SourceText:
         return round(size / 1e6, 1)
 
 
-def prepare(folder: Path, settings: Settings) -> None:
-    """A whole run of shard.py in this process, from files to shards."""
-    with open_workers(1, preload=Pipeline.__module__) as pool:
+def prepare(settings: Settings) -> None:
+    """Runs shard.py in this process, from files to shards, and throws the shards away."""
+    with tempfile.TemporaryDirectory() as folder, open_workers(1, preload=Pipeline.__module__) as pool:
         assert pool is not None
-        Pipeline(folder, settings, pool, Console(file=io.StringIO())).run()
-
-
-def prepare_aside(settings: Settings) -> None:
-    """A whole run whose shards nobody needs."""
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder), settings)
+        Pipeline(Path(folder), settings, pool, Console(file=io.StringIO())).run()
 
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Nothing of this process runs on more than one core meanwhile."""
+    """Keeps this process on one core meanwhile."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -150,7 +140,7 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder, one_core():
         sides: dict[str, Callable[[], Any]] = {
-            OURS: partial(prepare_aside, settings),
+            OURS: partial(prepare, settings),
             "original": partial(original, job, Path(folder) / "original"),
             "lddl": partial(lddl, job, Path(folder) / "lddl"),
             "tokenizers alone": partial(tokenizers_alone, job),
@@ -179,7 +169,7 @@ def contests(settings: Preparation, text: SourceText, folder: Path, console: Con
             job = ExamplesJob(path, text.vocabulary, duplicates=duplicates)
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
             found[name] = contest(job, megabytes, settings.rounds)
-            show(console, in_full({name: found[name]}))
+            show_contest(console, name, found[name])
     return found
 
 
@@ -237,7 +227,7 @@ def run(settings: Preparation, console: Console) -> None:
 
 
 def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
-    """All contests, and how a run grows with workers and with the text."""
+    """All contests, and how a run grows with the text."""
     cutter, _ = fast_tokenizer(corpus.vocabulary)
     console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}

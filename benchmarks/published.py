@@ -87,7 +87,7 @@ def parameters_of(row: Row) -> int:
 
 
 def modelled_speed(row: Row, pace: float) -> float:
-    """Sequences a second."""
+    """Sequences a second, where micro-batches take `pace` times as long as modelled."""
     sequences = row["gpus"] * row["micro_batch"] * row["accumulation"]
     return float(sequences / step_seconds(row, row["length"], row["accumulation"], pace))
 
@@ -130,7 +130,7 @@ def _fit_pace(rows: Sequence[Row]) -> float:
 
 
 def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
-    """Every published figure of several nodes."""
+    """Compares every published figure of several nodes with the model."""
     rows, paces = [row for row in content["rows"] if "accumulation" in row], fit_paces(content["rows"])
     nodes = {key_of(row): row for row in rows if row["gpus"] == row["gpus_per_node"]}
     for row in rows:

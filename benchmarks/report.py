@@ -5,8 +5,8 @@
     python benchmarks/report.py --run runs/demo
     python benchmarks/report.py --docs
 
-Reads every JSON under benchmarks/results/ and writes build/report/index.html, which needs nothing else, and report.md
-beside it. With --docs it writes anew what stands between markers in docs/.
+Reads every JSON under benchmarks/results/ and writes build/report/index.html, which needs nothing else. With --docs it
+writes anew what stands between markers in docs/.
 """
 
 import sys
@@ -18,9 +18,8 @@ if __name__ == "__main__":
 
     begin()
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import jinja2
 from rich.console import Console
 
-from benchmarks.charts import embedded, lines, ratio_chart, scaling_chart
+from benchmarks.charts import embedded, ratio_chart, scaling_chart
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, read_results, run_command
 from benchmarks.published import read_published
 from benchmarks.tables import (
@@ -45,7 +44,8 @@ from benchmarks.tables import (
 )
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from pretraining.reporting.metrics_file import METRICS, loss_curve, newest_records
+from pretraining.reporting.loss_chart import PLACES, loss_chart
+from pretraining.reporting.metrics_file import METRICS, evaluations, newest_records, step_records
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md"))
@@ -59,11 +59,10 @@ TITLES = {
     "cleanliness": "Text of MediaWiki dumps",
     "calibration": "The planner's model of costs",
 }
-"""What the page calls the benchmarks, in its order; others follow by their own names."""
+"""Titles of the benchmarks, in the order of the page; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
-PLACES = 300  # of a loss curve that are drawn
 PUBLISHED = ("model", "length", "gpus", "gpu", "software", "sequences_per_second", "hours", "padded", "source")
-"""What is shown of published figures."""
+"""Columns of published figures."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class ReportPage:
     results: Path = RESULTS
     """Folder with the JSON files of benchmarks."""
     run: Path | None = None
-    """Folder of a run of pre-training, whose loss is drawn too."""
+    """Folder of a run of pre-training, whose losses are drawn too."""
     out: Path = Path("build/report")
     """Folder for the page."""
     docs: bool = False
@@ -102,12 +101,6 @@ class Chapter:
     @property
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
-
-    def markdown(self) -> str:
-        told = [f"## {self.title}", self.note]
-        for part in self.parts:
-            told += [f"### {part.title}" * bool(part.title), *(each.markdown() for each in (*part.tables, *part.full))]
-        return "\n\n".join(filter(None, told))
 
 
 def read_all(folder: Path) -> dict[str, Results]:
@@ -141,11 +134,11 @@ def day(written: str) -> str:
     return f"{found.day} {found:%B %Y}"
 
 
-def sections(results: Mapping[str, Results], run: Path | None) -> Iterator[Chapter]:
+def sections(results: Mapping[str, Results], run: Path | None = None) -> Iterator[Chapter]:
     """All parts of the page."""
     yield Chapter("Summary", [PagePart(tables=[summary(results)])])
     if run is not None:
-        yield run_section(run)
+        yield chapter_of_run(run)
     for benchmark in dict.fromkeys([*TITLES, *(found["benchmark"] for found in results.values())]):
         parts = [part_of(name, found) for name, found in results.items() if found["benchmark"] == benchmark]
         if parts:
@@ -186,38 +179,33 @@ def part_of(name: str, found: Results) -> PagePart:
     return PagePart(machine(found["environment"]), list(shortly(found)), chart, list(in_full(found)), f"{name}.json")
 
 
-def run_section(folder: Path) -> Chapter:
-    """How the loss of a run went, and its newest figures."""
-    path = folder / METRICS
-    curve = loss_curve(path, PLACES) if path.is_file() else []
-    losses = [(step, loss) for step, loss in curve if math.isfinite(loss)]
-    if not losses:
+def chapter_of_run(folder: Path) -> Chapter:
+    """How the losses of a run went, and its newest figures."""
+    path, name = folder / METRICS, folder.resolve().name
+    trained = step_records(path, PLACES) if path.is_file() else []
+    if not trained:
         raise UserError(f"{folder}: has no losses in {METRICS}; give the folder of a run, the --out of train.py")
     newest = [matrix("", [record]) for record in newest_records(path, ("step", "evaluation")).values()]
-    chart = embedded(lines({"training": losses}, "step", "loss"))
-    return Chapter(f"Run {folder.resolve().name}", [PagePart(tables=newest, chart=chart)])
+    chart = embedded(loss_chart(trained, list(evaluations(path)), name, {"loss": "loss"}))
+    return Chapter(f"Run {name}", [PagePart(tables=newest, chart=chart)])
 
 
 def published(content: Mapping[str, Sequence[Mapping[str, Any]]]) -> Chapter:
-    """What others published: hours of whole runs, and the throughput of a GPU by how many there are."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in content["rows"]:
-        if row["length"] == 128 and "run" in row:
-            series.setdefault(row["run"], []).append((row["gpus"], row["sequences_per_second"] / row["gpus"]))
-    several = {run: line for run, line in series.items() if len(line) > 1}
-    chart = embedded(lines(several, "GPUs", "sequences/s of each GPU, large at 128", log=True))
+    """What others published: hours of whole runs, and throughputs."""
     hours, rows = (
         [{name: row[name] for name in PUBLISHED if name in row} for row in content[kind]] for kind in ("hours", "rows")
     )
-    tables, full = [matrix("Hours to train", hours)], [matrix("", rows)]
     note = "What ran elsewhere took no turns with ours, so there are no ratios."
-    return Chapter("Published by others", [PagePart("", tables, chart, full, "throughput")], note)
+    part = PagePart(tables=[matrix("Hours to train", hours)], full=[matrix("", rows)], source="throughput")
+    return Chapter("Published by others", [part], note)
 
 
-def page(parts: Sequence[Chapter]) -> str:
+def page(chapters: Iterable[Chapter]) -> str:
     """The whole page: no script, and nothing that lies elsewhere."""
     template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True, keep_trailing_newline=True)
-    return str(template.render(sections=parts, commit=commit() or "unknown", today=day(date.today().isoformat())))
+    return str(
+        template.render(sections=list(chapters), commit=commit() or "unknown", today=day(date.today().isoformat()))
+    )
 
 
 def rewritten(text: str, results: Mapping[str, Results]) -> str:
@@ -240,9 +228,7 @@ def write(settings: ReportPage, console: Console) -> None:
     if settings.docs:
         written = {path: rewritten(path.read_text(encoding="utf-8"), results) for path in PAGES}
     else:
-        parts = list(sections(results, settings.run))
-        text = "\n\n".join(["# Cloze: measurements", *(each.markdown() for each in parts)]) + "\n"
-        written = {settings.out / "index.html": page(parts), settings.out / "report.md": text}
+        written = {settings.out / "index.html": page(sections(results, settings.run))}
     for path, content in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

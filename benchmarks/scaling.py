@@ -98,7 +98,7 @@ class Scaling:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute: on GPUs where there are any."""
     notes: Path | None = None
-    """Be a rank of one launch, such as those of srun, and add what is found to this file."""
+    """Be a rank of one launch, such as those of srun, and add the seconds to this file."""
     report: bool = False
     """Report on what is in --notes, and measure nothing."""
     out: Path | None = None

@@ -45,11 +45,25 @@ class ResultTable:
 
 def show(console: Console, tables: Iterable[ResultTable]) -> None:
     """Prints tables."""
-    for table in tables:
+    for table in filter(lambda each: each.rows, tables):
         made = rich.table.Table(*table.head, title=table.title or None, title_justify="left", box=None)
         for row in table.rows:
             made.add_row(*row)
         console.print(made)
+
+
+def show_contest(console: Console, name: str, contest: Results) -> None:
+    """Prints a contest that has just ended: medians, and ratios with their spread."""
+    show(console, in_full({name: medians(contest)}))
+
+
+def medians(found: Any) -> Any:
+    """Results with the median in place of every spread but those of ratios."""
+    if not isinstance(found, Mapping):
+        return found
+    if "median" in found:
+        return found["median"]
+    return {name: each if name.startswith("times_as_fast") else medians(each) for name, each in found.items()}
 
 
 def cell(value: Any, name: str = "") -> str:
@@ -73,6 +87,11 @@ def is_cell(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "median" in value
     return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
+
+
+def cells(found: Results) -> dict[str, Any]:
+    """What cells can hold of it."""
+    return {name: value for name, value in found.items() if is_cell(value)}
 
 
 def is_row(value: Any) -> bool:
@@ -126,7 +145,7 @@ def times(contest: Results) -> dict[str, Any]:
 
 
 def in_short(found: Results) -> Iterator[ResultTable]:
-    """A row for each contest: some figures of ours, and how many times as fast as the peers we are."""
+    """A row for each contest: some figures of ours, and how many times as fast as the peers we are; then growth."""
     for model, contests in contests_of(found):
         rows = []
         for name, each in contests.items():
@@ -137,23 +156,21 @@ def in_short(found: Results) -> Iterator[ResultTable]:
                 rows.append({model or "contest": contest_name(name, each), **own, **taken})
         if rows:
             yield matrix("How many times as fast we are", rows)
+    if found.get("growth"):
+        yield matrix("growth", found["growth"])
 
 
 def in_full(found: Results, title: str = "") -> Iterator[ResultTable]:
     """Tables of anything: what is one value, then what is many; of contests a row for each side."""
     found = {name: value for name, value in found.items() if name not in ("format", "benchmark", "environment")}
-    if single := {name: value for name, value in found.items() if is_cell(value)}:
-        yield ResultTable(
-            "", (title or "figure", ""), [(titled(name), cell(each, name)) for name, each in single.items()]
-        )
+    if single := cells(found):
+        rows = [(titled(name), cell(each, name)) for name, each in single.items()]
+        yield ResultTable("", (title or "figure", ""), rows)
     held = {name: value for name, value in found.items() if isinstance(value, Mapping) and value.get("sides")}
     if held:
         sides = [{"contest": name, "side": side, **each} for name, one in held.items() for side, each in sided(one)]
         yield matrix(title, sides)
-        yield matrix("", [{"contest": name, **dict(filter(_single, each.items()))} for name, each in held.items()])
-    for part in ("parts", "profile"):
-        if shares := [{"": name, **_shares(each[part])} for name, each in held.items() if each.get(part)]:
-            yield matrix("Shares of the time of our step" + ", by kernels" * (part == "profile"), shares)
+        yield matrix("", [{"contest": name, **cells(each)} for name, each in held.items()])
     for name, value in found.items():
         words = f"{title}, {titled(name)}" if title else titled(name)
         if name in single or name in held or not value:
@@ -170,17 +187,9 @@ def sided(contest: Results) -> Iterator[tuple[str, dict[str, Any]]]:
     """The figures of every side, and how many times as fast we are."""
     taken = contest.get("times_as_fast") or {"": contest.get("times_as_fast_as", {})}
     for side, figures in contest["sides"].items():
-        ratios = {f"{ours} is times as fast".strip(): peers.get(side) for ours, peers in taken.items()}
+        ratios = {f"times as fast: {ours or 'cloze'}": peers.get(side) for ours, peers in taken.items() if peers}
         nested = {f"{name}: {key}": one for name, each in figures.items() if is_row(each) for key, one in each.items()}
-        yield side, {**dict(filter(_single, figures.items())), **nested, **ratios}
-
-
-def _single(item: tuple[str, Any]) -> bool:
-    return is_cell(item[1])
-
-
-def _shares(parts: Results) -> dict[str, str]:
-    return {name: cell(value, "share") for name, value in parts.items()}
+        yield side, {**cells(figures), **nested, **ratios}
 
 
 def scaling(found: Results) -> Iterator[ResultTable]:
@@ -240,15 +249,8 @@ def parts(found: Results) -> Iterator[ResultTable]:
     yield matrix("The steps of one of them", [row for row in found["arithmetic"] if row["text"] == "1 TB"])
 
 
-def preparation(found: Results) -> Iterator[ResultTable]:
-    """What ratios there are, and how memory and time grow with the text."""
-    yield from in_short(found)
-    if found.get("growth"):
-        yield matrix("growth", found["growth"])
-
-
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, cleanliness, parts, preparation)
+    each.__name__: each for each in (scaling, calibration, cleanliness, parts)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

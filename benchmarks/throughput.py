@@ -24,7 +24,7 @@ if __name__ == "__main__":
     begin()
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from benchmarks.contests import OURS, alternate, spread
 from benchmarks.measure import DATA, Keeper, run_command, when
 from benchmarks.peer import missing
 from benchmarks.sides import Kind, Side, SideShortError, open_sides
-from benchmarks.tables import in_full, show
+from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining
 from data_prep.common.errors import UserError
@@ -139,14 +139,17 @@ def shrunk(contest: Contest, bench: Bench, ceiling: float) -> Contest:
     return contest
 
 
-def usual(device: torch.device, shards: Path, console: Console) -> Iterator[Contest]:
-    """The contests for a CPU or a GPU, as far as the data has sequences as long."""
-    manifest = Manifest.read(shards)
-    for contest in map(Contest.parse, ON_GPU if device.type == "cuda" else ON_CPU):
-        if manifest.length_for(contest.length) is None:
-            console.print(f"{contest}: left out, since {shards} has no sequences of {contest.length}")
-        else:
-            yield contest
+def usual(bench: Bench, ceiling: float) -> Iterator[Contest]:
+    """The contests for a CPU or a GPU that the data is long enough for, smaller where they would be too much."""
+    for contest in map(Contest.parse, ON_GPU if bench.device.type == "cuda" else ON_CPU):
+        if Manifest.read(bench.shards).length_for(contest.length) is None:
+            bench.console.print(f"{contest}: left out, since {bench.shards} has no sequences of {contest.length}")
+            continue
+        smaller = shrunk(contest, bench, ceiling)
+        if smaller != contest:
+            more = "since more would not fit or take minutes a step"
+            bench.console.print(f"{contest}: {smaller.sequences} sequences, {more}")
+        yield smaller
 
 
 def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
@@ -167,9 +170,9 @@ def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
 
         turns = {name: partial(take_turn, side, iter(batches)) for name, side in sides.items()}
         taken = alternate(turns, bench.rounds, WARM_UP)
-        live.update(f"{contest}: where the time goes")
         peaks = {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
-        inside = look_inside(sides[OURS], read, contest, bench)
+        if bench.profile is not None:
+            sides[OURS].ask("write_profile", bench.profile / str(contest))
     ceiling = statistics.median(ceilings)
     padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
     figures = {name: summarise(shape, batches[WARM_UP:], each, ceiling) for name, each in taken.seconds.items()}
@@ -179,21 +182,7 @@ def run_contest(contest: Contest, bench: Bench) -> dict[str, Any]:
         "real_share_of_padded": round(sum(len(each.pieces) for each in batches) / padded, 3),
         "sides": {name: {**each, "peak_memory_gib": peaks[name]} for name, each in figures.items()},
         "times_as_fast_as": taken.against(),
-        **inside,
     }
-
-
-def look_inside(ours: Side, read: Callable[[int], PretrainingBatch], contest: Contest, bench: Bench) -> dict[str, Any]:
-    """Where the time of our step goes: its parts, and groups of operations. One process waits for no other; batches
-    are read beside the step, by a thread."""
-    reading = alternate({"data": partial(read, 0)}, bench.rounds, WARM_UP).of("data")["median"]
-    parts = [ours.ask("parts") for _ in range(bench.rounds)]
-    seconds = {name: statistics.median(each[name] for each in parts) for name in parts[0]}
-    step = sum(seconds.values())
-    if bench.profile is not None:
-        ours.ask("write_profile", bench.profile / str(contest))
-    shares = {name: round(taken / step, 4) for name, taken in {"data": reading, **seconds}.items()}
-    return {"parts": {**shares, "communication": 0.0}, "profile": ours.ask("shares")}
 
 
 def summarise(
@@ -242,13 +231,10 @@ def measure(settings: Throughput, console: Console) -> None:
     kept = keeper.earlier.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     written = None
-    for contest in given or usual(device, shards, console):
-        smaller = contest if given else shrunk(contest, bench, matrix)
-        if smaller != contest:
-            console.print(f"{contest}: {smaller.sequences} sequences, since more would not fit or take minutes a step")
-        smaller, found = run_smaller(smaller, bench)
+    for contest in given or usual(bench, matrix):
+        smaller, found = run_smaller(contest, bench)
         kept[contest.name] = {**found, "dtype": name_dtype(dtype), "vocabulary": vocabulary, **when()}
-        show(console, in_full({str(smaller): found}))
+        show_contest(console, str(smaller), found)
         written = keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peer import padded
 from benchmarks.sides import muffled
@@ -25,8 +21,9 @@ from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
+from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.engine.step import Seeds, train_step
+from pretraining.huggingface.config import config_of
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.shape import SIZES, Shape
 from pretraining.objectives.declaration import build_model
@@ -36,9 +33,7 @@ from pretraining.reporting.hardware import peak_memory, synchronize
 from pretraining.training.profiling import SKIPPED, step_profile
 
 LEARNING_RATE = 1e-6
-"""So small that weights stay finite where ranks exchange nothing, and are not those of one model."""
-PROFILED = 2
-"""Steps of a profile."""
+"""Small, so that weights stay finite where ranks exchange nothing and each trains its own."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +77,11 @@ class Contest:
             raise UserError(f"{self}: {shards} has no sequences of {self.length}, only of {there}")
         dataset = Dataset(shards, manifest, self.length)
         order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
-        return Shape.named(self.size, manifest.vocabulary_size), lambda step: step_batches(dataset, order, step).micro[
-            0
-        ]
+
+        def read(step: int) -> PretrainingBatch:
+            return step_batches(dataset, order, step).micro[0]
+
+        return Shape.named(self.size, manifest.vocabulary_size), read
 
 
 class Training:
@@ -107,24 +104,22 @@ def joined(micro: Sequence[PretrainingBatch], ranks: int = 1) -> PretrainingBatc
     return PretrainingBatches(tuple(micro), ranks * sequences, ranks * predictions)
 
 
-class Contestant:
+class Contestant(ABC):
     """A model in training, which is handed a batch, and then makes a step on it."""
 
-    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
-        self.shape, self.device, self.dtype = shape, device, dtype
-        self._run: Callable[[], None] = lambda: None
+    device: torch.device
 
+    @abstractmethod
     def take(self, batch: PretrainingBatch) -> None:
-        """Prepares the step on a batch."""
-        self._run = self.prepare(batch)
+        """Does to a batch what loaders do before the step."""
 
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch; what a loader would do to it is done before."""
-        raise NotImplementedError
+    @abstractmethod
+    def train(self) -> None:
+        """Makes a step on the batch that was taken, which a GPU may still be at when this returns."""
 
     def step(self) -> None:
         """A step on the batch, which is done when this returns."""
-        self._run()
+        self.train()
         synchronize(self.device)
 
     def peak(self) -> int:
@@ -135,43 +130,20 @@ class Contestant:
 class OurTraining(Contestant):
     """A step as the trainer does it."""
 
-    def __init__(
-        self, shape: Shape, device: torch.device, dtype: torch.dtype | None = None, deterministic: bool = False
-    ):
-        super().__init__(shape, device, dtype or choose_dtype("auto", device))
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, deterministic: bool = False):
+        self.device = device
         connect(World(), device)
-        precision = Precision(dtype=name_dtype(self.dtype))
+        precision = Precision(dtype=name_dtype(dtype))
         settings = EngineSettings(precision=precision, compute=Compute(deterministic=deterministic))
         self.training = Training(shape, settings, device)
 
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch as the loader hands it over."""
-        return partial(self.training.step, joined([batch]))
+    def take(self, batch: PretrainingBatch) -> None:
+        """Takes a batch as the loader hands it over."""
+        self.batches = joined([batch])
 
-    def parts(self) -> dict[str, float]:
-        """The seconds of a step's parts; a GPU is waited for after each of them."""
-        seconds: dict[str, float] = {}
-
-        def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*arguments: Any, **options: Any) -> Any:
-                synchronize(self.device)
-                start = time.perf_counter()
-                result = part(*arguments, **options)
-                synchronize(self.device)
-                seconds[name] = time.perf_counter() - start
-                return result
-
-            return run
-
-        engine = self.training.engine
-        parts: dict[str, Any] = {name: timed(name, getattr(engine, name)) for name in ("forward", "backward", "step")}
-        with mock.patch.multiple(engine, **parts):
-            self.step()
-        return {"optimizer" if name == "step" else name: taken for name, taken in seconds.items()}
-
-    def shares(self) -> dict[str, float]:
-        """Where the time of a step goes, by groups of operations."""
-        return shares_of_time(self.step, self.device)
+    def train(self) -> None:
+        """Makes a step."""
+        self.training.step(self.batches)
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace of a step and a table of its operations into a folder."""
@@ -187,29 +159,21 @@ class TheirTraining(Contestant):
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
         from transformers import BertConfig, BertForPreTraining
 
-        super().__init__(shape, device, dtype)
-        config = BertConfig(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            intermediate_size=shape.intermediate,
-        )
+        self.device, self.dtype = device, dtype
+        config = BertConfig(**config_of(shape, 0, torch.float32))
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 
-    def prepare(self, batch: PretrainingBatch) -> Callable[[], None]:
-        """The step on a batch that is padded and pinned already, as the workers of a DataLoader do it."""
+    def take(self, batch: PretrainingBatch) -> None:
+        """Pads and pins a batch, as the workers of a DataLoader do."""
         inputs = padded(batch)
-        if self.device.type == "cuda":
-            inputs = {name: each.pin_memory() for name, each in inputs.items()}
-        return partial(self.train, inputs)
+        self.inputs = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in inputs.items()}
 
-    def train(self, inputs: dict[str, torch.Tensor]) -> None:
-        """A step on a padded batch."""
-        inputs = {name: each.to(self.device, non_blocking=True) for name, each in inputs.items()}
+    def train(self) -> None:
+        """Makes a step on the padded batch."""
+        inputs = {name: each.to(self.device, non_blocking=True) for name, each in self.inputs.items()}
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             loss = self.model(**inputs).loss
         self.scaler.scale(loss).backward()
@@ -218,31 +182,3 @@ class TheirTraining(Contestant):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-
-
-GROUPS = {
-    "products of attention": ("aten::bmm", "flash", "fmha"),
-    "matrix products": ("aten::mm", "aten::addmm", "gemm", "nvjet", "cutlass"),
-    "softmax and heads of attention": ("_GroupedAttention",),
-    "gelu": ("_Gelu", "GeluCUDAKernel", "GeluBackwardCUDAKernel"),
-    "norms, residuals, dropout": ("_AddAndNorm", "_Drop", "aten::native_layer_norm", "layer_norm", "dropout"),
-    "loss over the vocabulary": ("_MaskedLoss", "softmax", "nll_loss"),
-    "optimizer": ("aten::_fused_adamw_", "Adam"),
-    "sums and copies of gradients": ("aten::add", "aten::copy_", "aten::zero_", "aten::fill_", "aten::clone"),
-}
-"""Names of operations on a CPU and of kernels on a GPU, or parts of them; the first group that knows a name has it."""
-
-
-def shares_of_time(step: Callable[[], None], device: torch.device) -> dict[str, float]:
-    """Where the time of a step goes, by groups of operations."""
-    cuda = device.type == "cuda"
-    kind = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
-    with muffled(), profile(activities=[kind]) as profiled:
-        for _ in range(PROFILED):
-            step()
-    times: dict[str, float] = defaultdict(float)
-    for event in profiled.key_averages():
-        group = next((name for name, keys in GROUPS.items() if any(key in event.key for key in keys)), "other")
-        times[group] += event.self_device_time_total if cuda else event.self_cpu_time_total
-    whole = sum(times.values()) or 1
-    return {name: round(each / whole, 3) for name, each in sorted(times.items(), key=lambda item: -item[1])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -252,10 +252,10 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return []
 
 
-def newest_lines(run: Path) -> dict[str, dict[str, Any]]:
-    """The last line of each kind in metrics.jsonl, without those of its figures and counts that are none."""
+def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
+    """The last line of these kinds in metrics.jsonl, without those of its figures and counts that are none."""
     try:
-        found = newest_records(run / METRICS, LINES)
+        found = newest_records(run / METRICS, kinds)
     except OSError:
         return {}
     for record in found.values():

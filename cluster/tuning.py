@@ -81,7 +81,7 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
     at_work = {}
     for name in runs - done.keys():
         if (folder / name / BEGUN).exists():
-            at_work[name] = {**newest_lines(folder / name).get("step", {}), "epochs": _epochs(folder / name)}
+            at_work[name] = {**newest_lines(folder / name, ["step"]).get("step", {}), "epochs": _epochs(folder / name)}
     failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
 

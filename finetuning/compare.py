@@ -111,7 +111,7 @@ def first_split(result: TaskResult) -> str:
 
 
 def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]:
-    """What two results of a task do not have alike, so that their difference tells nothing of the models."""
+    """Lists why the difference of two results tells nothing of the models: other items, figures or numbers of runs."""
     if not first or not other or first.score is None or other.score is None:
         return []
     faults = [f"{first.metric} and {other.metric}"] if first.metric != other.metric else []
@@ -126,7 +126,7 @@ def find_unlike(first: TaskResult | None, other: TaskResult | None) -> list[str]
 
 
 def distinct(folders: tuple[Path, ...]) -> list[str]:
-    """What the folders are called, without what all of them have alike."""
+    """The names of the folders, without the parts that all of them share."""
     names = [str(folder) for folder in folders]
     shared = os.path.commonpath(folders) if len({folder.is_absolute() for folder in folders}) == 1 else ""
     return [os.path.relpath(name, shared or None) for name in names] if len(set(names)) > 1 else names

@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of other text, from Python as from predict.py.
+"""Asks a fine-tuned model about other text, from Python as from predict.py.
 
     from finetuning.prediction import load
     model = load("runs/mini/glue/sst2/model")
@@ -49,7 +49,7 @@ Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Numbers = Dtype | Literal["auto", "int8"]
-"""What a model computes in."""
+"""The numbers that a model computes in."""
 Answer = dict[str, Any]
 FIGURES = 9
 """Digits of a number on whatever scale: as many as tell one in fp32 from the next."""
@@ -153,7 +153,7 @@ class FineTuned:
 
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
-        """What the head says of items, in batches of sequences of like lengths."""
+        """Computes the logits of items, in batches of sequences of like lengths."""
         parts = list(logits_in_batches(self.model.logits, self.head.kind, items, self.device))
         return in_order(parts) if parts else Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
 
@@ -166,15 +166,15 @@ class _Use(ABC):
     cutter: Cutter
     settings: FineTuning
     task: Mapping[str, Any]
-    """What task.json says; empty where there is none."""
+    """The content of task.json; empty where there is none."""
     usual: ClassVar[tuple[str, ...]] = ()
-    """What fields are called where task.json does not say."""
+    """The names of fields where task.json does not say."""
 
     def fields(self, first: Row | None) -> tuple[str, ...]:
         return tuple(self.task.get("fields", ())) or self.usual_fields(first)
 
     def usual_fields(self, first: Row | None) -> tuple[str, ...]:  # noqa: ARG002
-        """What fields are called where task.json does not say, but a first row may."""
+        """The names of fields where task.json does not say, but a first row may."""
         return self.usual
 
     def texts(self, row: Row, fields: Sequence[str]) -> Texts:

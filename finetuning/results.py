@@ -1,4 +1,4 @@
-"""What the commands of fine-tuning leave in folders: names of files, and what the JSON files among them say.
+"""Files that the commands of fine-tuning leave in folders: their names, and the content of those in JSON.
 
 OUT/plan.json                  the runs that the last command was to make, by task
 OUT/results.json               all tasks
@@ -54,24 +54,24 @@ class JsonRecord(BaseModel):
 
 
 class Begun(JsonRecord):
-    """What the outcome of a run depends on."""
+    """The settings, model and data that the outcome of a run depends on."""
 
     settings: dict[str, Any] = {}
-    """Those that decide it."""
+    """Settings that change the outcome by more than rounding."""
     model: dict[str, Any] = {}
-    """What tells the model to begin with from others."""
+    """A checksum of the model to begin with."""
     data: dict[str, str] = {}
-    """What tells the items of every split from others."""
+    """How many rows every split has, and a checksum of them."""
     threads: list[int] = []
     """The threads of every rank, which decide how sums are rounded."""
 
     def without_threads(self) -> dict[str, Any]:
-        """What another start of the run must have alike."""
+        """The content that another start of the run must have too."""
         return self.model_dump(exclude={"threads"})
 
 
 class SplitScores(JsonRecord):
-    """What a model scores on every split that has labels, and how sure that is."""
+    """The scores of a model on every split that has labels, and how sure they are."""
 
     scores: dict[str, Figures] = {}
     """The split by which runs are compared is the first."""
@@ -86,14 +86,14 @@ class SplitScores(JsonRecord):
 
 
 class ModelScores(SplitScores):
-    """What the model of one run scores."""
+    """The scores of the model of one run."""
 
     degenerate: bool = False
     """Whether it says the same of every item."""
 
 
 class RunResult(ModelScores):
-    """What came of a run."""
+    """The result of a run."""
 
     run: str = ""
     metric: str = ""
@@ -114,7 +114,7 @@ class RunResult(ModelScores):
 
 
 class TaskResult(SplitScores):
-    """What came of the runs of a task: the scores are those of the best."""
+    """The results of the runs of a task, with the scores of the best."""
 
     task: str = ""
     metric: str
@@ -125,7 +125,7 @@ class TaskResult(SplitScores):
     spread: list[float] | None = None
     """The lowest and the highest score."""
     data: dict[str, str] = {}
-    """What tells the items of every split from others."""
+    """How many rows every split has, and a checksum of them."""
     unanswered: list[str] = []
     """Splits that came after the best run."""
     degenerate: list[str] = []

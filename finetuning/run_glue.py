@@ -50,7 +50,7 @@ class RunGlue(TuningFlags):
     """Write submission.zip also where tasks are missing, which it answers with their first class."""
 
     faults: list[str] = field(default_factory=list, init=False)
-    """What is wrong with the tasks that are left out."""
+    """The faults of the tasks that are left out."""
 
     def suite(self) -> Suite:
         return Suite("glue", "glue", "miniature")

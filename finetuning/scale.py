@@ -29,11 +29,11 @@ class Scale:
         return cls(float(exact.mean()), float(exact.std()) or 1.0)
 
     def learned(self, numbers: Tensor) -> Tensor:
-        """What a model learns to say, in place of these numbers; in fp64, as of large ones little else is left."""
+        """The numbers on the scale on which a model learns them; fp32 would round large ones too much on the way."""
         return ((numbers.double() - self.mean) / self.spread).float()
 
     def said(self, learned: Tensor) -> Tensor:
-        """What a model says of items in fp32, given what its head says."""
+        """The numbers as the task gives them, in fp32, for those that a head has learned."""
         return learned if self == Scale() else learned.float() * self.spread + self.mean
 
     def folded(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -149,6 +149,7 @@ UNTYPED = {
     "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
     "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
     "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
+    "reporting/metrics_file.py all_records": "lines of metrics.jsonl",
     "reporting/metrics_file.py newest_records": "lines of metrics.jsonl",
 }
 """Functions of pre-training that take or give a dictionary without a type, and why."""

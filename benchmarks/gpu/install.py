@@ -29,11 +29,11 @@ NEEDED = (
     *("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich", "transformers"),
     *("pytest", "pytest-timeout", "hypothesis"),
 )
-"""What the measurements and the tests import, besides torch."""
+"""Packages that the measurements and the tests import, besides torch."""
 PREPARING = ("numba", "sentencex", "tokenizers")
-"""What making shards needs besides."""
+"""Packages that making shards needs besides."""
 UNLOCKED = ("setuptools",)
-"""What each torch wants in versions of its own."""
+"""Packages of which each torch wants its own versions."""
 
 
 def installed_versions() -> dict[str, str]:

@@ -160,7 +160,7 @@ def count(report: Path) -> dict[str, int]:
 
 
 def do_part(settings: OwnPart, console: Console) -> int:
-    """Does it, and says and keeps what was found; returns the exit code."""
+    """Does a part, and says and keeps what was found; returns the exit code."""
     code, found = 0, {}
     if settings.part == SETUP:
         found = describe_machine(settings.dry)

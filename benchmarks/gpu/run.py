@@ -42,7 +42,7 @@ BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
 RESULTS_FILE, LOG = "results.json", "log.txt"
 SUBJECT = ("gpu", "torch", "commit")
-"""What the setup finds, and all numbers depend on: with another one, parts are measured anew."""
+"""What all numbers depend on: where the setup finds another one, parts are measured anew."""
 PATIENCE = 10.0
 """Seconds that processes have to end by themselves, once they are asked to."""
 Ended = Literal["done", "failed", "ran out of time"]

@@ -135,9 +135,7 @@ class Heartbeats:
         if content is None:
             self._silent[rank] = 0.0
             return None
-        name, said = f"rank {rank} on {self._hosts[rank]}", {}
-        with suppress(ValueError):  # where it is read while it is written
-            said = json.loads(content)
+        name, said = f"rank {rank} on {self._hosts[rank]}", _parsed(content)
         code, text = said.get("code"), str(said.get("text", ""))
         if isinstance(code, int) and code:
             return Verdict("" if self._rank else self._named(name, text), code)
@@ -188,3 +186,11 @@ class Heartbeats:
         except OSError:
             return None
         return content if self._token.encode() in content[:100] else None
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """Reads what a file says; nothing where it is read while it is written."""
+    with suppress(ValueError):
+        said = json.loads(content)
+        return said if isinstance(said, dict) else {}
+    return {}

@@ -26,10 +26,6 @@ class ServedFile:
     sha256: str = ""
     """Its checksum, where two that published it independently agree."""
 
-    @property
-    def name(self) -> str:
-        return PurePosixPath(self.path).name
-
 
 def zipped(archive: str, sha256: str) -> tuple[ServedFile, ...]:
     """What is published of a task that comes as an archive."""
@@ -93,7 +89,7 @@ class DataOptions(FetchOptions):
     def item(self, server: str, source: ServedFile, folder: Path) -> Item:
         """A file to fetch into a folder."""
         address = f"{(self.mirror or server).rstrip('/')}/{source.path}"
-        return Item(address, folder / source.name, source.sha256, "name a mirror with --mirror")
+        return Item(address, folder / PurePosixPath(source.path).name, source.sha256, "name a mirror with --mirror")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,7 +223,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError) -> UserError:
-    """What is wrong with a file on a line of which bytes are no text; its first bytes tell whether it is a text."""
+    """The error for a line whose bytes are no text; the first bytes of the file tell whether it is a text at all."""
     if foreign := not_text(head):
         cure = foreign.cure_for(Path(path))
         return UserError(f"{path}: {foreign.what}, which is not read here" + f"; {cure}" * bool(foreign.cure))
@@ -248,8 +248,9 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def choose_held_out(place: Path, texts: Iterable[str], share: float) -> Array:
-    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all.
+def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[Array, str]:
+    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all. A
+    note for the user calls them `what`.
 
     The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
     """
@@ -262,4 +263,5 @@ def choose_held_out(place: Path, texts: Iterable[str], share: float) -> Array:
     chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
     if chosen.all():
         chosen[order[held:]] = False
-    return chosen
+    note = f"{place}: {chosen.sum():,} of its {len(keys):,} {what} are held out from training and scored"
+    return chosen, note

@@ -82,10 +82,9 @@ def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[
             units.append([])
         units[-1].append(sentence)
     texts = (" ".join(word for sentence in unit for word in sentence.words) for unit in units)
-    chosen = choose_held_out(place, texts, share)
+    chosen, note = choose_held_out(place, texts, share, "documents" if by_document else "sentences")
     train, dev = (list(itertools.chain(*itertools.compress(units, keep))) for keep in (~chosen, chosen))
-    what = "documents" if by_document else "sentences"
-    return train, dev, f"{place}: {chosen.sum():,} of its {len(units):,} {what} are held out from training and scored"
+    return train, dev, note
 
 
 def _read_columns(path: Path) -> Iterator[Sentence]:

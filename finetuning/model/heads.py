@@ -27,7 +27,7 @@ class TaskBatch(Batch):
     """Packed sequences with what a task asks of them."""
 
     labels: Tensor | None
-    """What the head is to say, as `Encoded` has it, one item after another; None where nobody knows."""
+    """The right answers, as `Encoded` has them, one item after another; None where nobody knows."""
     words: Tensor
     """(m,) int64: indices into `pieces` of the words to tag; empty for other tasks."""
     words_of_items: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class TaskBatch(Batch):
 
 
 class Output(NamedTuple):
-    """What a model makes of a micro-batch."""
+    """The loss and the logits of a micro-batch."""
 
     loss: Tensor
     """Summed over the labels, of which a span has two; 0 where there are none."""
@@ -85,11 +85,11 @@ class TaskModel(Encoder):
         return self.kind not in ("spans", "tags")
 
     def logits(self, batch: TaskBatch) -> Tensor:
-        """What the head says before it becomes probabilities, in fp32."""
+        """Computes the logits of the head, in fp32."""
         return self.scale.said(self._learned(batch))
 
     def _learned(self, batch: TaskBatch) -> Tensor:
-        """What the head says as it learns it: numbers before they get their scale."""
+        """Computes the logits on the scale on which they are learned."""
         return self.say(self.seen(self.encode(batch), batch), batch)
 
     def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
@@ -99,7 +99,7 @@ class TaskModel(Encoder):
         return hidden[batch.words if self.kind == "tags" else batch.starts[:-1].long()]
 
     def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
-        """What the head says of the hidden states that it sees."""
+        """Computes the logits of the hidden states that the head sees."""
         if self.kind == "spans":
             return self._linear(seen)
         if self.kind == "tags":
@@ -121,7 +121,7 @@ class TaskModel(Encoder):
 
 @torch.inference_mode()
 def logits_of(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-    """What a model of these weights says: a row for every sequence or, of spans and tags, for every piece."""
+    """Computes the logits of a model: a row for every sequence or, of spans and tags, for every piece."""
     model = TaskModel(shape, head)
     model.load_state_dict(dict(weights))
     words = torch.arange(len(batch.pieces)) if head.kind == "tags" else batch.pieces[:0]

@@ -45,7 +45,7 @@ class Product(Protocol):
 
 
 class PlainProduct(Product):
-    """With the weight as it lies, on any device."""
+    """Multiplies with the weight as it lies, on any device."""
 
     def __init__(self, linear: Linear) -> None:
         self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
@@ -58,7 +58,7 @@ class PlainProduct(Product):
 
 
 class PackedProduct(Product):
-    """With the weight in the order that oneDNN chooses."""
+    """Multiplies with the weight in the order that oneDNN chooses."""
 
     def __init__(self, linear: Linear) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
@@ -74,7 +74,7 @@ class PackedProduct(Product):
 
 
 class QuantisedProduct(Product):
-    """With the weight in 8 bits, a scale for each output, and a scale for each row of what it is multiplied with.
+    """Multiplies with the weight in 8 bits, with a scale for each output and one for each row of the input.
 
     So the answer about a text does not depend on its neighbours in a batch.
     """
@@ -128,7 +128,7 @@ def product(linear: Linear) -> Product:
 
 
 Making = Callable[[Linear], Product]
-"""How the weight of a linear layer is made ready."""
+"""Makes the product with the weight of a linear layer."""
 
 
 class ServedLayer:
@@ -146,7 +146,7 @@ class ServedLayer:
         return self.finish(layout.attend(self.qkv(x), self.qkv.bias, self.heads, KEEPS), x)
 
     def finish(self, context: Tensor, x: Tensor) -> Tensor:
-        """What follows attention, for any rows."""
+        """Computes the rest of a layer after attention, for any rows."""
         x = _end(self.output, context, self.attention_norm, x)
         return _end(self.outer, self.inner.with_gelu(x), self.norm, x)
 
@@ -177,7 +177,7 @@ class LastLayer(ServedLayer):
         return torch.cat([self._run(x, batch.starts[begin : end + 1], batch.lengths[begin:end]) for begin, end in runs])
 
     def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The same for some sequences."""
+        """Computes the next hidden states of the first pieces of some sequences, padded to the longest."""
         s, length = len(lengths), -(-max(lengths) // 16) * 16
         at = torch.arange(length, dtype=torch.int32, device=x.device)
         inside = at < starts.diff()[:, None]
@@ -218,7 +218,7 @@ class ServedModel:
         self.last = (LastLayer if model.sees_first else ServedLayer)(layers.popleft(), making)
 
     def logits(self, batch: TaskBatch) -> Tensor:
-        """What the head says before it becomes probabilities, in fp32."""
+        """Computes the logits of the head, in fp32."""
         model = self.model
         x = model.embeddings(batch, KEEPS)
         layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads)

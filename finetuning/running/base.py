@@ -23,8 +23,7 @@ from finetuning.model.features import FeatureModel
 from finetuning.model.heads import logits_of
 from finetuning.model.models import find_model, summary_of
 from finetuning.results import MODEL
-from finetuning.running.loop import Tuner
-from finetuning.running.starting import build_model
+from finetuning.running.loop import Tuner, build_model
 from finetuning.settings import DropoutShares, FineTuning
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import Model
@@ -68,7 +67,7 @@ class Base:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells it from others, in JSON: another training of the same name has another checksum."""
+        """A checksum by which it is recognised, in JSON: another training of the same name has another."""
         seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
         for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
             seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""What a model says of items, in training over all ranks, or of any items alone; and what that scores."""
+"""Computes the logits of items, in training over all ranks, or of any items alone, and scores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pretraining.processes.group import gather, shared_errors
 from pretraining.processes.stopping import StoppedError
 
 Outputs = dict[str, Ragged]
-"""What a model says of splits, by their names: the logits of all items, in their order."""
+"""The logits of all items of splits, in their order, by the names of the splits."""
 Forward = Callable[[TaskBatch], Tensor]
 """Computes the logits of a batch."""
 
@@ -58,7 +58,7 @@ def shortage_told() -> Iterator[None]:
 
 
 def outputs_of(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
-    """What a model in training says of splits, as `all_logits` tells it."""
+    """Computes the logits of splits with a model in training."""
 
     def forward(batch: TaskBatch) -> Tensor:
         output: Output = engine.forward(batch)
@@ -72,7 +72,7 @@ def outputs_of(engine: Engine, kind: Kind, splits: Mapping[str, Items], context:
 
 
 def all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
-    """What a model says of splits, the same on every rank; GivenUpError where a signal asks to stop."""
+    """Computes the logits of splits, the same on every rank; GivenUpError where a signal asks to stop."""
 
     def heard(batch: TaskBatch) -> Tensor:
         context.watch.mark()
@@ -121,7 +121,7 @@ def outputs_without_model(task: Task) -> Outputs | None:
 
 
 def outputs_of_model(task: Task, model: Model, settings: FineTuning, context: Context) -> Outputs:
-    """What a model that was fine-tuned before says of all splits. All ranks call it together."""
+    """Computes the logits of all splits with a model that was fine-tuned before. All ranks call it together."""
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:

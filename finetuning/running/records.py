@@ -1,4 +1,4 @@
-"""What fine-tuning tells of itself: the figures of a logged step, and the scores of an evaluation."""
+"""Records of fine-tuning: the figures of a logged step, and the scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores
 from pretraining.reporting.console import cropped, left, number, progress
 from pretraining.reporting.meter import Meter, Speed
+from pretraining.reporting.records import steps_done
 from pretraining.reporting.run_log import Record
 
 
@@ -36,7 +37,7 @@ class TuningStep(Record):
     items: int = 0
     """Items of these steps, over all ranks. In no file, like those that follow."""
     seconds: float = 0.0
-    """What these steps took, without evaluation and saving."""
+    """Seconds of these steps, without evaluation and saving."""
     total_steps: int = 0
     """Steps of the whole run."""
     all_left: float = 0.0
@@ -48,11 +49,11 @@ class TuningStep(Record):
     ) -> TuningStep:
         """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
         begins anew. All ranks call it together."""
-        steps, rate = meter.steps, meter.learning_rate
+        steps, learning_rate = meter.steps, meter.learning_rate
         totals, speed = meter.flush(seconds_left=left[0])
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
         norm, loss = None if norm is None else float(norm), totals["loss"] / max(totals["labels"], 1)
-        return cls(step, epoch, loss, rate, norm, items / seconds, speed, items, seconds, total, left[1])
+        return cls(step, epoch, loss, learning_rate, norm, items / seconds, speed, items, seconds, total, left[1])
 
     def figures(self) -> dict[str, float | None]:
         figures = {name: value for name, value in vars(self).items() if name not in UNWRITTEN}
@@ -61,7 +62,7 @@ class TuningStep(Record):
 
     def line(self) -> str:
         parts = [
-            f"{self.step:>{len(str(self.total_steps))}}/{self.total_steps}",
+            steps_done(self.step, self.total_steps),
             f"epoch {self.epoch:.2f}",
             f"loss {self.loss:.4f}",
             *self._pace(),
@@ -107,8 +108,7 @@ class TuningProgress:
         return self.seconds_left is not None and self.seconds > PATIENCE
 
     def line(self) -> str:
-        done = f"{self.step:>{len(str(self.total_steps))}}/{self.total_steps}"
-        return "  ".join([done, *left(self.seconds_left), self._follow])
+        return "  ".join([steps_done(self.step, self.total_steps), *left(self.seconds_left), self._follow])
 
     def panel(self, width: int) -> Group:
         """Two lines, with the last figures where there are some."""
@@ -145,8 +145,8 @@ class ScoreRecord(Record):
 
 
 def describe(scored: SplitScores, metric: str) -> str:
-    """What a line shows of every split: the score by which runs are compared, and where it is known what so many items
-    leave open; the files have all."""
+    """Says the score of every split by which runs are compared, with its standard error and the number of its items,
+    where these are known."""
     shown = [metric]
     for split, figures in scored.scores.items():
         on = f" on {scored.items[split]:,}" if split in scored.items else ""

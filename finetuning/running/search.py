@@ -43,7 +43,7 @@ class Run:
     settings: FineTuning
     folder: Path
     begun: Begun
-    """What its outcome depends on."""
+    """The settings, model and data that its outcome depends on."""
     trains: bool = True
     """Whether a model learns in it, rather than being scored as it is."""
 
@@ -59,7 +59,7 @@ class Run:
 def settings_of_runs(settings: FineTuning) -> dict[str, FineTuning]:
     """The settings of the runs that a recipe asks for, by their names; those of the first seed come first."""
     search = settings.search
-    rates, batches, epochs = (
+    learning_rates, batches, epochs = (
         given or (default,)
         for given, default in (
             (search.learning_rates, settings.learning_rate),
@@ -68,10 +68,11 @@ def settings_of_runs(settings: FineTuning) -> dict[str, FineTuning]:
         )
     )
     runs = {}
-    for number, batch, epoch, rate in product(range(search.seeds), batches, epochs, rates):
+    for number, batch, epoch, learning_rate in product(range(search.seeds), batches, epochs, learning_rates):
         seed = settings.seed + number
-        parts = [f"lr{rate:g}", *[f"batch{batch}"] * (len(batches) > 1), *[f"epochs{epoch:g}"] * (len(epochs) > 1)]
-        own = {"learning_rate": rate, "batch": batch, "epochs": epoch, "seed": seed}
+        parts = [f"lr{learning_rate:g}"]
+        parts += [f"batch{batch}"] * (len(batches) > 1) + [f"epochs{epoch:g}"] * (len(epochs) > 1)
+        own = {"learning_rate": learning_rate, "batch": batch, "epochs": epoch, "seed": seed}
         runs["-".join([*parts, f"seed{seed}"])] = settings.model_copy(update=own)
     return runs
 
@@ -128,13 +129,13 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
 
 
 def _in_place_of(begun: Begun, wanted: Begun) -> Begun:
-    """What a wanted run depends on, with the values that another one has of what a search varies."""
+    """The settings, model and data of a wanted run, with another one's values of what a search varies."""
     varied = {name: value for name, value in begun.settings.items() if name in VARIED}
     return wanted.model_copy(update={"settings": {**wanted.settings, **varied}})
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
-    """What is not the same in two nested tables, each with its name and both values."""
+    """Lists the differences of two nested tables, each with its name and both values."""
     found = []
     for name in {**now, **before}:
         then, new = before.get(name, {}), now.get(name, {})
@@ -232,7 +233,7 @@ def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
 
 
 def _result(run: Run, predicted: list[str], scores: ModelScores = NO_SCORES, **figures: Any) -> RunResult:
-    """What came of a run whose model was asked about these splits."""
+    """The result of a run whose model was asked about these splits."""
     metric = run.task.metric
     score = next((table[metric] for table in scores.scores.values()), None)
     figures |= {"settings": run.begun.settings, "predicted": predicted, **scores.as_dict()}

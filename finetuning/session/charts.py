@@ -5,7 +5,6 @@ What cannot be drawn is told, and stops nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from finetuning.results import PREDICTIONS, TaskResult
 from finetuning.session.look import measure
 from finetuning.tasks.task import Task
 from pretraining.reporting.figures import save
-from pretraining.reporting.metrics_file import METRICS
+from pretraining.reporting.metrics_file import METRICS, all_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +51,7 @@ def curves(metrics: Mapping[str, Path], best: str | None, metric: str, title: st
     figure = new_figure(3.6)
     left, right = figure.subplots(1, 2)
     for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
-        records = list(_records(metrics[name]))
+        records = list(all_records(metrics[name]))
         color, width, above = (BLUE, 2.0, 3) if name == best else (GREY, 1.0, 2)
         steps, losses = _column(records, "step", "loss")
         left.plot(steps, losses, color=color, alpha=0.25, linewidth=0.6)
@@ -272,15 +271,6 @@ def _plain(text: str, longest: int = LONGEST) -> str:
     text = " ".join(text.split())
     text = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-(longest // 2 - 1) :]}"
     return text.replace("$", r"\$")  # otherwise the beginning of a formula
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics.jsonl, from which a line may be missing its end."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
 
 
 def _column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tuple[Array, Array]:

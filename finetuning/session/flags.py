@@ -1,4 +1,4 @@
-"""What all commands of fine-tuning take on the command line, and where they look for data."""
+"""Flags that all commands of fine-tuning take, and the places where they look for data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TuningFlags:
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
 
     def suite(self) -> Suite:
-        """What the command is about."""
+        """The tasks that the command is for, with their recipes."""
         raise NotImplementedError
 
     def open_tasks(self, setup: Setup) -> list[Task]:

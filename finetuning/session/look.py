@@ -33,9 +33,9 @@ def look(task: Task, trains: bool = True) -> Iterator[str]:
         yield from doubt_classes(splits, task.head.kind == "classes")
     yield from describe_numbers(splits)
     yield from find_repeated(splits)
-    if empty := {split: sum(map(_is_empty, zip(*seen.texts, strict=True))) for split, seen in splits.items()}:
-        found = [f"{count:,} of {split}" for split, count in empty.items() if count]
-        yield from [f"empty texts: {', '.join(found)}"] * bool(found)
+    empty = {split: sum(map(_is_empty, zip(*seen.texts, strict=True))) for split, seen in splits.items()}
+    if found := [f"{count:,} of {split}" for split, count in empty.items() if count]:
+        yield f"empty texts: {', '.join(found)}"
     yield from find_cut(splits)
 
 
@@ -93,15 +93,14 @@ def doubt_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
 def describe_numbers(splits: Mapping[str, Seen]) -> Iterator[str]:
     """Between what the numbers lie that are asked for."""
     known = {split: seen.numbers for split, seen in splits.items() if seen.numbers is not None and len(seen)}
-    if said := [f"{split} {low:g} to {high:g}, mean {mean:.4g}" for split, low, high, mean in _limits(known)]:
+    said = []
+    for split, numbers in known.items():
+        mean = numbers.mean(dtype=np.float64)
+        said.append(f"{split} {numbers.min():g} to {numbers.max():g}, mean {mean:.4g}")
+    if said:
         yield f"numbers: {'; '.join(said)}"
     if "train" in known and np.ptp(known["train"]) == 0:
         yield "all numbers of train are the same: there is nothing to learn"
-
-
-def _limits(known: Mapping[str, Array]) -> Iterator[tuple[str, float, float, float]]:
-    for split, numbers in known.items():
-        yield split, numbers.min(), numbers.max(), numbers.mean(dtype=np.float64)
 
 
 def _is_empty(texts: tuple[str, ...]) -> bool:
@@ -130,7 +129,8 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
             said.append(
                 f"in train and in {split}, which flatters the scores: {share}, such as {_quoted(seen, known[0])}"
             )
-    yield from ["; ".join(said)] * bool(said)
+    if said:
+        yield "; ".join(said)
 
 
 def _keys(seen: Seen) -> Array:
@@ -149,7 +149,7 @@ class Measured:
 
     lengths: Lengths
     pieces: Array
-    """Of every sequence of the sample."""
+    """The pieces of every sequence of the sample."""
     is_sample: bool
 
 

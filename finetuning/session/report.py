@@ -1,4 +1,4 @@
-"""What a command of fine-tuning says: its plan beforehand; in the end tables, and results.json."""
+"""Tables of a command of fine-tuning: its plan beforehand, its results in the end, which go into results.json."""
 
 from __future__ import annotations
 

@@ -37,19 +37,11 @@ from finetuning.running import search
 from finetuning.running.base import Base
 from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outputs_without_model
 from finetuning.running.search import Run
+from finetuning.session import workers
 from finetuning.session.charts import draw
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
 from finetuning.session.report import conclude, outcome, plan, summary
-from finetuning.session.workers import (
-    BUSY,
-    LOCK,
-    RunProcesses,
-    memory_of_run,
-    share_machine,
-    taken,
-    worker_number,
-)
 from finetuning.settings import FORM, FineTuning, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.checkpoint.models import Model
@@ -95,7 +87,7 @@ class Session:
         self.console = open_console(soft_wrap=True)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
-        self.leads = self.world.rank == 0 and not worker_number()
+        self.leads = self.world.rank == 0 and not workers.worker_number()
         """whether this process speaks for all"""
 
     def run(self) -> None:
@@ -184,19 +176,19 @@ class Session:
                 agree(self.settings.model_dump(mode="json"), "the settings")
                 watch = Watch(self.world, run=self.out)
                 if self.leads and not self.flags.share:
-                    stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", BUSY))
+                    stack.enter_context(locked(self.out / workers.LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
                 self._print(f"{jobs} runs at a time; every step of each is in its folder, in {METRICS}")
-            with RunProcesses(jobs, device, self.environment) as workers, watch:
+            with workers.RunProcesses(jobs, device, self.environment) as others, watch:
                 context = Context(self.world, device, self.console, control, watch)
                 self._run_all(context)
                 with watch.pause():
-                    workers.wait(control)
-                if not worker_number():  # what a worker was at that was killed
+                    others.wait(control)
+                if not workers.worker_number():  # what a worker was at that was killed
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
@@ -207,8 +199,8 @@ class Session:
         runs = self.all_runs
         left = sum(not run.is_done for run in runs)
         largest = max((run.settings for run in runs), key=lambda settings: settings.batch)
-        self.memory = max(memory_of_run(task, largest, self.model.shape, device) for task in self.tasks)
-        self.sharing = share_machine(self.settings, self.world, device, len(runs), left, self.memory)
+        self.memory = max(workers.memory_of_run(task, largest, self.model.shape, device) for task in self.tasks)
+        self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
     def _run_all(self, context: Context, waits: Control | None = None) -> None:
         """Goes through the runs that are not done, but for those that another process has; or `waits` for these."""
@@ -218,7 +210,7 @@ class Session:
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
-                    mine = self.world.rank > 0 or stack.enter_context(taken(run.folder, waits))
+                    mine = self.world.rank > 0 or stack.enter_context(workers.taken(run.folder, waits))
                 if not gather(mine)[0] or done_on_rank_0(run):
                     continue
                 if self.sharing.jobs == 1:

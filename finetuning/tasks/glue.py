@@ -89,7 +89,7 @@ class GlueTask(SentenceTask):
             return None
         assert self.train.labels is not None
         counts = np.bincount(self.train.labels[:, 0], minlength=len(self.head.labels))
-        items = len({**self.dev, **self.test}[split])
+        items = len(self.items[split])
         return Ragged(np.tile((counts == counts.max()).astype(np.float32), (items, 1)), np.arange(1, items + 1))
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
@@ -102,7 +102,7 @@ class GlueTask(SentenceTask):
 
 
 def leaderboard_file(name: str, split: str) -> str:
-    """What the leaderboard calls the answers to a test split of a task."""
+    """The name of the file with the answers to a test split of a task, as the leaderboard wants it."""
     special = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", AX: AX_FOLDER}
     return f"{special.get(split, FOLDERS[name])}.tsv"
 
@@ -133,18 +133,15 @@ def open_glue(name: str, folder: Path, setup: Setup) -> GlueTask:
     for split, paths in files.items():
         read = (_read(path, columns, split, notes) for path in paths)
         items[split] = join([SentenceItems(setup.cutter, setup.settings.length, *each) for each in read])
-    learns, train = "train" in items, items.pop("train", None) or next(iter(items.values()))
     return GlueTask(
         name=key,
         head=TaskHead("classes" if columns.labels else "score", columns.labels),
         metric=columns.metrics[-1],
         metrics=columns.metrics,
         fields=columns.fields,
-        train=train,
-        dev={split: found for split, found in items.items() if found.labels is not None},
-        test={split: found for split, found in items.items() if found.labels is None},
+        items=items,
         notes=tuple(notes),
-        majority=key == "wnli" and setup.settings.glue.wnli_majority and learns,
+        majority=key == "wnli" and setup.settings.glue.wnli_majority and "train" in items,
     )
 
 
@@ -185,7 +182,7 @@ TEST_ROWS = {
     ("wnli", "test"): 146,
     ("mnli", AX): 1_104,
 }
-"""What the leaderboard wants answers to: the test splits of all tasks, with their numbers of rows."""
+"""The rows of the test splits that the leaderboard wants answers to."""
 MADE = (1980, 1, 1, 0, 0, 0)
 """The time of files in the zip, which is the same every time."""
 

@@ -64,7 +64,7 @@ def open_tags(
     splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
     if "dev" not in splits:
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
-        splits = {**splits, "train": train, "dev": dev}
+        splits = {"train": train, "dev": dev, **{split: each for split, each in splits.items() if split != "train"}}
         notes.append(note)
     return Tagging(name, splits, setup, fields.words, notes)
 

@@ -96,7 +96,7 @@ def open_own(path: Path, setup: Setup) -> Task:
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
     notes = [name_files({split: [place] for split, place in places.items()})]
     if "dev" not in items:
-        items["train"], items["dev"], note = hold_out(places["train"], items["train"], own.held_out)
+        items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
     return SentenceTask(
         name=own.name,
@@ -104,9 +104,7 @@ def open_own(path: Path, setup: Setup) -> Task:
         metric=own.metric or metrics[0],
         metrics=metrics,
         fields=fields,
-        train=items.get("train", items["dev"]),
-        dev={split: items[split] for split in ("dev", "test") if split in items and items[split].labels is not None},
-        test={"test": items["test"]} if "test" in items and items["test"].labels is None else {},
+        items=items,
         notes=tuple(notes),
     )
 
@@ -115,15 +113,13 @@ def read_own(path: Path) -> OwnTask:
     """Reads the file of a task, and tells all its faults at once."""
     if not path.is_file():
         raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
-    return read_settings(Form(OwnTask, path.parent), path, find_faults=_find_faults)
-
-
-def _find_faults(own: OwnTask) -> list[str]:
-    """What does not go together."""
-    return [fault for holds, fault in _checks(own) if not holds]
+    return read_settings(
+        Form(OwnTask, path.parent), path, find_faults=lambda own: [fault for holds, fault in _checks(own) if not holds]
+    )
 
 
 def _checks(own: OwnTask) -> Checks:
+    """What must go together."""
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'

@@ -22,7 +22,7 @@ from finetuning.results import ClassFigures
 from pretraining.huggingface.weights import Kind, TaskHead
 
 Metric = Callable[[Array, Array], float]
-"""What compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""
+"""Compares labels with predictions: classes (n,), or 0 and 1 (n, labels), or numbers (n,)."""
 CONSTANT = 4 * float(np.finfo(np.float32).eps)
 """Numbers that differ by less, of the largest of them, are one number: a model says them in fp32."""
 COLLAPSED = 1e-3
@@ -30,7 +30,7 @@ COLLAPSED = 1e-3
 
 
 def answers(kind: Kind, logits: Array) -> Array:
-    """What a model says, given its logits (n, outputs): classes or choices, 0 or 1 for each label, or numbers."""
+    """The answers of a model, given its logits (n, outputs): classes or choices, 0 or 1 for each label, or numbers."""
     if kind == "score":
         return logits[:, 0].astype(np.float64)
     return (logits > 0).astype(np.int64) if kind == "labels" else logits.argmax(axis=1)
@@ -84,19 +84,19 @@ def f1(right: Array, true: Array, said: Array) -> Array:
 
 
 def f1_second(labels: Array, said: Array) -> float:
-    """That of class 1 of two."""
+    """F1 of class 1 of two."""
     return float(f1(*tally(labels, said))[1])
 
 
 def f1_macro(labels: Array, said: Array) -> float:
-    """The mean over labels, or over classes that are right or said of some item."""
+    """F1 as the mean over labels, or over classes that are right or said of some item."""
     counts = tally(labels, said)
     each = f1(*counts)
     return float(np.mean(each if labels.ndim == 2 else each[counts.true + counts.said > 0]))
 
 
 def f1_micro(labels: Array, said: Array) -> float:
-    """That of all decisions together."""
+    """F1 of all decisions together."""
     return float(f1(*(each.sum() for each in tally(labels, said))))
 
 
@@ -177,7 +177,7 @@ class Certainty:
     spreads: dict[str, float]
     """The standard errors of figures by their names."""
     classes: dict[str, ClassFigures] = field(default_factory=dict)
-    """Of each class or type: its items, how often it was said, and recall and precision with their spreads."""
+    """For each class or type: its items, how often it was said, and recall and precision with their spreads."""
 
 
 def spreads(items: int, figures: Callable[[Array], Mapping[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,14 +73,19 @@ class SentenceTask(Task):
     """All figures of a split."""
     fields: tuple[str, ...]
     """What a text or the two of a pair are called."""
-    train: SentenceItems
-    dev: Mapping[str, SentenceItems]
-    test: Mapping[str, SentenceItems] = field(default_factory=dict)
+    items: Mapping[str, SentenceItems]
+    """The items of every split that was read: `train`, and the splits that are scored or predicted."""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        asked = {name: each for name, each in self.items.items() if name != "train"}
+        self.dev: Mapping[str, SentenceItems] = {name: each for name, each in asked.items() if each.labels is not None}
+        self.test = {name: each for name, each in asked.items() if each.labels is None}
+        self.train: SentenceItems = self.items["train"] if "train" in self.items else next(iter(self.dev.values()))
 
     @property
     def scale(self) -> Scale:
-        """That of the training items, where they have numbers."""
+        """The scale of the training items, where they have numbers."""
         if self.head.kind != "score":
             return Scale()
         assert self.train.labels is not None
@@ -88,12 +93,12 @@ class SentenceTask(Task):
 
     def content(self, split: str) -> list[Column]:
         """The texts of a split, and what is to be said of them."""
-        items = self.train if split == "train" else self.dev[split]
+        items = self.items.get(split, self.train)
         return [*items.texts] if items.labels is None else [*items.texts, items.labels]
 
     def seen(self, split: str) -> Seen:
         """The items of a split, with their classes, labels or numbers."""
-        items = self.train if split == "train" else self.dev[split]
+        items = self.items.get(split, self.train)
         labels, names = items.labels, self.head.labels
         assert labels is not None
         lengths = Lengths("texts", "length", items.length, items.whole_lengths)
@@ -117,7 +122,7 @@ class SentenceTask(Task):
         return Certainty(items, found, of_classes(names, scores.tally(labels, said, len(names))) if names else {})
 
     def _answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
-        """What is right of the items of a split of `dev`, and what a model says of them."""
+        """The right answers to the items of a split of `dev`, and those of a model."""
         labels = self.dev[split].labels
         assert labels is not None
         return labels if self.head.kind == "labels" else labels[:, 0], scores.answers(self.head.kind, outputs.values)
@@ -155,11 +160,12 @@ def join(parts: Sequence[Held]) -> Held:
     return replace(parts[0], texts=texts, labels=np.concatenate(labels) if labels else None)
 
 
-def hold_out(place: Path, items: Held, share: float) -> tuple[Held, Held, str]:
-    """Parts the items of a file into those to train on and a share to score, with a note for the user."""
-    chosen = choose_held_out(place, map("\t".join, zip(*items.texts, strict=True)), share)
-    note = f"{place}: {chosen.sum():,} of its {len(items):,} rows are held out from training and scored"
-    return items.take(np.flatnonzero(~chosen)), items.take(np.flatnonzero(chosen)), note
+def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict[str, Held], str]:
+    """Parts the items of a training file into those to train on and a share to score, with a note for the user."""
+    whole = items["train"]
+    chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
+    parts = {"train": whole.take(np.flatnonzero(~chosen)), "dev": whole.take(np.flatnonzero(chosen))}
+    return parts | {split: each for split, each in items.items() if split != "train"}, note
 
 
 def predictions_content(head: TaskHead, logits: Array) -> bytes:

@@ -39,7 +39,7 @@ NAMED = 3
 """How many answers that are not at their offset are named."""
 PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
 WRITTEN = ("text", "probability", "start_logit", "end_logit")
-"""What is written of a possible answer."""
+"""The figures of a possible answer that are written."""
 HELD_OUT_BY = 0
 """Decides which articles are held out: the same in every run, whatever its seed, so that runs are compared."""
 

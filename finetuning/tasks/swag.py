@@ -53,12 +53,12 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
             folder, FILES, ("dev",) if setup.trained else ("train", "dev"), f"swag --out {shlex.quote(str(folder))}"
         )
         notes = [name_files(files)]
-    items = {}
-    for split, paths in files.items():
-        parts = [_items(read_table(path), split != "test", setup) for path in paths]
-        items[split] = join(parts)
+    items = {
+        split: join([_items(read_table(path), split != "test", setup) for path in paths])
+        for split, paths in files.items()
+    }
     if "dev" not in items:
-        items["train"], items["dev"], note = hold_out(alone[0], items["train"], HELD_OUT)
+        items, note = hold_out(alone[0], items, HELD_OUT)
         notes.append(note)
     return SentenceTask(
         name="swag",
@@ -66,9 +66,7 @@ def open_swag(folder: Path, setup: Setup) -> SentenceTask:
         metric="accuracy",
         metrics=("accuracy",),
         fields=FIELDS,
-        train=items.get("train", items["dev"]),
-        dev={"dev": items["dev"]},
-        test={"test": items["test"]} if "test" in items else {},
+        items=items,
         notes=tuple(notes),
     )
 

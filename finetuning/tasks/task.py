@@ -1,4 +1,4 @@
-"""What a task is to everything else: items to train on and to score, a head, and figures."""
+"""The interface of a task: items to train on and to score, a head, and figures."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Seen:
     """The items of a split."""
 
     texts: tuple[Sequence[str], ...]
-    """Columns, which together are what is asked of an item."""
+    """Columns of texts, whose rows together are what is asked of an item."""
     answers: Sequence[Hashable]
-    """What is right of every item, to tell where that differs."""
+    """The right answer to every item, to find items of the same text with other answers."""
     lengths: tuple[Lengths, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often every class, label or kind of entity is right; empty where there are none."""
@@ -58,7 +58,7 @@ Column = Sequence[str] | Array
 
 @dataclass(frozen=True)
 class Setup:
-    """What decides how the files of a task become items."""
+    """Cutter, settings and head by which the files of a task become items."""
 
     cutter: Cutter
     settings: FineTuning
@@ -69,33 +69,33 @@ class Setup:
 
 @dataclass(frozen=True)
 class Compared:
-    """What is right of the items of a split, or of their words, and what a model said."""
+    """The right answers to the items of a split, or to their words, beside those of a model."""
 
     right: Array
     said: Array
     names: tuple[str, ...]
-    """Those of the classes that the two have the numbers of; empty where they are numbers themselves."""
+    """The names of the classes that `right` and `said` count; empty where the answers are numbers themselves."""
 
 
 class Task(ABC):
     """A task whose files are read. What is wrong with them was a UserError with file and line before."""
 
     name: str
-    """What folders and tables call it: `sst2`, `squad1`."""
+    """Its name in folders and tables: `sst2`, `squad1`."""
     head: TaskHead
     metric: str
     """The score by which runs are compared, on the first split of `dev`; more is better."""
     train: Items
     dev: Mapping[str, Items]
-    """What is scored, by name: `dev`, or `dev_matched` and `dev_mismatched`."""
+    """The splits that are scored, by name: `dev`, or `dev_matched` and `dev_mismatched`."""
     test: Mapping[str, Items] = {}
-    """What is predicted alone, since nobody has the labels."""
+    """The splits that are only predicted, since nobody has their labels."""
     notes: tuple[str, ...] = ()
     """Lines for the user on what was read: rows that were skipped, answers that are not at their offset."""
 
     @property
     def scale(self) -> Scale:
-        """That of the numbers to learn; of other tasks the one that changes nothing."""
+        """The scale of the numbers to learn; it changes nothing for a task that asks for no numbers."""
         return Scale()
 
     @abstractmethod

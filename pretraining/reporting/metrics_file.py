@@ -47,6 +47,12 @@ def newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, An
     return {kind: found[kind] for kind in kinds if kind in found}
 
 
+def all_records(path: Path) -> Iterator[dict[str, Any]]:
+    """All records of a file that is not long, if it is there."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        yield from _records(file, 0, file.seek(0, 2))
+
+
 def loss_curve(path: Path, places: int) -> list[tuple[int, float]]:
     """Steps with their training losses, over the whole run, as `step_records` finds them."""
     return [(logged.step, logged.figures["loss"]) for logged in step_records(path, places)]

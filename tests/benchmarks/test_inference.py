@@ -15,7 +15,7 @@ from support.mistakes import mistake_of
 
 from benchmarks import inference
 from benchmarks.answerers import Replies
-from benchmarks.inference import Questions, deviating, percentile, repeats, summarise
+from benchmarks.inference import Questions, deviating, repeats, summarise
 from benchmarks.measure import read_results
 from benchmarks.peer import pad_inputs
 
@@ -65,13 +65,6 @@ def test_mistakes_are_told_in_one_line(
     assert errors.startswith("error: ")
     assert told in errors
     assert len(errors.splitlines()) == 1
-
-
-def test_percentiles_are_values_that_were_measured() -> None:
-    values = [float(value) for value in range(1, 201)]
-    assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (100, 198, 200)
-    assert percentile([3.0], 99) == percentile([3.0], 50) == 3.0
-    assert percentile([2.0, 1.0, 9.0], 50) == 2.0
 
 
 def test_whoever_says_something_else_is_named() -> None:

@@ -99,8 +99,6 @@ def test_a_contest_is_measured_kept_and_told(tiny_shards: Path, tmp_path: Path) 
     contest = found["contests"]["tiny-32"]
     assert contest["times_as_fast_as"] == {}
     assert contest["sides"]["cloze"]["sequences_per_second"]["lowest"] > 0
-    assert set(contest["parts"]) == {"data", "forward", "backward", "optimizer", "communication"}
-    assert sum(contest["parts"].values()) - contest["parts"]["data"] == pytest.approx(1, abs=0.01)
     assert found["ceilings"]["memory_gb"] > 0
     assert found["environment"]["command"].startswith("python benchmarks/throughput.py --shards")
     assert [path.name for path in tmp_path.glob("profile/*/profile/*.txt")] == ["table.txt"]

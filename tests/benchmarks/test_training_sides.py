@@ -28,10 +28,10 @@ def test_what_is_none_is_refused_with_the_form(text: str) -> None:
 def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its users pad in the workers of a DataLoader, while the step before is computed."""
     theirs = TheirTraining(SMALL, CPU, torch.float32)
-    step = theirs.prepare(random_batch([7, 12], SMALL.vocabulary))
+    theirs.take(random_batch([7, 12], SMALL.vocabulary))
     monkeypatch.setattr(training_sides, "padded", None)  # nobody can call it now
     before = [each.clone() for each in theirs.model.parameters()]
-    step()
+    theirs.step()
     assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import write_wiki
+from support.damage import flip
 from support.sharding import interrupted_at
 
 from data_prep import shard, show, verify
@@ -48,12 +49,6 @@ def forge(data: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Non
                 record.update(size=size, sha256=sha256(data / SHARD), rows=batch.num_rows)
     content["fingerprint"] = fingerprint(content)
     (data / MANIFEST).write_text(json.dumps(content))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_sound_folder_passes(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +12,10 @@ import pytest
 import torch
 from conftest import write_wiki
 from support.base_models import swapped, write_bert
-from support.hub import downloads, publish_model
+from support.hub import downloads, publish_model, read_settings_anew
+from support.processes import Done
 from support.sharding import run as shard
-from support.training import COMMAND, SAVES, Place, assert_ended, assert_well, contents, launch, records, train
+from support.training import SAVES, Place, assert_ended, assert_well, contents, launch, records, train
 from support.website import Site
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -289,11 +288,9 @@ def enter_own_folder(folder: Path) -> None:
     os.chdir(folder / os.environ["RANK"])
 
 
-def command(place: Place, name: str, init: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    """Trains in a process that has not loaded the hub's library yet, which reads its settings only once."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    words = [sys.executable, *launcher, str(COMMAND), *place.command(name, "--init", init)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+def command(place: Place, name: str, init: str, ranks: int = 1) -> Done:
+    """Trains in this folder, with this test's settings of the hub; returns what rank 0 says."""
+    return train(place.command(name, "--init", init), ranks, fault=partial(read_settings_anew, Path.cwd()))[0]
 
 
 @pytest.mark.slow
@@ -304,8 +301,8 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     publish_model(site, "owner/bert", bert)
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/bert", ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert "begins with owner/bert: 2 layers of 32" in done.stdout
+    assert done.code == 0, done.errors
+    assert "begins with owner/bert: 2 layers of 32" in done.output
     assert downloads(site, "model.safetensors") == downloads(site, "config.json") == downloads(site, "README.md") == 1
     asked_once = [
         request.path for request in site.requests if request.path.endswith("/models/owner/bert/revision/main")
@@ -320,11 +317,11 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     assert_well(train(adapting.command("third", "--init", adapting.folder / "again"), 1))
     assert "\nbase_model: owner/bert\n" in (adapting.folder / "third" / "export" / "README.md").read_text()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert command(adapting, "offline", "owner/bert").returncode == 0
+    assert command(adapting, "offline", "owner/bert").code == 0
     assert len(site.requests) == asked
     done = command(adapting, "other", "owner/other")
-    assert done.returncode == 2
-    assert "is not in the cache, and HF_HUB_OFFLINE forbids the network" in done.stderr
+    assert done.code == 2
+    assert "is not in the cache, and HF_HUB_OFFLINE forbids the network" in done.errors
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -333,12 +330,12 @@ def test_names_that_are_none(adapting: Place, site: Site, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/bert")
     where = "error: --init owner/bert: no such folder here; as a name on the hub: "
-    assert f"{where}{site.url}/owner/bert: no such model there" in done.stderr
+    assert f"{where}{site.url}/owner/bert: no such model there" in done.errors
     done = command(adapting, "run", "my/own/bert")
-    assert "--init my/own/bert: no such folder, and not the name of a model on the Hugging Face hub" in done.stderr
+    assert "--init my/own/bert: no such folder, and not the name of a model on the Hugging Face hub" in done.errors
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     done = command(adapting, "run", "owner/bert")
-    assert f"{where}http://127.0.0.1:9/owner/bert: cannot be reached: check the network" in done.stderr
+    assert f"{where}http://127.0.0.1:9/owner/bert: cannot be reached: check the network" in done.errors
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -351,9 +348,9 @@ def test_older_weights_on_the_hub(adapting: Place, bert: Path, site: Site, monke
     publish_model(site, "owner/old", old)
     monkeypatch.setenv("HF_ENDPOINT", site.url)
     done = command(adapting, "run", "owner/old")
-    assert "anew: pooler, next-sentence head\n" in done.stdout, done.stderr
+    assert "anew: pooler, next-sentence head\n" in done.output, done.errors
     asked = len(site.requests)
     Path("owner").mkdir()
     old.rename("owner/old")
-    assert command(adapting, "run by folder", "owner/old").returncode == 0
+    assert command(adapting, "run by folder", "owner/old").code == 0
     assert len(site.requests) == asked

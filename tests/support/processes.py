@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import wait_for as wait_for
 from support.rank_server import ROOT as ROOT
 from support.rank_server import Order, rank_server
 
@@ -210,11 +211,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)

@@ -79,7 +79,7 @@ def test_a_task_lies_where_it_is_looked_for(
 
 def test_all_tasks_by_default(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, sources in list(downloads.GLUE.items()):
-        if sources[0].name.endswith(".zip"):
+        if sources[0].path.endswith(".zip"):
             content = archive(downloads.folder_of(name), dict.fromkeys(downloads.tables_of(name), name.encode()))
             publish(site, name, content, monkeypatch=monkeypatch)
     publish(site, "mrpc", TRAIN, TEST, DEV_IDS, monkeypatch=monkeypatch)

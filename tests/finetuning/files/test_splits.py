@@ -55,9 +55,9 @@ def test_a_line_names_the_files_by_their_folders() -> None:
 
 @given(st.lists(st.text(), min_size=2), st.floats(0.01, 0.99))
 def test_some_are_held_out_and_never_all(texts: list[str], share: float) -> None:
-    chosen = choose_held_out(Path("a.csv"), texts, share)
+    chosen, _ = choose_held_out(Path("a.csv"), texts, share, "rows")
     assert 0 < chosen.sum() < len(texts)
-    again = choose_held_out(Path("a.csv"), texts[::-1], share)
+    again, _ = choose_held_out(Path("a.csv"), texts[::-1], share, "rows")
     assert sorted(text for text, held in zip(texts, chosen, strict=True) if held) == sorted(
         text for text, held in zip(texts[::-1], again, strict=True) if held
     )

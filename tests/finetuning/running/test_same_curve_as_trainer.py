@@ -90,7 +90,7 @@ def ours(items: Made, model: Path, settings: FineTuning, folder: Path, context: 
     shape, head, weights = read_fine_tuned(model)
     assert head is not None
     folder.mkdir()
-    task = SentenceTask("made", head, "accuracy", ("accuracy",), ("text",), items, {})  # type: ignore[arg-type]
+    task = SentenceTask("made", head, "accuracy", ("accuracy",), ("text",), {"train": items})  # type: ignore[dict-item]
     set_arithmetic(settings.precision, settings.compute, CPU)
     shape = replace(shape, dropout=0.0, attention_dropout=0.0)
     run = NotedRun(task, shape, weights, settings, folder, context)

@@ -119,6 +119,12 @@ def test_a_share_is_held_out_where_there_is_no_dev(tmp_path: Path) -> None:
         open_any(tmp_path / "task.toml")
 
 
+def test_runs_are_compared_on_held_out_tags_rather_than_on_a_test_split_that_has_some(tmp_path: Path) -> None:
+    toml = 'name = "names"\nkind = "tags"\ntrain = "train.txt"\ntest = "test.txt"\n'
+    files = {"train.txt": "a B-PER\n\nb B-PER\n", "test.txt": "c O\n"}
+    assert [*open_any(write(tmp_path, {"task.toml": toml, **files})).dev] == ["dev", "test"]
+
+
 def test_a_share_of_tagged_sentences_is_held_out(tmp_path: Path) -> None:
     """The same ones in any order; whole documents where the file parts them."""
     toml = 'name = "names"\nkind = "tags"\ntrain = "train.txt"\nheld_out = 0.25\n'

@@ -34,21 +34,24 @@ def test_items_come_in_any_order_again_and_again() -> None:
 
 def test_a_share_is_held_out_by_what_the_texts_are() -> None:
     texts = [f"text {number}" for number in range(200)]
-    train, held, note = hold_out(FILE, items(*texts), 0.1)
+    parts, note = hold_out(FILE, {"test": items("a"), "train": items(*texts)}, 0.1)
+    assert [*parts] == ["train", "dev", "test"], "runs are compared on the first that is scored"
+    train, held = parts["train"], parts["dev"]
     assert (len(train), len(held)) == (180, 20)
     assert sorted([*train.texts[0], *held.texts[0]]) == sorted(texts)
     assert note == "train.tsv: 20 of its 200 rows are held out from training and scored"
     assert held.labels is not None
     assert [texts[label] for label in held.labels[:, 0]] == list(held.texts[0])
-    _, turned, _ = hold_out(FILE, items(*texts[::-1]), 0.1)
+    turned = hold_out(FILE, {"train": items(*texts[::-1])}, 0.1)[0]["dev"]
     assert set(turned.texts[0]) == set(held.texts[0])
-    _, more, _ = hold_out(FILE, items(*texts, *(f"more {number}" for number in range(20))), 0.1)
+    more = hold_out(FILE, {"train": items(*texts, *(f"more {number}" for number in range(20)))}, 0.1)[0]["dev"]
     assert len(set(more.texts[0]) & set(held.texts[0])) >= 15
 
 
 @given(st.lists(st.text(max_size=3), min_size=2, max_size=30), st.floats(0.01, 0.99))
 def test_there_is_always_something_to_train_on_and_to_score(texts: list[str], share: float) -> None:
-    train, held, _ = hold_out(FILE, items(*texts), share)
+    parts, _ = hold_out(FILE, {"train": items(*texts)}, share)
+    train, held = parts["train"], parts["dev"]
     assert len(train)
     assert len(held)
     assert sorted([*train.texts[0], *held.texts[0]]) == sorted(texts)

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+from support.damage import flip
 from support.shards import make_shards
 
 from data_prep.arrow_files import Lists, example_batch, read_shard, write_batches
@@ -154,15 +155,9 @@ def test_no_validation_examples_are_refused(folder: Path, manifest: Manifest) ->
     assert num_held_out(manifest, 128) == 0
 
 
-def flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_changed_shard_is_refused_on_first_use(copied: Path) -> None:
     dataset = Dataset(copied, Manifest.read(copied), 32)
-    flip_byte(copied / dataset.records[1].path)
+    flip(copied / dataset.records[1].path)
     dataset.read(examples([0]))
     with pytest.raises(DamageError, match=r"duplicate-0/shard-00001\.arrow: its SHA-256 .*; copy it again"):
         dataset.read(examples([0], shard=1))
@@ -171,7 +166,7 @@ def test_a_changed_shard_is_refused_on_first_use(copied: Path) -> None:
 def test_the_ranks_share_the_checking(copied: Path) -> None:
     manifest = Manifest.read(copied)
     for number in range(4):
-        flip_byte(copied / Dataset(copied, manifest, 32).records[number].path)
+        flip(copied / Dataset(copied, manifest, 32).records[number].path)
     for rank in range(4):
         dataset, refused = Dataset(copied, manifest, 32, rank=rank, ranks=4), []
         for number in range(4):

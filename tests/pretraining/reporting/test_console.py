@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.commands import wait_for
 from support.records import RECORD, SCORES, open_log
 
 from pretraining.objectives.mlm import OBJECTIVE as MLM
@@ -58,23 +58,16 @@ def test_a_terminal_tells_of_progress_between_records(tmp_path: Path) -> None:
     output = io.StringIO()
     with open_log(tmp_path, Console(file=output, force_terminal=True, width=80, color_system=None)) as log:
         log.show(replace(PROGRESS, step=0, pieces_per_second=None, seconds_left=None, doing="step 1"))
-        wait_until(lambda: "step 1: " in output.getvalue())
+        wait_for(lambda: "step 1: " in output.getvalue())
         log.show(PROGRESS)
-        wait_until(lambda: "step 2: " in output.getvalue())
+        wait_for(lambda: "step 2: " in output.getvalue())
         assert "phase 1 of 2  step 1 of 34" in output.getvalue()
         assert "1 m 15 s left" in output.getvalue()
         assert "12.3k pieces/s  losses follow at step 10" in output.getvalue()
         log.show(replace(PROGRESS, step=12, latest=RECORD, doing="step 13"))
-        wait_until(lambda: "step 13: " in output.getvalue())
+        wait_for(lambda: "step 13: " in output.getvalue())
         assert "loss 6.5321  masked 5.8420 12.3%  next 0.6901 55.1% (larger class 51.3%)" in output.getvalue()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_without_a_terminal_lines_of_progress_come_ever_more_rarely(
