@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from data_prep.common.hashing import hash_key
-from data_prep.common.launchers import World
 from data_prep.common.progress import duration
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
@@ -23,6 +22,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, find_objective
+from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
@@ -33,18 +33,13 @@ class TrainingPhase:
     """One phase, made once when it begins or goes on."""
 
     def __init__(
-        self,
-        request: Request,
-        state: RunState,
-        skips: Sequence[Skip],
-        micro_batches: MicroBatches,
-        world: World,
-        device: torch.device,
+        self, request: Request, context: Context, state: RunState, skips: Sequence[Skip], micro_batches: MicroBatches
     ) -> None:
+        world = context.world
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
         self.micro_batch = micro_batches.of(self.settings)
         self.accumulation = count_micro_batches(self.settings, world.size, self.number, self.micro_batch)
-        self._request, self._world, self._device = request, world, device
+        self._request, self._world, self._device = request, world, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._dataset = self._open(validation=False)
         examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)

@@ -104,8 +104,7 @@ class Trainer(Loop):
 
     def train_phase(self) -> None:
         """Trains one phase from where it stands to its end."""
-        world, device = self.context.world, self.engine.device
-        phase = TrainingPhase(self.request, self.state, self.skips, self.micro_batches, world, device)
+        phase = TrainingPhase(self.request, self.context, self.state, self.skips, self.micro_batches)
         self.log.say(phase.announcement(self.state))
         if phase.validation is None:
             self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
