@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
     begin()
 
+import gc
 import itertools
 import math
 import os
@@ -34,18 +35,19 @@ prepare_process()
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from scipy.optimize import nnls
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.contests import alternate
 from benchmarks.measure import Keeper, results_file, run_command, when
-from benchmarks.peaks import measure_peak
-from benchmarks.sides import Kind, Side, open_sides
+from benchmarks.sides import Kind, Side, muffled, open_sides
 from benchmarks.tables import matrix, show
 from benchmarks.training_sides import Training, joined
 from data_prep.common.capacity import num_cores
 from data_prep.common.launchers import World, find_world
-from pretraining.config.settings import VOCABULARY, Precision
+from pretraining.config.settings import VOCABULARY, Dtype, Parallel, Precision
 from pretraining.data.batches import full_sequences
 from pretraining.data.statistics import PREDICTED_SHARE, measure_sequences
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -53,7 +55,7 @@ from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.shape import Shape
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import Cluster, Device, Exchange, MicroBatch, step_time
-from pretraining.planning.memory import count_parameters
+from pretraining.planning.memory import count_parameters, plan_memory
 from pretraining.processes.group import connect
 from pretraining.reporting.hardware import total_memory
 
@@ -93,6 +95,10 @@ JOINING = Case("medium", 8, 1)
 """A step that is hardly more than what ranks exchange, which gives the bytes a second between two."""
 SIZES = ("mini", "small", "medium", "base")
 """Models whose memory is compared."""
+MARK = 12_347
+"""Bytes of a tensor that marks the end of a step among the allocations."""
+PEAK_STEPS = 6
+"""Steps of a measurement, of which the first makes the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,47 @@ def measure_steps(cases: Sequence[Case], rounds: int, console: Console) -> dict[
             found[case.name] = {side: measured.of(side) for side in turns}
             show(console, [matrix("", [{"seconds of": case.name, **found[case.name]}])])
     return found
+
+
+def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
+    """Trains a model for some steps on a few pieces, so that activations are nothing, and compares their peak with what
+    is planned.
+
+    All ranks call it together, in processes that have made no engine before: what that left would be freed among what
+    is counted. Garbage is collected before each micro-batch, since what refers to itself is freed at any time.
+    """
+    settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    with muffled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        training = Training(shape, settings, CPU, rank=rank)
+        for _ in range(PEAK_STEPS):
+            training.step(joined([full_sequences(1, 8, 1)] * 2, ranks), mark=gc.collect)
+            torch.empty(MARK, dtype=torch.uint8)
+    training.engine.close()
+    peak = _lowest_peak(profiled)
+    planned = plan_memory(shape, dtype, ranks, zero).device
+    return {"dtype": dtype, "zero": zero, "peak": peak, "planned": planned, "error": round(planned / peak - 1, 3)}
+
+
+def _lowest_peak(profiled: Any) -> int:
+    """The most bytes that were allocated at once in a step, of all steps after the first one the lowest.
+
+    What a thread of gloo lets go of is not among the events: under ZeRO 3 weights that were gathered then seem to be
+    held for ever. So a peak is counted from what is held between steps, where nothing is gathered, at the fewest.
+    """
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held, peak = 0, 0
+    between: list[int] = []
+    above: list[int] = []
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        held += int(event.nbytes())
+        peak = max(peak, held)
+        if event.nbytes() == MARK:
+            above.append(peak - between[-1] if between else peak)
+            between.append(held)
+            peak = held
+    assert len(between) == PEAK_STEPS, "every step has its mark"
+    return min(between) + min(above[1:])
 
 
 def measure_memory(console: Console) -> list[dict[str, Any]]:

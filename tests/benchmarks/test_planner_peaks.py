@@ -9,7 +9,7 @@ from support.marks import slow
 from support.processes import spawn
 from support.training import connect_ranks
 
-from benchmarks.peaks import measure_peak
+from benchmarks.calibration import measure_peak
 from pretraining.model.shape import Shape
 from pretraining.processes.group import disconnect
 
