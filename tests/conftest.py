@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.processes import end_runs
+from support.sharing import made_once
 from support.turns import turn
 
 from pretraining.processes.environment import SPINS_AMONG_OTHERS, prepare_process
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("GOMP_SPINCOUNT", SPINS_AMONG_OTHERS)  # other tests run beside, whatever it looks like now
 prepare_process()  # before any test loads torch, as the entries do
+# Containers often forbid it, and then every process compiles all modules anew, and tests their assertions.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # How long it takes to draw an example says more of a busy machine than of the test.
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")
@@ -118,13 +123,17 @@ def wiki(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Shards and a recipe for runs of seconds, with folders that all tests see."""
+    """Shards and a recipe for runs of seconds, with a folder that all tests of this process see."""
     from support.shards import make_shards
     from support.training import RECIPE, Place
 
-    base = tmp_path_factory.mktemp("train")
-    (base / "recipe.toml").write_text(RECIPE)
-    return Place(make_shards(base / "data"), base / "recipe.toml", base)
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(RECIPE)
+        make_shards(folder / "data")
+
+    made = made_once(tmp_path_factory.getbasetemp(), "train", make)
+    return Place(made / "data", made / "recipe.toml", tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture
@@ -134,19 +143,20 @@ def place(shared: Place, tmp_path: Path) -> Place:
 
 
 @pytest.fixture(scope="session")
-def straight(shared: Place) -> Path:
+def straight(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happens to: five steps of the first phase, three of the second, with all their checkpoints."""
     from support.training import SAVES, train_straight
 
-    return train_straight(shared, "straight with checkpoints", *SAVES)
+    own = tmp_path_factory.getbasetemp()
+    return made_once(own, "straight with checkpoints", lambda run: train_straight(shared, run, *SAVES))
 
 
 @pytest.fixture(scope="session")
-def long(shared: Place) -> Path:
+def long(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happens to: thirty steps of the first phase, and three of the second."""
     from support.training import LONG, train_straight
 
-    return train_straight(shared, "long", *LONG)
+    return made_once(tmp_path_factory.getbasetemp(), "long", lambda run: train_straight(shared, run, *LONG))
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def train(command: Sequence[str], ranks: int = 2, seconds: float = 90.0, **more:
     return launch(command, ranks, **more).wait(seconds)
 
 
-def train_straight(place: Place, name: str, *more: object) -> Path:
+def train_straight(place: Place, name: str | Path, *more: object) -> Path:
     """A run of two ranks that nothing happens to."""
     assert_well(train(place.command(name, *more)))
     return place.folder / name
