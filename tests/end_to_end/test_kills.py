@@ -66,9 +66,9 @@ def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, long: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_so_after_thirty_kills(place: Place) -> None:
-    more = ["--phases.0.steps", "300", "--phases.1.steps", "100", "--checkpoints.every", "1", "--parallel.zero", "2"]
+    more = ["--phases.0.steps", "150", "--phases.1.steps", "50", "--checkpoints.every", "1", "--parallel.zero", "2"]
     wanted = train_straight(place, "straight", *more)
-    kill_and_compare(place, wanted, more, last=380, kills=30)
+    kill_and_compare(place, wanted, more, last=180, kills=30)
 
 
 def test_a_rank_that_dies_ends_the_others(place: Place) -> None:

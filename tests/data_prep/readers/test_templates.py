@@ -355,27 +355,27 @@ def test_names_are_spelled_as_they_are_looked_up() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{{lang|fr|" * 100_000 + "x " * 200_000 + "}}" * 100_000,
-        "{{nowrap|[[a|" * 50_000 + "x " * 200_000 + "]]}}" * 50_000,
-        "{{nowrap|" + "{{lang|fr|a|b=c}} " * 100_000 + "}}",
-        "{{convert|" + "5|to|" * 200_000 + "5|km}}",
-        "{{convert|" + "1" * 1_000_000 + "|km}}",
-        "{{unknown}} , " * 100_000 + "(" + "{{unknown}}; " * 100_000 + ")",
-        "($" + "{{unknown}} " * 200_000,
-        "x " * 300_000 + "(" + "{{unknown}}; " * 50_000,
-        "x " * 300_000 + "(" + "{{unknown}} a " * 50_000,
-        "x " * 300_000 + '"{{unknown}}"' * 50_000,
-        "x " * 300_000 + "(" * 100_000 + "{{unknown}}" + ")" * 100_000,
-        "(" * 300_000 + "{{a}}" + ")" * 300_000,
-        "-{" * 300_000 + "}-" * 300_000,
-        "-{zh:a;" * 200_000 + "}-",
-        ":" * 500_000 + "<math>a b</math>\n" * 20_000,
-        "<sup>5" * 200_000,
-        "{{harv|" + "a|" * 300_000 + "}}",
+        "{{lang|fr|" * 50_000 + "x " * 100_000 + "}}" * 50_000,
+        "{{nowrap|[[a|" * 25_000 + "x " * 100_000 + "]]}}" * 25_000,
+        "{{nowrap|" + "{{lang|fr|a|b=c}} " * 50_000 + "}}",
+        "{{convert|" + "5|to|" * 100_000 + "5|km}}",
+        "{{convert|" + "1" * 500_000 + "|km}}",
+        "{{unknown}} , " * 50_000 + "(" + "{{unknown}}; " * 50_000 + ")",
+        "($" + "{{unknown}} " * 100_000,
+        "x " * 150_000 + "(" + "{{unknown}}; " * 25_000,
+        "x " * 150_000 + "(" + "{{unknown}} a " * 25_000,
+        "x " * 150_000 + '"{{unknown}}"' * 25_000,
+        "x " * 150_000 + "(" * 50_000 + "{{unknown}}" + ")" * 50_000,
+        "(" * 150_000 + "{{a}}" + ")" * 150_000,
+        "-{" * 150_000 + "}-" * 150_000,
+        "-{zh:a;" * 100_000 + "}-",
+        ":" * 250_000 + "<math>a b</math>\n" * 10_000,
+        "<sup>5" * 100_000,
+        "{{harv|" + "a|" * 150_000 + "}}",
     ],
     ids=lambda text: str(text)[:12],
 )
-def test_hostile_templates_of_a_megabyte(text: str) -> None:
+def test_hostile_templates_of_half_a_megabyte(text: str) -> None:
     start = time.process_time()
     passages(text, "word")
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 2.5, "of what is quadratic, half takes a quarter of 10 seconds"

@@ -224,7 +224,7 @@ def pause_longer_than_a_hang(world: World) -> None:
             with watch.pause(), watch.pause():
                 pass
             with watch.pause():
-                time.sleep(3)
+                time.sleep(2)
     print("done")
 
 
