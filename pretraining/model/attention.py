@@ -154,15 +154,15 @@ class _GroupedAttention(torch.autograd.Function):
         saved = []
         for group in groups:
             s, length = len(group.starts), group.length
-            parts = qkv.new_empty(3, s * heads, length, size)
-            kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, s, heads, length, size)
+            parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
+            kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
             query, key, value = parts
             shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
             dropped = torch.empty_like(shares) if dropout.probability else shares
             where = (group.starts, group.lengths, *dropout.for_kernels)
             kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, s, heads, length)
             context = dropped @ value
-            kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, s, heads, length, size)
+            kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
             saved += [parts, shares]
         ctx.save_for_backward(*saved)
         ctx.groups, ctx.heads, ctx.dropout = groups, heads, dropout
@@ -180,10 +180,8 @@ class _GroupedAttention(torch.autograd.Function):
         for group, parts, shares in zip(ctx.groups, saved, saved, strict=True):
             query, key, value = parts
             s, length = len(group.starts), group.length
-            grad_context = torch.empty_like(query)
-            kernels.call(
-                "split_heads", grad, None, group.starts, group.lengths, grad_context, 1, s, heads, length, size
-            )
+            grad_context, shape = torch.empty_like(query), (s, heads, length, size)
+            kernels.call("split_heads", grad, None, group.starts, group.lengths, grad_context, 1, *shape)
             dropped = shares
             if dropout.probability:
                 dropped = torch.empty_like(shares)
@@ -195,9 +193,7 @@ class _GroupedAttention(torch.autograd.Function):
             kernels.call("softmax_backward", grad_scores, shares, dropped, group.lengths, size**-0.5, s, heads, length)
             torch.bmm(grad_scores, key, out=grad_parts[0])
             torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
-            kernels.call(
-                "merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, s, heads, length, size
-            )
+            kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
         return grad_qkv, grad_bias.to(grad.dtype), None, None, None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -88,13 +89,9 @@ def _functions() -> dict[str, Any]:
             f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
         )
         return {}
-    functions = {}
     table = ctypes.pointer(_Kernel.in_dll(library, "kernels"))
-    index = 0
-    while table[index].name:
-        functions[table[index].name.decode()] = ctypes.CFUNCTYPE(None)(table[index].function)
-        index += 1
-    return functions
+    kernels = itertools.takewhile(lambda kernel: kernel.name, (table[index] for index in itertools.count()))
+    return {kernel.name.decode(): ctypes.CFUNCTYPE(None)(kernel.function) for kernel in kernels}
 
 
 def _built(compiler: str) -> Path:

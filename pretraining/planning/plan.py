@@ -149,7 +149,6 @@ def build_plan(
     *,
     pieces_per_second: float | None = None,
     flops_per_second: float | None = None,
-    useful_share: float = USEFUL_SHARE,
     assumed: Sequence[str] = (),
 ) -> Plan:
     """Plans a run.
@@ -168,7 +167,7 @@ def build_plan(
         elif target.cluster is not None:
             speed = 1 / target.step(phase, zero, micro_batch)[0].total
         elif flops_per_second is not None:
-            speed = target.ranks * flops_per_second * useful_share / statistics.flops / phase.batch
+            speed = target.ranks * flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
         steps, seconds = steps_and_seconds(schedule, speed)
         phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
     rate = None if target.cluster else flops_per_second
@@ -178,7 +177,7 @@ def build_plan(
         tuple(phases),
         tuple(target.memory(stage) for stage in range(4)),
         max(activations, key=lambda planned: planned.kept),
-        (*_notes(target.manifest, pieces_per_second, rate, useful_share, assumed), *_guesses(phases, target.room)),
+        (*_notes(target.manifest, pieces_per_second, rate, assumed), *_guesses(phases, target.room)),
         disproportion(recipe, target.manifest, [phase.steps for phase in phases]),
     )
 
@@ -211,7 +210,6 @@ def _notes(
     manifest: Manifest | None,
     pieces_per_second: float | None,
     flops_per_second: float | None,
-    useful_share: float,
     assumed: Sequence[str],
 ) -> Iterator[str]:
     if manifest is None:
@@ -220,7 +218,7 @@ def _notes(
         yield f"hours from {pieces_per_second:,.0f} real pieces a second on all ranks, as given"
     elif flops_per_second is not None:
         rate = f"{flops_per_second / 1e12:,.3g}" if flops_per_second < 1e15 else f"{flops_per_second / 1e12:,.0f}"
-        yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * useful_share:.0f}% of it useful"
+        yield f"hours from a matrix rate of {rate} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
     elif not assumed:
         yield "hours: give the throughput, --pieces-per-second"
     yield from assumed

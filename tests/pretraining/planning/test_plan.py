@@ -147,7 +147,7 @@ def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest)
 
 
 def test_hours_from_a_matrix_rate() -> None:
-    made = plan("bert_large_lamb", flops_per_second=1e15, useful_share=0.6)
+    made = plan("bert_large_lamb", flops_per_second=1.2e15)
     operations = sum((planned.sequences or 0) * planned.statistics.flops for planned in made.phases)
     assert made.seconds == pytest.approx(operations / (8 * 0.6e15))
     assert 8 * 3600 < (made.seconds or 0) < 12 * 3600
