@@ -7,6 +7,7 @@ pieces. More pieces may follow, and more positions; these begin anew.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,15 +20,30 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary
 from pretraining.checkpoint.models import Model, find_model_folder
 from pretraining.checkpoint.record import finished_checkpoints, read_record
-from pretraining.checkpoint.state import RunState
+from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.folders import files_of_sentences
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import all_heads
 from pretraining.processes.errors import SharedError
+from pretraining.training.skips import Skip
 
 POSITIONS = "embeddings.position.weight"
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a run begins or goes on."""
+
+    model: Bert
+    state: RunState
+    """where it stands, and what the model's weights were trained on before"""
+    latest: Saved | None
+    """the checkpoint that the model's weights are from; None for a new run"""
+    skips: list[Skip]
+    begins: str | None = None
+    """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
 def check_data(origin: Model, data: Path, manifest: Manifest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,31 +17,15 @@ from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.model.bert import Bert
 from pretraining.objectives.declaration import build_model, find_objective, num_parameters
 from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
-from pretraining.training.micro_batch import MicroBatches
-from pretraining.training.origin import begin_with
+from pretraining.training.origin import StartingPoint, begin_with
 from pretraining.training.request import Request
-from pretraining.training.skips import Skip, read_skips
+from pretraining.training.skips import read_skips
 from pretraining.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """Where a run begins or goes on."""
-
-    model: Bert
-    state: RunState
-    """where it stands, and what the model's weights were trained on before"""
-    latest: Saved | None
-    """the checkpoint that the model's weights are from; None for a new run"""
-    skips: list[Skip]
-    begins: str | None = None
-    """one line on the model that a new run begins with; None where its weights are drawn"""
 
 
 def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
@@ -66,20 +49,14 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
     recipe = request.recipe
     settings = EngineSettings(recipe.optimizer, recipe.precision, recipe.parallel, recipe.compute, recipe.deepspeed)
     engine = Engine(start.model, settings, context.device)
-    latest, state = start.latest, start.state
-    if latest is not None:
-        restore_engine(latest.folder, engine)
+    if start.latest is not None:
+        restore_engine(start.latest.folder, engine)
     if context.world.rank == 0:
         write_run_folder(request)
-        describe(request, context, engine, latest)
+        describe(request, context, engine, start.latest)
         if start.begins is not None:
             context.console.print(start.begins, markup=False, soft_wrap=True)
-    micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
-    micro_batches.find(state.phase)
-    trainer = Trainer(request, context, engine, state, start.skips, micro_batches)
-    if latest is not None:
-        trainer.restore(latest)
-    return trainer
+    return Trainer(request, context, engine, start)
 
 
 def find_latest(request: Request, context: Context) -> Saved | None:

@@ -28,8 +28,9 @@ from pretraining.reporting.loss_chart import TRIAL, draw_losses
 from pretraining.training.changes import continued
 from pretraining.training.exporting import export
 from pretraining.training.guards import CURE, DivergedError
+from pretraining.training.origin import StartingPoint
 from pretraining.training.request import Request
-from pretraining.training.resume import StartingPoint, find_latest, find_starting_point, make_trainer
+from pretraining.training.resume import find_latest, find_starting_point, make_trainer
 from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 

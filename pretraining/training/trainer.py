@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
@@ -11,7 +10,7 @@ from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.loop import Loop, is_due
 from pretraining.checkpoint.record import finished_checkpoints, step_of
-from pretraining.checkpoint.state import RunRecord, RunState, Saved
+from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
@@ -26,6 +25,7 @@ from pretraining.reporting.meter import Meter
 from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
 from pretraining.training.guards import DivergedError, Guard, first_of
 from pretraining.training.micro_batch import MicroBatches
+from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import step_profile
 from pretraining.training.request import Request
@@ -35,22 +35,15 @@ from pretraining.training.skips import Skip
 class Trainer(Loop):
     """One rank's part of a run, from where it stands to its end."""
 
-    def __init__(
-        self,
-        request: Request,
-        context: Context,
-        engine: Engine,
-        state: RunState,
-        skips: Sequence[Skip],
-        micro_batches: MicroBatches,
-    ):
-        recipe, world = request.recipe, context.world
+    def __init__(self, request: Request, context: Context, engine: Engine, start: StartingPoint):
+        recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
+        self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
+        self.micro_batches.find(state.phase)
         ceiling = recipe.logging.peak_flops or matrix_rate(engine.device, engine.dtype)
         self.objective = find_objective(request.shape)
         meter = Meter(engine.device, self.objective.sums(request.shape), COUNTS, ceiling)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
-        self.request, self.state, self.micro_batches = request, state, micro_batches
-        self.skips = list(skips)
+        self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
         self.logged: StepRecord | None = None
@@ -63,6 +56,8 @@ class Trainer(Loop):
         self.profile = step_profile(request.out, request.profile, engine.device, self.log.say) if profiles else None
         self.batch_saved = 0
         """number of the batch that follows the last checkpoint within this phase"""
+        if latest is not None:
+            self.restore(latest)
 
     def restore(self, saved: Saved) -> None:
         """Takes up what a checkpoint says of meters and guards; where the run stands, it knows already."""
