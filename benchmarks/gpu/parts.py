@@ -79,7 +79,8 @@ def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
 
 def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
     """The parts of these names, or of names that begin so; all of them where none is given."""
-    if unknown := [name for name in names if not any(_is_named(part, name) for part in parts)]:
+    unknown = [name for name in names if not any(_is_named(part, name) for part in parts)]
+    if unknown:
         there = ", ".join(part.name for part in parts)
         raise UserError(f"{', '.join(unknown)}: no part of this name; there is {there}")
     return [part for part in parts if not names or any(_is_named(part, name) for name in (*names, *FIRST))]
@@ -126,7 +127,8 @@ def describe_machine(dry: bool) -> dict[str, Any]:
 def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     """Makes the shards where they are missing, and says what they are."""
     if not (shards / MANIFEST).exists():
-        if missing := [name for name in PREPARING if find_spec(name) is None]:
+        missing = [name for name in PREPARING if find_spec(name) is None]
+        if missing:
             raise UserError(
                 f"{shards}: is missing, and {', '.join(missing)} to make it\n"
                 f"make gpu-wheels prepares it on a machine with a network"
