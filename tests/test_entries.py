@@ -87,7 +87,18 @@ import absent
 @pytest.mark.parametrize("path", [path for path in ENTRIES if name(path) not in STANDARD_LIBRARY_ALONE], ids=name)
 def test_a_python_without_the_packages_is_told_in_a_line_and_hears_all_signals(path: Path, tmp_path: Path) -> None:
     """Slurm 25.05 starts the tasks of srun with SIGCHLD blocked; here all are."""
-    for package in ("tyro", "rich", "torch", "numpy", "psutil", "pydantic", "pyarrow", "matplotlib", "jinja2"):
+    for package in (
+        "tyro",
+        "rich",
+        "torch",
+        "numpy",
+        "psutil",
+        "pydantic",
+        "pyarrow",
+        "matplotlib",
+        "jinja2",
+        "packaging",
+    ):
         (tmp_path / f"{package}.py").write_text(PACKAGE)
     said = line_of(run(sys.executable, "-S", name(path), "--help", path=tmp_path, preexec_fn=block_all_signals))
     assert re.match(r"error: \S+ has no package absent; .*\.venv", said)
