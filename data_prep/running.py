@@ -14,7 +14,7 @@ from data_prep.work import Kind, Records, WorkFolder
 
 
 class StepTask(Protocol):
-    """A piece of work that a worker can do by itself."""
+    """Work that a worker can do by itself."""
 
     @property
     def name(self) -> str:

@@ -28,8 +28,8 @@ from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
 
 DOCUMENTS = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
 MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of words grows
-WHOLE = {"docs": (), "extend": 0, "drop_copies": False, "max_share": ()}
-"""Settings by which all of a text goes through the steps."""
+KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "max_share": ()}
+"""Settings under which no document is left out, and the vocabulary stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def trial(
     with tempfile.TemporaryDirectory(prefix="cloze-trial-", dir=place) as folder:
         runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
         runner.work.path.mkdir()
-        yield runner, Steps(runner, settings.model_copy(update=WHOLE), merged_at_once)
+        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merged_at_once)
         read_parts.cache_clear()  # which has files of the folder open
 
 

@@ -1,4 +1,4 @@
-"""Finds the files that are meant by --docs, and divides them into pieces of work."""
+"""Finds the files that are meant by --docs, and divides them into tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes a paragraph of wikitext as a reader of the page sees it, and tidies what is left of what is not in the text.
+"""Writes a paragraph of wikitext as a reader of the page sees it, and takes away the commas, brackets and
+quotes that are left around what was left out.
 
 Whatever was left out left a mark, and only around marks are commas, brackets and quotes taken away: those of the text
 stay. Everything here takes time linear in the length of the paragraph.

@@ -22,7 +22,7 @@ NAMED = 12
 QUOTED = 40
 """Characters of a text that stand for it."""
 FEW = 2
-"""Items of a class, on average, with less of which it is likely to be no class."""
+"""With fewer items a class than this, on average, the labels are likely to be no classes."""
 
 
 def look(task: Task, trains: bool = True) -> Iterator[str]:

@@ -41,15 +41,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class PretrainingBatch(Batch):
-    """Packed sequences with what pre-training asks of them: m masked pieces to predict, and whether B follows A."""
+    """Packed sequences with what pre-training asks of them: m pieces to predict, and whether B follows A."""
 
     chosen: Tensor  # (m,) int64: indices into `pieces` of the predicted positions, ascending
-    labels: Tensor  # (m,) int64: the pieces that stood there
+    labels: Tensor  # (m,) int64: the piece to predict at each of them
     random_next: Tensor  # (s,) int64: the label of next-sentence prediction, 1 where B is random
 
 
 def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array) -> PretrainingBatch:
-    """Makes a batch of rows, whose pieces may be others by now: of the chosen ones, `labels` are to be predicted."""
+    """Makes a batch: the model sees `pieces` instead of those of the rows, and predicts `labels` at the chosen ones."""
     positions = np.arange(len(rows.pieces)) - np.repeat(rows.starts, rows.lengths)
     segments = positions >= np.repeat(rows.boundaries, rows.lengths)
     return PretrainingBatch(
@@ -78,6 +78,6 @@ class StepBatches(Generic[AnyBatch]):
 
 @dataclass(frozen=True)
 class PretrainingBatches(StepBatches[PretrainingBatch]):
-    """The batches of a step of pre-training, with the count of masked pieces."""
+    """The batches of a step of pre-training, with the count of pieces to predict."""
 
     predictions: int  # of the global batch, over all ranks

@@ -39,8 +39,8 @@ class MaskedHead(nn.Module):
         return masked_loss(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
 
 
-class Learns(Protocol):
-    """What a model asks of its objective."""
+class ObjectiveOfModel(Protocol):
+    """The two methods of an objective that a model calls."""
 
     def build(self, shape: Shape) -> dict[str, nn.Module]: ...
 
@@ -50,7 +50,7 @@ class Learns(Protocol):
 class Bert(Encoder):
     """The encoder with the heads of an objective."""
 
-    def __init__(self, shape: Shape, objective: Learns, recompute: bool = False):
+    def __init__(self, shape: Shape, objective: ObjectiveOfModel, recompute: bool = False):
         super().__init__(shape, recompute)
         self.objective = objective
         for name, head in objective.build(shape).items():

@@ -18,9 +18,10 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
         def heads(self, shape):
             return {"masked_head": "head of next pieces"}
 
-Loss, figures, operations and the class of its export follow: `mlm.py` has all of them. Heads that classes of
-transformers have too bear the names that `huggingface/weights.py` knows. Nothing here loads PyTorch: heads are modules
-of `model/`, which methods import.
+Loss, figures, operations and the class of its export follow: `mlm.py` has all of them, and the file ends with
+`OBJECTIVE = LeftToRight()`. `make recipes-page` then writes its name into docs/recipes.md. A head that a class of
+transformers has too bears the name that `huggingface/weights.py` has for it, such as `masked_head` for what predicts
+pieces, so that it can be exported. Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Figure:
 
 
 class Objective(ABC):
-    """What the house asks of an objective. `shape.pairs` says whether the data has what pairs are needed for."""
+    """All that an objective must declare. `shape.pairs` says whether the data has what pairs are needed for."""
 
     pairs: ClassVar[Literal["needed", "used", "unused"]] = "unused"
     """whether it learns from pairs of segments: always, where the data has them, or never"""

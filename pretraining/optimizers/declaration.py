@@ -12,8 +12,10 @@
 
     OPTIMIZER = Muon()
 
-is all that `pretraining/optimizers/muon.py` needs: the recipe then takes `optimizer.name = "muon"`, checkpoints keep
-its state, and `--check` counts it. Settings of its own are a class that derives from `OptimizerSettings`, as in
+is how `pretraining/optimizers/muon.py` looks, and no other file of code: the recipe then takes
+`optimizer.name = "muon"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
+docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; query, key and
+value come as a matrix each. Settings of its own are a class that derives from `OptimizerSettings`, as in
 `lamb.py`. Nothing here loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
 """
 
@@ -68,7 +70,7 @@ class Placement:
 
 
 class Optimizer(ABC):
-    """What the house asks of an optimizer."""
+    """All that an optimizer must declare."""
 
     title: ClassVar[str]
     """its name in sentences"""
@@ -79,8 +81,8 @@ class Optimizer(ABC):
     state: ClassVar[tuple[str, ...]]
     """names of the fp32 numbers that it keeps for each weight; files of checkpoints begin with them"""
     traffic: ClassVar[int]
-    """bytes that go through memory for each parameter in a step: weight, gradient and state in fp32 are read, and all
-    but the gradient written, with a copy in 16 bits; the norm reads gradients"""
+    """bytes that go through memory for each parameter in a step; AdamW's 34: 8 to read and write the weight, 8 to read
+    the gradient twice (for its norm, then the step), 16 to read and write two averages, 2 for the copy in 16 bits"""
     whole_matrices: ClassVar[bool] = False
     """whether `update` needs a parameter as a whole, however ZeRO has cut it"""
 
