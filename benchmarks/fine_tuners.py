@@ -93,6 +93,13 @@ class Some:
         return self.items.encode(self.numbers[numbers])
 
 
+class Unscored(Tuner):
+    """A run that scores nothing: prediction has turns of its own."""
+
+    def score_where_due(self) -> None:
+        """Does nothing."""
+
+
 class OurFineTuning:
     """Our fine-tuning, an epoch in a turn."""
 
@@ -106,14 +113,16 @@ class OurFineTuning:
         self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
         shape, weights = base.shape_for(settings.dropout), base.weights_for(self.task)
         self.folder = tempfile.TemporaryDirectory()
-        self.run = Tuner(self.task, shape, weights, settings, Path(self.folder.name), self.context)
+        self.run = Unscored(self.task, shape, weights, settings, Path(self.folder.name), self.context)
         self.run.meter.begin()
         self.ahead = self.run.batches.iterate(0)
 
     def train(self) -> None:
         """Trains for an epoch."""
         for _ in range(self.run.batches.steps_per_epoch):
+            self.run.show_progress()
             self.run.step(*next(self.ahead))
+            self.run.after_step()
 
     def predict(self) -> None:
         """Predicts the items that it trains on."""

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -175,6 +175,13 @@ class Keeper:
         """What the file has of earlier runs; UserError where it is none of ours."""
         found = read_results(self.path) if self.path.is_file() else {}
         return {name: each for name, each in found.items() if name not in ("format", "benchmark", "environment")}
+
+    @property
+    def readable(self) -> dict[str, Any]:
+        """The same; nothing where the file is none of ours, for a run that measures all of it anew."""
+        with suppress(UserError):
+            return self.earlier
+        return {}
 
     def keep(self, found: Mapping[str, Any]) -> Path:
         """Writes these numbers, and returns the file that has them now."""

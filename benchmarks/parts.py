@@ -116,7 +116,8 @@ def watched_run(docs: Sequence[str], vocabulary: Path, size: int, part_bytes: in
             files.extend(counts.values())
             parts.append(sum(count for folder, count in counts.items() if "/tokens/" in folder))
             for each in processes[1:]:  # files that are mapped are of the machine, which takes them back
-                private.append(each.memory_full_info().uss)
+                with suppress(psutil.Error):  # it has ended meanwhile
+                    private.append(each.memory_full_info().uss)
 
         arguments = ["--docs", *docs, "--out", str(out), "--vocab", str(vocabulary), "--workers", "2"]
         seconds, said = watch([sys.executable, "-c", SMALL_BUNDLES.format(size=part_bytes), *arguments], look, 0.5)

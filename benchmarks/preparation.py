@@ -22,7 +22,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -194,7 +194,8 @@ def watched(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[
 
     def look(processes: Sequence[psutil.Process]) -> None:
         for each in processes:
-            peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
+            with suppress(psutil.Error):  # it has ended meanwhile
+                peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
 
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]

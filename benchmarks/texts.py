@@ -12,13 +12,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.measure import ROOT, SHARD
 from data_prep.common.errors import UserError
-from data_prep.readers import demo
 from data_prep.shards import MANIFEST
-from data_prep.vocabulary.source import find_vocabulary
-from data_prep.vocabulary.vocabulary import Vocabulary, train_vocabulary
+
+if TYPE_CHECKING:
+    from data_prep.vocabulary.vocabulary import Vocabulary
 
 BUILD = ROOT / "build"
 DEMO = BUILD / "demo"
@@ -68,6 +69,8 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
 
 def demo_sentences() -> Iterator[str]:
     """Sentences of the documentation strings of this Python."""
+    from data_prep.readers import demo
+
     for path in demo.files()[:DEMO_FILES]:
         for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
             for passage in demo.prose(text):
@@ -76,6 +79,9 @@ def demo_sentences() -> Iterator[str]:
 
 def find_words(data: Path) -> Vocabulary:
     """The published vocabulary where it is at hand, otherwise one of the words of the demo corpus."""
+    from data_prep.vocabulary.source import find_vocabulary
+    from data_prep.vocabulary.vocabulary import train_vocabulary
+
     if (data / "vocab.txt").is_file():
         return find_vocabulary(str(data / "vocab.txt"), cased=False)
     words = Counter(word for each in demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))

@@ -228,7 +228,7 @@ def measure(settings: Throughput, console: Console) -> None:
     vocabulary = Manifest.read(shards).vocabulary_size
     bench = Bench(shards, device, dtype, sides, settings.rounds, settings.profile, console)
     keeper = Keeper("throughput", ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
-    kept = keeper.earlier.get("contests", {})
+    kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     written = None
     for contest in given or usual(bench, matrix):

@@ -162,7 +162,7 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
     )
     gone = deserter(run / LOCK) if _modified(run / LOCK) >= started else None
     begun = max(started, _modified(run / RECIPE))
-    state, why = judge(status, recipe, queue, gone, begun, now)
+    state, why = judge(status, recipe, queue, gone, begun, written, now)
     return replace(status, state=state, why=why)
 
 
@@ -185,12 +185,12 @@ def patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -
 
 
 def judge(
-    status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, now: float
+    status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, written: float | None, now: float
 ) -> tuple[State, str]:
     """Whether a run waits, trains, has fallen silent or has ended, and what there is to say of that.
 
     `gone` is the process that worked here, where it is known to be gone; `begun` is when the run was last started, as
-    far as its files tell.
+    far as its files tell, and `written` when its last line was.
     """
     job, notes, age = status.job, status.notes, status.last_line_age
     if job is not None and job.state == "PENDING":
@@ -207,7 +207,7 @@ def judge(
         return "gone", f"{gone} has ended without a word; the same command goes on from the last checkpoint"
     if notes is not None and queue.jobs is not None and job is None:
         return "silent", f"job {notes.job} is not in the queue, and noted no end"
-    if age is None or now - age < begun:
+    if age is None or written is None or written < begun:
         since, is_late = duration(max(0.0, now - begun)), now - begun > recipe.guards.hang
         return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
     if age > patience(status.last_line, status.last_evaluation, recipe):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from data_prep.common.errors import Checks, UserError
 from data_prep.common.languages import language_fault
@@ -53,6 +53,8 @@ class Settings(Section):
 
     Restart it with the same command after any interruption; it goes on where it was.
     """
+
+    model_config = ConfigDict(allow_inf_nan=True)  # told with all other faults, as the numbers that they cannot be
 
     docs: Several = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""

@@ -231,8 +231,8 @@ class SourceRecord:
     name: str
     size: int
     format: str
-    content: str
-    """The key of the content."""
+    content: str = ""
+    """The key of the content, which decides nothing of what is made of it."""
 
 
 class Ingredients(Said):

@@ -3,7 +3,7 @@
 documents  every file becomes Arrow files of documents and their sentences          readers/extraction.py
 words      are counted where a vocabulary is trained or extended                    vocabulary/
 tokens     sentences become pieces                                                  vocabulary/tokens.py
-(chosen)   copies and what is over a share are left out, some documents held out    examples/sifting.py
+(chosen)   copies and what is over a share are left out, some documents held out    examples/sifting.py, validation.py
 examples   pairs, truncation, masks, for every duplicate of a length                examples/making.py
 (merged)   sorted examples of many parts come into fewer files                      examples/merging.py
 shards     the global shuffle; then the next length                                 examples/merging.py

@@ -74,7 +74,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
 
     Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
     slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
-    `work` is the folder that the run has for its own needs. Returns whether it is said that something is compiled.
+    `work` is a folder with room for what is made of it. Returns whether it is said that something is compiled.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
     kinds = f"{settings.pairs}-" + "-".join(

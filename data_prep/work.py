@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -126,24 +127,30 @@ class Journal(Generic[Kind]):
                 place += len(line)
 
     def repair(self) -> None:
-        """Takes off a line that was being written when a run was killed."""
-        if self.path.exists():
-            with self.path.open("rb+") as file:
-                file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+        """Makes ready for records to be added: takes off a line that was being written when a run was killed."""
+        with self._writing():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                with self.path.open("rb+") as file:
+                    file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
     def add(self, task: str, record: Kind) -> int:
         """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
         line = json.dumps({"task": task, "record": record.as_json()}, separators=(",", ":")).encode() + b"\n"
+        with self._writing(), self.path.open("ab") as file:
+            place = file.tell()
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())  # before anything is deleted that the task has consumed
+        return place
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tells a file that cannot be written as such."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                place = file.tell()
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())  # before anything is deleted that the task has consumed
+            yield
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-        return place
 
 
 @dataclass(frozen=True)

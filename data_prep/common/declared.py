@@ -12,6 +12,7 @@ def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
 
     All of them are imported, so that none may load what takes long, such as PyTorch.
     """
-    names = sorted(path.stem for path in Path(file).parent.glob("*.py") if path.stem != "__init__")
-    modules = {name: importlib.import_module(f"{package}.{name}") for name in names if name != Path(file).stem}
+    found = (path.stem for path in Path(file).parent.glob("*.py"))
+    names = sorted(name for name in found if name.isidentifier() and name not in ("__init__", Path(file).stem))
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in names}
     return {name: getattr(module, attribute) for name, module in modules.items() if hasattr(module, attribute)}

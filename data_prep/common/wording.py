@@ -90,7 +90,7 @@ def tables(settings: type[Section]) -> dict[str, type[Section]]:
     found = {}
     for name, field in settings.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)[:1]):
-            if isinstance(kind, type) and issubclass(kind, Section):
+            if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section):
                 found[name] = kind
     return found
 

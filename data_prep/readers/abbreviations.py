@@ -54,7 +54,7 @@ NO_ENDS = {
 def rejoin(language: str, passages: list[list[str]]) -> None:
     """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence."""
     no_ends = NO_ENDS.get(RULES.get(language, DEFAULT), {})
-    for parts in passages:
+    for parts in passages if no_ends else ():
         for n in reversed(range(len(parts) - 1)):
             what = no_ends.get(_last_word(parts[n]))
             if what and _goes_on(what, parts[n], parts[n + 1]):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.arrays import Array
-from finetuning.results import ClassFigures, RunResult
-from finetuning.session.look import Measured
+from finetuning.results import PREDICTIONS, ClassFigures, RunResult, TaskResult
+from finetuning.session.look import Measured, measure
 from finetuning.tasks.scores import wilson
-from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, smooth
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
-
-from finetuning.results import PREDICTIONS, TaskResult
-from finetuning.session.look import measure
 from finetuning.tasks.task import Task
-from pretraining.reporting.figures import save
+from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, new_figure, save, smooth
 from pretraining.reporting.metrics_file import METRICS, all_records
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LONGEST = 24  # characters of a name

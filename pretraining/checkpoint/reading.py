@@ -157,7 +157,7 @@ def _farthest_first(paths: list[Path]) -> list[Path]:
 
 
 def restore_model(checkpoint: Path, model: nn.Module) -> None:
-    """Gives a model the weights of a checkpoint, which may not have all. All ranks call it together."""
+    """Gives a model the weights of a checkpoint; what is no weight stays as it is. All ranks call it together."""
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.load_state_dict({**model.state_dict(), **read_weights_together(checkpoint, sizes)})
 

@@ -11,7 +11,7 @@ import torch
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
-from pretraining.model.shape import Shape
+from pretraining.model.shape import OBJECTIVE, Shape
 from pretraining.objectives.declaration import find_objective, objectives
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -107,22 +107,29 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    named, causal = (config.get("architectures") or [""])[0], bool(config.get("is_decoder"))
+    causal = bool(config.get("is_decoder"))
     values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "causal": causal}
-    return _with_objective(Shape(**values), str(named))
+    return _with_objective(Shape(**values), _class_of(config))
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    """The class of transformers that a config.json names; nothing where it names none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _with_objective(shape: Shape, architecture: str) -> Shape:
-    """The shape with an objective whose pieces look the same way, if possible the one that exports this class."""
+    """The shape with an objective whose pieces look the same way, if possible one that exports this class; the usual
+    one where several do."""
     looking = [name for name, objective in objectives().items() if objective.causal == shape.causal]
+    looking.sort(key=lambda name: name != OBJECTIVE)
     shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
 
 
 def head_of(config: Mapping[str, Any], where: str) -> TaskHead | None:
     """Reads what stands on the encoder by a config.json; None where it is not a head for a task."""
-    architectures = config.get("architectures") or [""]
-    kinds = [kind for kind, name in ARCHITECTURES.items() if name == architectures[0]]
+    kinds = [kind for kind, name in ARCHITECTURES.items() if name == _class_of(config)]
     if not kinds:
         return None
     if kinds[0] in ("choice", "spans"):

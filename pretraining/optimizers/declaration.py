@@ -14,9 +14,9 @@
 
 is how `pretraining/optimizers/muon.py` looks, and no other file of code: the recipe then takes
 `optimizer.name = "muon"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
-docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; query, key and
-value come as a matrix each. Settings of its own are a class that derives from `OptimizerSettings`, as in
-`lamb.py`. Nothing here loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
+docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; as whole
+matrices, query, key and value come one by one. Settings of its own are a class that derives from `OptimizerSettings`,
+as in `lamb.py`. Nothing here loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Optimizer(ABC):
         """Returns what is taken off a weight, times the learning rate and without decay; moves the state in place.
 
         All have the shape of the parameter where `whole_matrices` says so, and are flat stretches of it otherwise.
-        `name` is that of the parameter: `embeddings.word.weight`, `layers.0.attention.qkv.weight`, of which query, key
-        and value come one by one. `step` counts from 1. The gradient is clipped already.
+        `name` is that of the parameter: `embeddings.word.weight`, or `layers.0.attention.qkv.weight`, whose whole
+        matrices are query, key and value, one by one. `step` counts from 1. The gradient is clipped already.
         """
         raise NotImplementedError
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
 import warnings
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -24,6 +26,8 @@ many looks and 104 with few; with another program on one of the cores 600 and 10
 large and whose runs are long, many looks are worth 3%."""
 LOOK_SECONDS, BUSY = 0.1, 30
 """For how long cores are watched, and the percentage of that time for which one is at work that is not ours alone."""
+STAT = Path("/proc/stat")
+"""Where Linux counts what its cores did."""
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variable for the allocator of a GPU's memory, and its older name, which PyTorch prefers where both are set."""
@@ -78,9 +82,11 @@ def allow_open_files(count: int) -> tuple[int, int]:
 def cores_are_idle() -> bool:
     """Whether nobody works on the cores that this process may use; False where that cannot be seen."""
     try:
-        busy = psutil.cpu_percent(LOOK_SECONDS, percpu=True)
-        return all(busy[core] < BUSY for core in os.sched_getaffinity(0))
-    except (OSError, IndexError, AttributeError):
+        lines = STAT.read_text().splitlines()  # in the order of psutil's list, which has no core that is switched off
+        cores = [int(line.split()[0].removeprefix("cpu")) for line in lines if re.match(r"cpu\d", line)]
+        busy = dict(zip(cores, psutil.cpu_percent(LOOK_SECONDS, percpu=True), strict=True))
+        return all(busy.get(core, 0.0) < BUSY for core in os.sched_getaffinity(0))
+    except (OSError, ValueError, AttributeError):
         return False
 
 

@@ -6,6 +6,7 @@ pieces. More pieces may follow, and more positions; these begin anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from pretraining.huggingface.folders import files_of_sentences
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import all_heads
+from pretraining.objectives.declaration import all_heads, find_objective
 from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
@@ -126,12 +127,13 @@ def begin_with(model: Bert, state: RunState, origin: Model, vocabulary: Vocabula
     weights[POSITIONS] = torch.cat([weights[POSITIONS], fresh[POSITIONS][positions:]])
     known = {name: weight for name, weight in weights.items() if name in fresh}
     model.load_state_dict(fresh | known)
-    anew = heads_of(fresh.keys() - weights.keys())
+    called = {**all_heads(), **find_objective(model.shape).heads(model.shape)}
+    anew = heads_of(fresh.keys() - weights.keys(), called)
     if len(fresh[POSITIONS]) > positions:
         anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return begins(origin, anew, heads_of(weights.keys() - fresh.keys()))
+    return begins(origin, anew, heads_of(weights.keys() - fresh.keys(), called))
 
 
 def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -146,9 +148,9 @@ def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tenso
     return whole
 
 
-def heads_of(names: set[str]) -> list[str]:
+def heads_of(names: set[str], called: Mapping[str, str]) -> list[str]:
     """The heads that weights of these names belong to, as they are called."""
-    found, called = {name.partition(".")[0] for name in names}, all_heads()
+    found = {name.partition(".")[0] for name in names}
     assert found <= called.keys(), f"{found}: only whole heads may be missing or left over"
     return [called[name] for name in called if name in found]
 

@@ -18,7 +18,6 @@ from pretraining.planning.cost import Cluster, Device, step_time
 THREAD = Device(2e11, 1.5e10, 1e-3, runs_ahead=False)
 PROCESS = Device(4e11, 2.5e10, 1e-3, runs_ahead=False)
 LINK, SHARED = 1e9, 1.1
-WITHOUT_STEPS = {"format": FORMAT, "benchmark": "calibration", "environment": {}, "memory": []}
 
 
 def seconds(device: Device, case: Case, ranks: int = 1) -> float:

@@ -45,6 +45,7 @@ def test_settings_may_come_from_a_file_and_flags_come_before_it(wiki: Path, tmp_
         (["--docs", "wiki", "--max-predictions", "20"], "one number for each of the 2 lengths"),
         (["--docs", "wiki", "--shard-size", "3 bananas"], "a number and a unit"),
         (["--docs", "wiki", "--validation", "1"], "--validation 1.0: a share from 0, below 1"),
+        (["--docs", "wiki", "--mask-rate", "nan"], "--mask-rate nan: a share between 0 and 1"),
         (["--docs", "wiki", "--config", "nowhere.toml"], "--config nowhere.toml: no such file"),
     ],
 )

@@ -18,6 +18,8 @@ SETTLED = 1 << 30
 class AdamW(FlatOptimizer):
     """Adam with decoupled decay, in PyTorch's fused form; without bias correction where the settings say so."""
 
+    counts_on_host = False  # the fused kernel reads them where the weights are
+
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         states = [self.state_of(tensor) for tensor in tensors]
         for state in states:

@@ -28,12 +28,13 @@ class ByParameter(FlatOptimizer):
         gradients.mul_(self.scale)
         state = self.state_of(flat.tensor)
         state["step"] += 1
+        step = int(state["step"])
         sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
         for name in flat.sizes:
             parts = [part for part in flat.parts if part.name == name]
             for values in self._values(flat, name, parts, sources):
                 weight, gradient = values.pop(WEIGHT), values.pop(GRADIENT)
-                change = self.kind.update(name, weight, gradient, values, int(state["step"]), self.settings)
+                change = self.kind.update(name, weight, gradient, values, step, self.settings)
                 weight.mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
 
     def _values(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,11 @@ class FlatTensor:
 class FlatOptimizer(torch.optim.Optimizer):
     """An optimizer that knows what DeepSpeed's flat tensors hold. `prepare` comes before the first step."""
 
+    counts_on_host: ClassVar[bool] = True
+    """whether the number of steps lies in the host's memory, where it is read without waiting for a GPU"""
+
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
+        assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"
         super().__init__(groups, {"lr": 0.0, "weight_decay": settings.weight_decay})
         self.kind, self.settings = kind, settings
         self.flats: dict[int, FlatTensor] = {}
@@ -84,7 +88,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Gives the state of a tensor, and the number of steps that it has seen; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            device = "cpu" if self.counts_on_host else parameter.device
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for name in self.kind.state:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

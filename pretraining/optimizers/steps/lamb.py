@@ -159,11 +159,6 @@ class Lamb(FlatOptimizer):
             begin += len(table.slots)
         return places, lists
 
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = super().state_of(parameter)
-        state["step"] = state["step"].cpu()  # where it is read without waiting for a GPU
-        return state
-
     def _updates(self, lists: list[list[Tensor]], steps: float, decay: float) -> tuple[list[Tensor], Tensor]:
         """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
         weights, gradients, *_ = lists

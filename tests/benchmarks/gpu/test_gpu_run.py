@@ -74,8 +74,25 @@ def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, fold
     assert "two failed; once more: make gpu PARTS=two" in log
 
 
+@pytest.mark.parametrize("script", ["gpu/run", "gpu/parts", "scaling", "throughput"])
+def test_without_what_makes_shards_a_script_starts(script: str) -> None:
+    """As on a machine without a network, to which shards were brought."""
+    code = """
+import importlib, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "llvmlite", "tokenizers", "sentencex", "zstandard", "matplotlib"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Hidden())
+importlib.import_module(sys.argv[1])
+"""
+    command = [sys.executable, "-c", code, f"benchmarks.{script.replace('/', '.')}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:
-    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "3") == 1
+    assert run_parts({"one": HANGS, "two": GOOD}, "--limit", "5") == 1
     found = results(folder)
     assert found["one"]["ended"] == "ran out of time"
     assert found["one"]["measured"] == {"figure": 7}

@@ -52,7 +52,7 @@ def test_what_a_command_says_arrives_and_its_end_is_told() -> None:
 def test_a_command_that_hangs_ends_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 1.0)
     lines: list[str] = []
-    ending = run_limited([sys.executable, "-c", PARENT], 3, lines.append)
+    ending = run_limited([sys.executable, "-c", PARENT], 5, lines.append)
     assert ending == "ran out of time"
     assert "deaf" in lines  # what it said until then is not lost
     [child] = [int(line) for line in lines if line.isdigit()]

@@ -203,6 +203,7 @@ def test_an_encoder_that_does_not_fit_is_refused(
     [
         ({"architectures": ["BertForPreTraining"]}, "names none of BertForSequenceClassification, .*: not fine-tuned"),
         ({"architectures": None}, "not fine-tuned"),
+        ({"architectures": 5}, "not fine-tuned"),
         ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O"}}, r"is \(3, 32\); .* be \(1, 32\)"),
         ({"architectures": ["BertForQuestionAnswering"]}, r"qa_outputs\.weight is missing"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label should name the labels 0, 1, 2"),
