@@ -184,3 +184,16 @@ def test_what_is_no_number_stays_visible(poison: float) -> None:
     bad = qkv.detach().clone()
     bad[2, 5] = poison
     assert not attend(random_batch([4], 50), bad, bias.detach(), 2, NONE).isfinite().all()
+
+
+@pytest.mark.parametrize("way", ["grouped", "padded"])
+def test_the_share_that_is_asked_is_dropped(way: str) -> None:
+    """Where all pieces weigh the same and have the value 1, the output counts what is kept."""
+    length, heads, share = 64, 8, 0.5
+    batch = random_batch([length], 50)
+    qkv = torch.cat([torch.zeros(length, 2 * heads * 4), torch.ones(length, heads * 4)], dim=1)
+    dropout = Dropout(share, row_keys(1, batch.examples, batch.positions.numpy(), np.array([length])))
+    torch.manual_seed(1)
+    kept = WAYS[way](batch).attend(qkv, torch.zeros(3 * heads * 4), heads, dropout).view(length, heads, 4)[:, :, 0]
+    assert float(kept.mean()) == pytest.approx(1.0, abs=0.03)
+    assert float(kept.std()) == pytest.approx(math.sqrt(share / (1 - share) / length), rel=0.2)
