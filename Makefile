@@ -8,7 +8,9 @@ LOCK ?= requirements.lock
 CHECK := data_prep/common/beginning.py
 INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 # A process more than the two cores of CI: while one waits, for a signal, a silence or a clock, others compute.
-TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Slow tests, many of which start launchers and kill what they started, have two.
+PROCESSES := 3
+TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 CLOZE_DATA ?= ../shared/data
 export CLOZE_DATA
 
@@ -40,6 +42,7 @@ cluster: .venv/installed-mpi
 test: .venv/installed-dev lint
 	$(TESTS)
 
+test-slow: PROCESSES := 2
 test-slow: .venv/installed-dev
 	$(TESTS) -m "slow and not slurm"
 
