@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.measure import environment, write_results
+from benchmarks.measure import Keeper, environment, write_results
 from benchmarks.report import read_all
+from data_prep.common.errors import UserError
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +55,12 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     path.write_text("notes of mine")
     assert write_results(path, results("ours")) != path
     assert path.read_text() == "notes of mine"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1, "benchmark": "throughput"}'])
+def test_what_is_none_of_ours_is_measured_anew_and_never_mixed_in(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(content)
+    assert Keeper("throughput", [], path).readable == {}
+    with pytest.raises(UserError, match=r"found\.json"):
+        _ = Keeper("throughput", [], path).earlier
