@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -114,6 +115,8 @@ class OurFineTuning:
         shape, weights = base.shape_for(settings.dropout), base.weights_for(self.task)
         self.folder = tempfile.TemporaryDirectory()
         self.run = Unscored(self.task, shape, weights, settings, Path(self.folder.name), self.context)
+        self.opened = ExitStack()
+        self.opened.enter_context(self.run.log)
         self.run.meter.begin()
         self.ahead = self.run.batches.iterate(0)
 
