@@ -171,6 +171,8 @@ def build_plan(
         steps, seconds = steps_and_seconds(schedule, speed)
         phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
     rate = None if target.cluster else flops_per_second
+    if target.cluster is not None and pieces_per_second is None:
+        assumed = [*assumed, target.cluster.margin.tell(*_split_by_clock(phases))]
     activations = [target.activations(each.phase, each.micro_batch) for each in phases]
     return Plan(
         target,
@@ -204,6 +206,12 @@ def steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
+
+
+def _split_by_clock(phases: Sequence[PhasePlan]) -> tuple[float, float]:
+    """The seconds of a plan that follow from the speed, and those that the clock decides."""
+    by_clock = sum(phase.seconds or 0.0 for phase in phases if phase.schedule.steps is None)
+    return sum(phase.seconds or 0.0 for phase in phases) - by_clock, by_clock
 
 
 def _notes(
