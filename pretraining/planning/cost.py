@@ -165,9 +165,10 @@ class MicroBatch:
         flops: float,
         recompute: bool = False,
         fused_attention: bool = True,
+        predictions: float | None = None,
     ) -> MicroBatch:
-        """So many sequences, with the pieces and operations of the average one."""
-        kept = plan_activations(shape, dtype, sequences, pieces, fused_attention).kept
+        """So many sequences, with the pieces, operations and predictions of the average one."""
+        kept = plan_activations(shape, dtype, sequences, pieces, fused_attention, predictions).kept
         again = 4 / 3 if recompute else 1.0
         return cls(sequences, again * sequences * flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
 
