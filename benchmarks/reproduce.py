@@ -18,7 +18,6 @@ if __name__ == "__main__":
     begin()
 
 from dataclasses import dataclass
-from typing import Optional
 
 from rich.console import Console
 
@@ -40,9 +39,9 @@ from data_prep.common.supervision import INTERRUPTED, hear_signals
 class Reproduce:
     """Makes a table of the paper at a scale."""
 
-    table: Optional[int] = None
+    table: int | None = None
     """Number of a table: 1 GLUE, 2 SQuAD 1.1, 3 SQuAD 2.0, 4 SWAG, 5 pre-training tasks, 6 size, 7 features, 8 masks."""
-    figure: Optional[int] = None
+    figure: int | None = None
     """Number of a figure: 5, scores along the pre-training."""
     scale: ScaleName = "demo"
     """demo: a quarter of an hour on 2 cores; tiny, mini: hours of them; base, large: the paper's own."""
@@ -50,9 +49,9 @@ class Reproduce:
     """Print the runs, how long they take and what is there already, and stop."""
     share: str = ""
     """Run part I of N of the list, as I/N, beside other commands in the same folder; one without this concludes."""
-    trivia: Optional[Path] = None
+    trivia: Path | None = None
     """A file in SQuAD's format, such as TriviaQA's, for the rows that are fine-tuned on it first."""
-    ranks: Optional[int] = None
+    ranks: int | None = None
     """Processes of a pre-training (default: one for each GPU, or as the scale has it)."""
     out: Path = Path("build/reproduction")
     """Folder for all that is made, with a folder for each scale that its tables share."""

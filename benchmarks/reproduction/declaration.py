@@ -93,7 +93,7 @@ class Row(Section):
     """A column that the model is fine-tuned for ahead of all others."""
     columns: Names = ()
     """The columns that it has (default: all)."""
-    paper: dict[str, float] = {}
+    paper: dict[str, float] = Field(default_factory=dict)
     """The paper's values."""
 
 
@@ -166,20 +166,20 @@ class Scale(Section):
     """Steps between all checkpoints (default: the same)."""
     seeds: Positive = 1
     """Pre-trainings of each row."""
-    seeds_of: dict[str, Positive] = {}
+    seeds_of: dict[str, Positive] = Field(default_factory=dict)
     """The same for single tables, by their names."""
     restarts: Positive
     """Fine-tunings of each model."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
-    tune_for: dict[str, Words] = {}
+    tune_for: dict[str, Words] = Field(default_factory=dict)
     """More of them for single columns."""
     pairs: Words = ()
     """Words of run_pairs.py."""
-    stand_ins: dict[str, str] = {}
+    stand_ins: dict[str, str] = Field(default_factory=dict)
     """What is measured instead of a column of the paper, or of one table alone, as table5.squad; nothing, where it is
     left out."""
-    minutes: dict[str, float] = {}
+    minutes: dict[str, float] = Field(default_factory=dict)
     """What runs take on 2 cores: shards, train, pairs, and fine-tunings by their columns."""
 
     def checkpoint(self, part: float) -> int:

@@ -64,7 +64,9 @@ class Ledger:
     def _other(self, step: Step, outcome: Outcome) -> list[str]:
         """What an outcome was made from that is here another one."""
         here = {need.name: identity_of(need, self._root) for need in step.needs}
-        return [name for name, identity in here.items() if identity and outcome.made_from.get(name, identity) != identity]
+        return [
+            name for name, identity in here.items() if identity and outcome.made_from.get(name, identity) != identity
+        ]
 
     def remarks(self, steps: Iterable[Step]) -> list[str]:
         """What is to be said of outcomes that are used, or are not."""
@@ -96,7 +98,7 @@ class Ledger:
             standing, outcome = self.find(step)
             missing = outcome is None or standing == "failed"
             if step.name in wanted:  # another needs what it makes
-                if outcome is not None and (outcome.diverged or outcome.is_well and is_made(step, self._root)):
+                if outcome is not None and (outcome.diverged or (outcome.is_well and is_made(step, self._root))):
                     wanted.discard(step.name)
             elif step.name in shown and missing:
                 wanted.add(step.name)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from benchmarks.measure import ROOT, environment
 from benchmarks.reproduction.steps import Kind, Step
@@ -49,9 +49,9 @@ class Score(JsonRecord):
 
     seed: int = 0
     """Number of the restart."""
-    figures: dict[str, Figures] = {}
+    figures: dict[str, Figures] = Field(default_factory=dict)
     """The figures of every split."""
-    errors: dict[str, Figures] = {}
+    errors: dict[str, Figures] = Field(default_factory=dict)
     """How far they are by the choice of the items."""
     degenerate: bool = False
     """Whether the model says the same of every item."""
@@ -84,11 +84,11 @@ class Outcome(JsonRecord):
     """A checksum of the code that decides what comes of it."""
     identity: str = ""
     """A checksum of what it made."""
-    made_from: dict[str, str] = {}
+    made_from: dict[str, str] = Field(default_factory=dict)
     """The identities of what it was made from, by the names of the commands that had made that."""
-    scores: list[Score] = []
+    scores: list[Score] = Field(default_factory=list)
     """What it has measured, a score for each restart."""
-    curve: list[tuple[int, float]] = []
+    curve: list[tuple[int, float]] = Field(default_factory=list)
     """Of a pre-training, the loss on text that is held out, by steps."""
 
     @property
@@ -193,7 +193,7 @@ def last_figures(metrics: Path) -> Figures:
 def scores_of(folder: Path) -> list[Score]:
     """The scores of every restart of a task: of what it has tried, the best by the figure that runs are compared by."""
     [result] = read_results(folder).values()
-    seeds: dict[int, list[RunResult]] = {}
+    seeds: dict[int, list[RunResult]] = Field(default_factory=dict)
     for run in result.runs.values():
         seeds.setdefault(int(run.settings.get("seed", 0)), []).append(run)
     best = {seed: max(runs, key=lambda run: (run.score is not None, run.score or 0.0)) for seed, runs in seeds.items()}
@@ -210,6 +210,8 @@ def scores_of_pairs(folder: Path) -> list[Score]:
     share = float(found["accuracy"])
     figures = {"accuracy": share}
     by_phenomenon = found.get("phenomena", {})
-    figures |= {name: float(each["accuracy"] if isinstance(each, Mapping) else each) for name, each in by_phenomenon.items()}
+    figures |= {
+        name: float(each["accuracy"] if isinstance(each, Mapping) else each) for name, each in by_phenomenon.items()
+    }
     error = math.sqrt(share * (1 - share) / pairs)
     return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": error}})]

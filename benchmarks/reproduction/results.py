@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from pydantic import Field
+
 from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
 from benchmarks.reproduction.ledger import Ledger, missing
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, Outcome, Score
@@ -19,7 +21,7 @@ FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, "perplexity")}
 class CellResult(JsonRecord):
     """What a row scores in a column, in the units shown."""
 
-    values: list[float] = []
+    values: list[float] = Field(default_factory=list)
     """A value for each pre-training; for each restart of fine-tuning where there is one pre-training."""
     wanted: int = 0
     """How many there should be."""
@@ -28,7 +30,7 @@ class CellResult(JsonRecord):
     """The standard deviation of the values."""
     error: float | None = None
     """How far the mean may be by the choice of the items."""
-    notes: list[str] = []
+    notes: list[str] = Field(default_factory=list)
     """What went wrong, or is to do."""
 
     @property
@@ -50,7 +52,7 @@ class RowResult(JsonRecord):
     part: float = 1.0
     """How much of the pre-training lies behind it."""
     fresh: bool = False
-    processors: list[str] = []
+    processors: list[str] = Field(default_factory=list)
     """What computed it."""
 
 
@@ -75,7 +77,7 @@ class TableResult(JsonRecord):
     notes: list[str]
     curve: bool = False
     """Whether the rows are places along a run."""
-    masked: dict[str, list[str]] = {}
+    masked: dict[str, list[str]] = Field(default_factory=dict)
     """A sentence with its masks, drawn several times, by the rows that draw them."""
     runs: dict[str, Outcome]
     """What came of every command, by its name."""
@@ -129,7 +131,9 @@ class Summing:
             return CellResult(notes=[f"no data: {lacking}"])
         if not cells:
             needed = row.before and column.is_tuned
-            return CellResult(notes=["no data: name the file to train on first, in SQuAD's format: --trivia"] * bool(needed))
+            return CellResult(
+                notes=["no data: name the file to train on first, in SQuAD's format: --trivia"] * bool(needed)
+            )
         several, restarts = self._declared.seeds > 1, self._declared.scale.restarts if column.is_tuned else 1
         values, errors, notes = [], [], []
         for cell in cells:
@@ -206,20 +210,24 @@ class Summing:
         self, claim: Claim, rows: tuple[str, str], name: str, first: CellResult, second: CellResult, signal: str
     ) -> Verdict:
         """What was found of a claim on two rows in a column."""
-        told = dict(claim=claim.text, better=rows[0], worse=rows[1], column=name)
+        verdict = Verdict(
+            claim=claim.text,
+            better=rows[0],
+            worse=rows[1],
+            column=name,
+            finding="nothing is claimed",
+            why="not measured",
+        )
         lost = next((note for cell in (first, second) for note in cell.notes if not note.startswith("one answer")), "")
-        why = signal or lost
-        if why or not first.values or not second.values:
-            return Verdict(**told, finding="nothing is claimed", why=why or "not measured")
+        if signal or lost or not first.values or not second.values:
+            return verdict.model_copy(update={"why": signal or lost or "not measured"})
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
-        finding, how, found = judge(
-            [sign * value for value in first.values], [sign * value for value in second.values], claim.within
-        )
-        if found is None:
-            return Verdict(**told, finding=finding, why=how, difference=sign * (fmean(first.values) - fmean(second.values)))
-        return Verdict(
-            **told, finding=finding, why=how, difference=found.difference, interval=[found.low, found.high], p=found.p
-        )
+        own, others = ([sign * value for value in cell.values] for cell in (first, second))
+        finding, how, found = judge(own, others, claim.within)
+        update = {"finding": finding, "why": how, "difference": fmean(own) - fmean(others)}
+        if found is not None:
+            update |= {"interval": [found.low, found.high], "p": found.p}
+        return verdict.model_copy(update=update)
 
     def _notes(self) -> list[str]:
         """What is otherwise than in the paper."""
@@ -227,7 +235,9 @@ class Summing:
         notes = []
         for name, other in d.replaced.items():
             title = d.columns[name].title
-            notes.append(f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale")
+            notes.append(
+                f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale"
+            )
         notes += [f"{d.columns[name].title}: no data: {lacking}" for name, lacking in self._missing.items() if lacking]
         there = {row.name for row in d.rows}
         notes += [

@@ -37,7 +37,11 @@ def tables_of(result: TableResult) -> Iterator[ResultTable]:
         before = each.claim
     yield ResultTable("What is claimed", ["claim", "rows", "column", "found", "how sure"], claims)
     for name, texts in [("masks", result.masked)] if result.masked else []:
-        yield ResultTable(f"How {name} are drawn", ["row", "a sentence"], [[row, text] for row, many in texts.items() for text in many])
+        yield ResultTable(
+            f"How {name} are drawn",
+            ["row", "a sentence"],
+            [[row, text] for row, many in texts.items() for text in many],
+        )
     yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
     places = [[row.name, place] for row in result.rows for place in row.processors]
     kinds = {place for _, place in places}

@@ -113,8 +113,8 @@ class Planner:
         """Pre-trains the model of a row."""
         row = self._declared.table.row(row.model) if row.model else row
         scale, shards = self._scale, self.shards(row)
-        kept = ("--checkpoints.every", str(scale.save_every or scale.keep_every))
-        kept += ("--checkpoints.keep_every", str(scale.keep_every))
+        often = str(scale.save_every or scale.keep_every)
+        kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
         usual = merged("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
         own = merged(*usual, *row.train)
         words = merged(*own, "--seed", str(SEED + seed - 1))
@@ -137,7 +137,8 @@ class Planner:
         """Fine-tunes the model of a row for a column."""
         column, scale = self._declared.columns[name], self._scale
         model, trained = self._model(row, seed)
-        files, needs = (), (trained,)
+        files: tuple[str, ...] = ()
+        needs: tuple[Step, ...] = (trained,)
         own: list[str] = [*scale.tune, *scale.tune_for.get(name, ()), *column.words, *row.tune]
         if row.features:
             own += ["--features" if column.entry == "ner" else "--features.layers", row.features]

@@ -63,7 +63,9 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Compared | None:
     return Compared(difference=difference, low=float(between.low), high=float(between.high), p=float(found.pvalue))
 
 
-def judge(first: Sequence[float], second: Sequence[float], within: float | None = None) -> tuple[Finding, str, Compared | None]:
+def judge(
+    first: Sequence[float], second: Sequence[float], within: float | None = None
+) -> tuple[Finding, str, Compared | None]:
     """Whether the first are above the second, or, `within` a distance, alike; and how sure that is."""
     found = compare(first, second)
     if found is None:
