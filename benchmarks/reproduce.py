@@ -40,7 +40,8 @@ class Reproduce:
     """Makes a table of the paper at a scale."""
 
     table: int | None = None
-    """Number of a table: 1 GLUE, 2 SQuAD 1.1, 3 SQuAD 2.0, 4 SWAG, 5 pre-training tasks, 6 size, 7 features, 8 masks."""
+    """Number of a table: 1 GLUE, 2 SQuAD 1.1, 3 SQuAD 2.0, 4 SWAG, 5 tasks of pre-training, 6 size, 7 features,
+    8 masks."""
     figure: int | None = None
     """Number of a figure: 5, scores along the pre-training."""
     scale: ScaleName = "demo"
@@ -77,7 +78,8 @@ def make(wanted: Reproduce, console: Console) -> int:
     steps = ledger.to_do(there)
     if part is not None:
         number, shares = part
-        steps = divided(steps, shares)[number - 1]
+        own = {step.name for step in divided(in_order(there), shares)[number - 1]}
+        steps = [step for step in steps if step.name in own]
     if wanted.plan:
         show(console, [plan_table(table.title, in_order(there), steps, ledger)])
         console.print("\n".join([total(steps, ledger), *ledger.remarks(in_order(cells))]), markup=False)
@@ -90,6 +92,7 @@ def make(wanted: Reproduce, console: Console) -> int:
         return Code.INTERRUPTED
     if part is None:
         result = Summing(table, cells, ledger).result()
+        console.print(result.title, markup=False)
         show(console, tables_of(result))
         keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
         console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)

@@ -6,7 +6,9 @@ import hashlib
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -109,6 +111,7 @@ def as_outcome(content: Mapping[str, object]) -> Outcome:
     return Outcome.model_validate(content, strict=False)
 
 
+@cache
 def sources_of(kind: Kind) -> str:
     """A checksum of the code that decides what comes of a command."""
     seen = hashlib.sha256()
@@ -136,9 +139,15 @@ def identity_of(step: Step, root: Path) -> str:
     return sha256(folder / PRODUCTS[step.kind])[:16]
 
 
+@cache
+def here() -> dict[str, Any]:
+    """What decides the outcomes of this command."""
+    return environment(["torch"])
+
+
 def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
     """What came of a command that has just ended with this code, and whose last words were these."""
-    folder, found = root / step.name, environment(["torch"])
+    folder, found = root / step.name, here()
     ended = {}
     with suppress(OSError, UserError):
         ended = read_table(folder / ENDED)
@@ -193,7 +202,7 @@ def last_figures(metrics: Path) -> Figures:
 def scores_of(folder: Path) -> list[Score]:
     """The scores of every restart of a task: of what it has tried, the best by the figure that runs are compared by."""
     [result] = read_results(folder).values()
-    seeds: dict[int, list[RunResult]] = Field(default_factory=dict)
+    seeds: dict[int, list[RunResult]] = {}
     for run in result.runs.values():
         seeds.setdefault(int(run.settings.get("seed", 0)), []).append(run)
     best = {seed: max(runs, key=lambda run: (run.score is not None, run.score or 0.0)) for seed, runs in seeds.items()}

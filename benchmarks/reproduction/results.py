@@ -144,7 +144,7 @@ class Summing:
                 if score and value is not None:
                     own.append(value)
                     errors.append(error_of(score, column))
-            values += [fmean(own)] * bool(own) if several else own
+            values += [fmean(own)] if several and own else own
         known = [error for error in errors if error is not None]
         return CellResult(
             values=[round(value, 4) for value in values],

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.reproduction.results import RowResult, TableResult
-from benchmarks.tables import ResultTable
+from benchmarks.tables import ResultTable, matrix
+from data_prep.common.progress import duration
 
 
 def read_table_result(found: Mapping[str, Any]) -> TableResult:
@@ -14,39 +15,53 @@ def read_table_result(found: Mapping[str, Any]) -> TableResult:
     return TableResult.model_validate(found, strict=False)
 
 
-def reproduction(found: Mapping[str, Any]) -> Iterator[ResultTable]:
-    """The tables of a file of results."""
-    return tables_of(read_table_result(found))
-
-
 def tables_of(result: TableResult) -> Iterator[ResultTable]:
     """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
+    yield scores_table(result)
+    yield claims_table(result)
+    masked = [[row, text] for row, many in result.masked.items() for text in many]
+    yield ResultTable("A sentence with its masks, drawn several times", ["row", ""], masked)
+    yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
+    places = [[row.name, place] for row in result.rows for place in row.processors]
+    yield ResultTable("Where rows were computed", ["row", "processor"], places)
+
+
+def scores_table(result: TableResult) -> ResultTable:
+    """Ours beside the paper's, with what the row of fresh weights says of each column."""
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
     head = ["", *result.columns.values(), *(f"paper: {title}" for title in paper.values())]
     rows = [[row.name, *cells_of(row, result), *values_of(row, paper)] for row in result.rows]
-    no_signal = {name: why for name, why in result.signals.items() if why}
-    if no_signal:
-        rows.append(["signal", *(no_signal.get(name, "yes") for name in result.columns), *[""] * len(paper)])
-    yield ResultTable(f"{result.title}, scale {result.scale}: mean ± spread over {result.units}", head, rows)
-    claims = []
-    before = ""
+    if any(result.signals.values()):
+        rows.append(["", *(result.signals.get(name) or "" for name in result.columns), *[""] * len(paper)])
+    return ResultTable(f"Mean ± spread over {result.units}", head, rows)
+
+
+def claims_table(result: TableResult) -> ResultTable:
+    """What holds of what is claimed, and how sure that is."""
+    rows, before = [], ""
     for each in result.verdicts:
-        relation = f"{each.better} > {each.worse}" if each.claim else ""
-        said = each.claim if each.claim != before else ""
-        claims.append([said, relation, result.columns.get(each.column, each.column), each.finding, each.why])
+        column = result.columns[each.column]
+        rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
         before = each.claim
-    yield ResultTable("What is claimed", ["claim", "rows", "column", "found", "how sure"], claims)
-    for name, texts in [("masks", result.masked)] if result.masked else []:
-        yield ResultTable(
-            f"How {name} are drawn",
-            ["row", "a sentence"],
-            [[row, text] for row, many in texts.items() for text in many],
-        )
-    yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
-    places = [[row.name, place] for row in result.rows for place in row.processors]
-    kinds = {place for _, place in places}
-    if len(kinds) > 1:
-        yield ResultTable("Where rows were computed", ["row", "processor"], places)
+    return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
+
+
+def runs_of(result: TableResult) -> ResultTable:
+    """What came of every command."""
+    rows = [
+        {
+            "run": name,
+            "time": duration(each.seconds),
+            "date": each.date,
+            "commit": each.commit,
+            "processor": each.processor,
+            "cores": each.cores,
+            "ended": each.said or "well",
+            "command": each.command,
+        }
+        for name, each in result.runs.items()
+    ]
+    return matrix("Runs", rows)
 
 
 def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:
