@@ -158,7 +158,7 @@ def _end(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
 
 
 class LastLayer(ServedLayer):
-    """The last layer, for the first piece of every sequence alone.
+    """The last layer, for the one piece of every sequence that stands for it, and sees all of it.
 
     A single query needs no keys: q · (W x) = (Wᵀ q) · x, so that the hidden states themselves are compared with one
     vector for each head. Nor does it need values: the mean of products is the product with the mean. What a bias of the
@@ -171,25 +171,31 @@ class LastLayer(ServedLayer):
         self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
         self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
 
-    def first(self, x: Tensor, batch: TaskBatch) -> Tensor:
-        """Computes the next hidden states of the first pieces, (s, H)."""
-        runs = parts(batch.lengths, MOST_PADDED)
-        return torch.cat([self._run(x, batch.starts[begin : end + 1], batch.lengths[begin:end]) for begin, end in runs])
+    def at(self, places: Tensor, x: Tensor, batch: TaskBatch) -> Tensor:
+        """Computes the next hidden states of the pieces at these places, one of each sequence, (s, H)."""
+        runs = list(parts(batch.lengths, MOST_PADDED))
+        longest = [max(batch.lengths[begin:end]) for begin, end in runs]
+        return torch.cat(
+            [
+                self._run(x[places[begin:end]], x, batch.starts[begin : end + 1], most)
+                for (begin, end), most in zip(runs, longest, strict=True)
+            ]
+        )
 
-    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Computes the next hidden states of the first pieces of some sequences, padded to the longest."""
-        s, length = len(lengths), -(-max(lengths) // 16) * 16
+    def _run(self, asking: Tensor, x: Tensor, starts: Tensor, longest: int) -> Tensor:
+        """Computes the next hidden states of the pieces that ask, one of each sequence, padded to the longest."""
+        s, length = len(asking), -(-longest // 16) * 16
         at = torch.arange(length, dtype=torch.int32, device=x.device)
         inside = at < starts.diff()[:, None]
         rows = torch.where(inside, starts[:-1, None] + at, starts[:-1, None])  # at padding, any piece
-        first, states = x[starts[:-1].long()], x.index_select(0, rows.view(-1)).view(s, length, -1)
-        query = torch.baddbmm(self.query_bias, first.expand(self.heads, s, -1), self.query.transpose(1, 2))
+        states = x.index_select(0, rows.view(-1)).view(s, length, -1)
+        query = torch.baddbmm(self.query_bias, asking.expand(self.heads, s, -1), self.query.transpose(1, 2))
         sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
         scores = torch.bmm(sought, states.transpose(1, 2)).float() * self.query.shape[1] ** -0.5
         shares = scores.masked_fill(~inside[:, None], -torch.inf).softmax(2).to(x.dtype)
         mean = torch.bmm(shares, states).transpose(0, 1)  # (heads, s, H)
         context = torch.baddbmm(self.value_bias, mean, self.value.transpose(1, 2))  # (heads, s, size)
-        return self.finish(context.transpose(0, 1).reshape(s, -1), first)
+        return self.finish(context.transpose(0, 1).reshape(s, -1), asking)
 
 
 def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
@@ -215,17 +221,19 @@ class ServedModel:
         self.layers: list[ServedLayer] = []
         while len(layers) > 1:
             self.layers.append(ServedLayer(layers.popleft(), making))
-        self.last = (LastLayer if model.sees_first else ServedLayer)(layers.popleft(), making)
+        self.last = (LastLayer if model.sees_one else ServedLayer)(layers.popleft(), making)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
         model = self.model
-        x = model.embeddings(batch, KEEPS)
-        layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads)
+        x = model.embeddings(model.laid(batch), KEEPS)
+        layout = lay_out(batch.starts, batch.lengths, x, model.shape.heads, one_way=model.shape.one_way)
         n, spare = len(x), layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
         for layer in self.layers:
             x = layer(x, layout)
         if isinstance(self.last, LastLayer):
-            return model.say(self.last.first(x, batch), batch)
-        return model.say(model.seen(self.last(x, layout)[:n], batch), batch)
+            # in the order of the layers, in which one way is always towards the end
+            places = (batch.starts[1:] - 1 if model.shape.one_way else batch.starts[:-1]).long()
+            return model.say(self.last.at(places, x, batch), batch)
+        return model.say(model.seen(model.in_order(self.last(x, layout)[:n], batch), batch), batch)

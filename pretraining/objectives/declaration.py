@@ -5,7 +5,7 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
 (`objective = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
 
     class LeftToRight(Objective):
-        causal = True                        # a piece sees itself and those before it alone
+        sees = "before"                      # a piece sees itself and those before it
 
         def predictions(self, length, masked):
             return length - 1                # for memory, micro-batches that are "auto", and hours
@@ -33,7 +33,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from data_prep.common.declared import declared_in
-from pretraining.model.shape import Shape
+from pretraining.model.shape import Sees, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,8 +68,8 @@ class Objective(ABC):
 
     pairs: ClassVar[Literal["needed", "used", "unused"]] = "unused"
     """whether it learns from pairs of segments: always, where the data has them, or never"""
-    causal: ClassVar[bool] = False
-    """whether a piece sees itself and those before it alone; the last one then stands for the sequence"""
+    sees: ClassVar[Sees] = "both"
+    """which pieces a piece sees besides itself, in pre-training and in all that follows"""
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"
