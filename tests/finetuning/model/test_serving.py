@@ -7,27 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.task_models import HEADS, task_weights
 from support.transformers_models import SHAPE
 
 from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
-from finetuning.model import serving
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.serving import (
-    PackedProduct,
-    PlainProduct,
-    QuantisedProduct,
-    ServedModel,
-    can_pack,
-    check_int8,
-    product,
-)
+from finetuning.model.serving import QuantisedProduct, ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
-from pretraining.model import cpu_kernels
+from pretraining.model import cpu_kernels, serving
 from pretraining.model.encoder import Linear
 
 LENGTHS = (7, 1, 31, 2, 7, 40)
@@ -91,18 +80,6 @@ def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
 
 
 @torch.inference_mode()
-def test_the_weight_that_is_packed_is_the_one_that_was_given() -> None:
-    linear, x = Linear(48, 32), torch.randn(5, 48)
-    torch.nn.init.normal_(linear.weight)
-    torch.nn.init.normal_(linear.bias)
-    kinds = [PlainProduct, *([PackedProduct] if can_pack(linear.weight) else [])]
-    for made in (*(kind(linear) for kind in kinds), product(linear)):
-        torch.testing.assert_close(made(x), x @ linear.weight.t(), atol=1e-5, rtol=1e-5)
-        expected = torch.nn.functional.gelu(x @ linear.weight.t() + linear.bias)
-        torch.testing.assert_close(made.with_gelu(x), expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.inference_mode()
 def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
     if not torch.cpu._is_vnni_supported():
         pytest.skip("no products of bytes here")
@@ -129,11 +106,3 @@ def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: py
     whole = ServedModel(model_of("classes")).logits(batch)
     monkeypatch.setattr(serving, "MOST_PADDED", 50)
     torch.testing.assert_close(ServedModel(model_of("classes")).logits(batch), whole)
-
-
-@given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 200))
-def test_runs_hold_every_sequence_once_and_few_pieces(lengths: list[int], most: int) -> None:
-    runs = list(serving.parts(lengths, most))
-    assert [number for begin, end in runs for number in range(begin, end)] == list(range(len(lengths)))
-    for begin, end in runs:
-        assert end == begin + 1 or (end - begin) * max(lengths[begin:end]) <= most

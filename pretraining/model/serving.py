@@ -1,0 +1,204 @@
+"""An encoder that only answers: with weights that are packed once, and of the last layer what the head sees.
+
+Training needs neither: there weights change in every step, and all that is computed is kept for the backward pass. An
+x86 processor multiplies fastest with weights in an order that oneDNN chooses; elsewhere, and where this
+PyTorch lacks the operators, weights stay as they lie. Results are the same but for rounding.
+
+n pieces, s sequences, H hidden.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretraining.model.attention import Layout, lay_out
+from pretraining.model.batch import Batch
+from pretraining.model.encoder import AddAndNorm, Encoder, Layer, Linear
+from pretraining.model.fused import Dropout, gelu
+
+KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
+"""Answers drop nothing."""
+MOST_PADDED = 1 << 15
+"""Pieces that the last layer compares at once, with their padding: one long text among thousands of short ones would
+otherwise take gigabytes."""
+
+
+class Product(Protocol):
+    """A product with the weight of a linear layer."""
+
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Leaves the bias to the operation that follows."""
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        """Adds the bias, and takes gelu of the sum."""
+
+
+class PlainProduct(Product):
+    """Multiplies with the weight as it lies, on any device."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x), self.bias)
+
+
+class PackedProduct(Product):
+    """Multiplies with the weight in the order that oneDNN chooses."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias = linear.bias.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return product
+
+    def with_gelu(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
+        return product
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether a weight can be packed: on an x86 CPU, by this PyTorch, and in numbers that both are fast in."""
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
+
+
+def product(linear: Linear) -> Product:
+    """The fastest product with the weight of a linear layer, in its numbers."""
+    return PackedProduct(linear) if can_pack(linear.weight) else PlainProduct(linear)
+
+
+Making = Callable[[Linear], Product]
+"""Makes the product with the weight of a linear layer."""
+
+
+class ServedLayer:
+    """A layer of the encoder, for all pieces."""
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        self.heads = attention.heads
+        self.qkv, self.output = product(attention.qkv), product(attention.output)
+        self.attention_norm, self.norm = attention.norm, feed_forward.norm
+        self.inner, self.outer = product(feed_forward.inner), product(feed_forward.output)
+
+    def __call__(self, x: Tensor, layout: Layout) -> Tensor:
+        """Computes the next hidden states, (n, H)."""
+        return self.finish(layout.attend(self.qkv(x), self.qkv.bias, self.heads, KEEPS), x)
+
+    def finish(self, context: Tensor, x: Tensor) -> Tensor:
+        """Computes the rest of a layer after attention, for any rows."""
+        x = _end(self.output, context, self.attention_norm, x)
+        return _end(self.outer, self.inner.with_gelu(x), self.norm, x)
+
+
+def _end(outer: Product, inner: Tensor, norm: AddAndNorm, x: Tensor) -> Tensor:
+    """The end of a block: its last product, residual connection and layer norm."""
+    end: Tensor = norm(outer(inner), outer.bias, x, KEEPS)
+    return end
+
+
+class LastLayer(ServedLayer):
+    """The last layer, for one piece of every sequence alone, which sees all of its sequence.
+
+    A single query needs no keys: q · (W x) = (Wᵀ q) · x, so that the hidden states themselves are compared with one
+    vector for each head. Nor does it need values: the mean of products is the product with the mean. What a bias of the
+    keys would add is the same for all pieces, and softmax does not see it.
+    """
+
+    def __init__(self, layer: Layer, product: Making = product) -> None:
+        super().__init__(layer, product)
+        weight, bias = layer.attention.qkv.weight.detach(), layer.attention.qkv.bias.detach()
+        self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
+        self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
+
+    def one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
+        """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H).
+
+        `seen` is (s,): how many pieces of its sequence each of them sees, from the first on.
+        """
+        runs, starts, lengths = parts(batch.lengths, MOST_PADDED), batch.starts, batch.lengths
+        found = [self._run(x, starts[a:b], lengths[a:b], places[a:b], seen[a:b]) for a, b in runs]
+        return torch.cat(found)
+
+    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int], places: Tensor, seen: Tensor) -> Tensor:
+        """Computes the next hidden states of these pieces of some sequences, padded to the longest."""
+        s, length = len(lengths), -(-max(lengths) // 16) * 16
+        at = torch.arange(length, dtype=torch.int32, device=x.device)
+        inside = at < seen[:, None]
+        rows = torch.where(inside, starts[:, None] + at, starts[:, None])  # at what is not seen, any piece
+        chosen, states = x[places], x.index_select(0, rows.view(-1)).view(s, length, -1)
+        query = torch.baddbmm(self.query_bias, chosen.expand(self.heads, s, -1), self.query.transpose(1, 2))
+        sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
+        scores = torch.bmm(sought, states.transpose(1, 2)).float() * self.query.shape[1] ** -0.5
+        shares = scores.masked_fill(~inside[:, None], -torch.inf).softmax(2).to(x.dtype)
+        mean = torch.bmm(shares, states).transpose(0, 1)  # (heads, s, H)
+        context = torch.baddbmm(self.value_bias, mean, self.value.transpose(1, 2))  # (heads, s, size)
+        return self.finish(context.transpose(0, 1).reshape(s, -1), chosen)
+
+
+def parts(lengths: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Cuts sequences into runs that hold at most so many pieces, each padded to the longest of its run."""
+    begin = longest = 0
+    for number, length in enumerate(lengths):
+        longest = max(longest, length)
+        if number > begin and (number + 1 - begin) * longest > most:
+            yield begin, number
+            begin, longest = number, length
+    yield begin, len(lengths)
+
+
+class ServedEncoder:
+    """An encoder that answers and does not learn. It takes the layers of the one that it is made of."""
+
+    def __init__(self, encoder: Encoder, sees_one: bool, making: Making = product) -> None:
+        """`sees_one`: of the last layer one piece of every sequence alone is asked for; `making` makes the products."""
+        self.encoder = encoder.eval().requires_grad_(False)
+        layers = deque(cast(Layer, layer) for layer in encoder.layers)
+        encoder.layers = (
+            nn.ModuleList()
+        )  # packed weights take their place, one after another: memory is for one of both
+        self.layers: list[ServedLayer] = []
+        while len(layers) > 1:
+            self.layers.append(ServedLayer(layers.popleft(), making))
+        self.last = (LastLayer if sees_one else ServedLayer)(layers.popleft(), making)
+
+    def all(self, batch: Batch) -> Tensor:
+        """Computes the last hidden states, (n, H)."""
+        x, layout = self._below(batch)
+        return self.encoder.in_order(self.last(x, layout)[: len(batch.pieces)], batch)
+
+    def one(self, batch: Batch, places: Tensor) -> Tensor:
+        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
+        assert isinstance(self.last, LastLayer)
+        places = self.encoder.in_order(torch.arange(len(batch.pieces), device=places.device), batch)[places]
+        seen = places + 1 - batch.starts[:-1] if self.encoder.shape.one_way else batch.starts.diff()
+        return self.last.one(self._below(batch)[0], batch, places, seen)
+
+    def _below(self, batch: Batch) -> tuple[Tensor, Layout]:
+        """Computes what the last layer sees, as `laid` has it, with rows of zeros where the layout asks for them."""
+        shape = self.encoder.shape
+        x = self.encoder.embeddings(self.encoder.laid(batch), KEEPS)
+        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, one_way=shape.one_way)
+        spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
+        x = F.pad(x, (0, 0, 0, spare)) if spare else x
+        for layer in self.layers:
+            x = layer(x, layout)
+        return x, layout
