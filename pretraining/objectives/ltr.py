@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from data_prep.common.arrays import Array
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.bert import Bert
-    from pretraining.model.rows import Rows
+    from pretraining.model.rows import Draw, Rows
 
 
 class PieceLosses(NamedTuple):
@@ -42,10 +42,10 @@ class LeftToRight(Objective):
         Figure("piece_accuracy", "piece accuracy", "%", "pieces that are the model's first choice"),
     )
 
-    def predictions(self, length: Any, masked: Any) -> Any:  # noqa: ARG002
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
         return length - 1
 
-    def batch(self, rows: Rows) -> PretrainingBatch:
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:  # noqa: ARG002
         from pretraining.model.batch import pack
 
         text = rows.original()

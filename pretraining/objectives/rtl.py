@@ -18,7 +18,7 @@ class RightToLeft(LeftToRight):
     sees = "after"
     learns = "predicts the piece before"
 
-    def predictions(self, length: Any, masked: Any) -> Any:  # noqa: ARG002
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
         return length - 2
 
     def _asked(self, rows: Rows) -> tuple[Array, Array]:
