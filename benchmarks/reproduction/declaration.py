@@ -7,6 +7,7 @@ those of a command line; in those of a scale and of a column, `{data}` is the fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -256,15 +257,23 @@ def table_names() -> list[str]:
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
+@cache
 def declared(name: str, scale: ScaleName) -> Declared:
     """Reads the declaration of a table; UserError where there is none."""
     if name not in table_names():
         there = ", ".join(f"--{each[:-1]} {each[-1]}" for each in table_names())
         raise UserError(f"--{name[:5].rstrip('0123456789-')} {name[-1]}: is not declared; there is {there}")
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=table_faults)
-    columns = read_settings(Form(Columns), HERE / "columns.toml", find_faults=lambda _: []).columns
-    scales = read_settings(Form(Scales), HERE / "scales.toml", find_faults=lambda _: []).scales
+    columns, scales = read_common()
     return Declared(name, table, scale, scales[scale], columns)
+
+
+@cache
+def read_common() -> tuple[dict[str, Column], dict[ScaleName, Scale]]:
+    """Reads what tables have in common: columns and scales."""
+    columns = read_settings(Form(Columns), HERE / "columns.toml", find_faults=lambda _: [])
+    scales = read_settings(Form(Scales), HERE / "scales.toml", find_faults=lambda _: [])
+    return columns.columns, scales.scales
 
 
 def table_faults(table: Table) -> list[str]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
@@ -65,11 +66,16 @@ class StandIn:
     def _tune(self, words: str, out: Path) -> None:
         parts = words.split()
         seeds = int(parts[parts.index("--seeds") + 1])
-        runs = {}
+        runs: dict[str, Any] = {}
         for seed in range(1, seeds + 1):
             value = self.score(words, seed)
             figures = {} if value is None else dict.fromkeys(FIGURES, value)
-            run = {"settings": {"seed": seed}, "metric": "accuracy", "score": value, "degenerate": value == 0.5}
+            run: dict[str, Any] = {
+                "settings": {"seed": seed},
+                "metric": "accuracy",
+                "score": value,
+                "degenerate": value == 0.5,
+            }
             run |= {"failed": "what it computes is no number"} if value is None else {"scores": splits_of(figures)}
             runs[f"lr1-seed{seed}"] = run
         write_json(out / "results.json", {"task": {"metric": "accuracy", "runs": runs}})
