@@ -97,7 +97,7 @@ class LeftToRight(Objective):
 
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
-        return parts + [f"perplexity {figures['perplexity']:.2f}"] * ("perplexity" in figures)
+        return parts + [f"perplexity {figures[name]:.2f}" for name in ("perplexity",) if name in figures]
 
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"
