@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.recipes import faults, write_plain
-from support.shards import make_shards
+from support.training import Place
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
@@ -67,24 +67,18 @@ def test_a_recipe_reads_back_as_it_was_understood(plain: Path, tmp_path: Path) -
     assert Recipe.model_validate(recipe.as_dict()) == recipe
 
 
-def test_masks_of_whole_words_stay_static(plain: Path, tmp_path: Path) -> None:
-    data = make_shards(tmp_path / "shards", documents=300)
+def test_masks_of_whole_words_stay_static(place: Place) -> None:
+    manifest, anew = Manifest.read(place.data), configured(Objective.model_validate({"masks": "dynamic"}))
     for masking, wrong in (("token", False), ("whole-word", True)):
-        manifest = Manifest.read(data)
         settings = manifest.settings.model_copy(update={"masking": masking})
-        found = list(
-            configured(Objective.model_validate({"masks": "dynamic"})).data_faults(
-                manifest.model_copy(update={"settings": settings})
-            )
-        )
+        found = [*anew.data_faults(manifest.model_copy(update={"settings": settings}))]
         assert [fault.partition(":")[0] for fault in found] == ['objective.masks = "dynamic"'] * wrong
 
 
-def test_without_next_sentences_there_is_no_head_for_them(plain: Path, tmp_path: Path) -> None:
-    data = make_shards(tmp_path / "shards", documents=300)
+def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Place) -> None:
     lengths = ["--phases.0.length", "64", "--phases.1.length", "64"]
     for word, pairs in (("true", True), ("false", False)):
-        recipe, manifest = load_recipe_and_data(plain, [*lengths, "--objective.next_sentences", word], data)
+        recipe, manifest = load_recipe_and_data(plain, [*lengths, "--objective.next_sentences", word], place.data)
         assert recipe.shape(manifest).pairs == pairs
     with pytest.raises(UserError, match=r"objective.next_sentences = 1: true or false is needed"):
         load_recipe(plain, [*lengths, "--objective.next_sentences", "1"])
