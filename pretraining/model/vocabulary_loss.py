@@ -64,6 +64,7 @@ class _LossInChunks(torch.autograd.Function):
             else:
                 grad_weight += slopes.t() @ rows
             grad_bias += slopes.sum(0, dtype=torch.float32)
+            del slopes  # before the next logits are made
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(right)

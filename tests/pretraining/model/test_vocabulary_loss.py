@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.live_tensors import LiveTensors
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.vocabulary_loss import loss_in_chunks
-
-
-class Noting(TorchDispatchMode):
-    """Notes the products, and the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.products, self.largest = 0, 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
-    ) -> Any:
-        found = function(*arguments, **(named or {}))
-        self.products += "mm" in str(function)
-        for each in found if isinstance(found, tuple | list) else [found]:
-            self.largest = max(self.largest, each.numel() if isinstance(each, Tensor) else 0)
-        return found
 
 
 @pytest.fixture(params=["kernels", "torch"], autouse=True)
@@ -70,14 +52,14 @@ def test_it_is_the_loss_of_whole_logits(rows: int, vocabulary: int, at_once: int
 
 def test_logits_are_never_whole_and_backward_has_no_product() -> None:
     (hidden, weight, bias), labels = inputs(1000, 300)
-    with Noting() as forward:
+    with LiveTensors() as forward:
         loss, _ = loss_in_chunks(hidden, weight, bias, labels, 300, 100)
     assert forward.largest <= 100 * 320
     assert forward.products == 3 * 10
-    with Noting() as backward:
-        loss.backward()
+    with LiveTensors() as backward:
+        torch.autograd.backward(loss)
     assert backward.products == 0
-    with torch.no_grad(), Noting() as evaluation:
+    with torch.no_grad(), LiveTensors() as evaluation:
         loss_in_chunks(hidden, weight, bias, labels, 300, 100)
     assert evaluation.products == 10
     assert evaluation.largest <= 100 * 320
@@ -89,7 +71,7 @@ def test_gradients_of_weights_do_not_stand_still_in_bf16() -> None:
     weight, bias = (torch.zeros(size, dtype=torch.bfloat16, requires_grad=True) for size in ((64, 16), (64,)))
     hidden[:, 0] = 1
     loss, _ = loss_in_chunks(hidden, weight, bias, labels, 2, 1)
-    loss.backward()
+    torch.autograd.backward(loss)
     assert weight.grad is not None
     assert bias.grad is not None
     assert (bias.grad[:2].tolist(), weight.grad[:2, 0].tolist()) == ([-2048, 2048], [-2048, 2048])

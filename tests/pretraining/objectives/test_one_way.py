@@ -84,7 +84,7 @@ def test_logits_loss_and_gradients_are_those_of_the_reference(name: str) -> None
 
 
 def _by_sequence(logits: list[Tensor], labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(logits, labels.split([len(each) for each in logits]), strict=True)
+    yield from zip(logits, torch.split(labels, [len(each) for each in logits]), strict=True)
 
 
 @pytest.mark.usefixtures("way")
@@ -95,7 +95,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unexpected
-    theirs.tie_weights()  # type: ignore[no-untyped-call]
+    theirs.tie_weights()
     rows, _ = random_rows(LENGTHS, SMALL.vocabulary)
     batch = objective.batch(rows)
     given = {name: value for name, value in padded(batch).items() if name not in ("labels", "next_sentence_label")}
@@ -107,8 +107,8 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     torch.testing.assert_close(found, output.logits[predicts], rtol=1e-5, atol=1e-5)
     loss = model(batch).pieces / len(batch.labels)
     torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=1e-5)
-    loss.backward()
-    output.loss.backward()
+    for each in (loss, output.loss):
+        torch.autograd.backward(each)
     wanted, _ = from_transformers(gradients(theirs), shape)
     for name, ours in gradients(model).items():
         ours = ours[: len(wanted[name])]
