@@ -82,6 +82,8 @@ class Objective(ABC):
     """the settings of all objectives, and its own"""
     sees: ClassVar[Sees] = "both"
     """which pieces a piece sees besides itself, in pre-training and in all that follows"""
+    logits_at_once: ClassVar[int | None] = None
+    """how many predictions have their logits at the same time; None where all of a micro-batch have"""
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class PieceLosses(NamedTuple):
     """The loss and the right predictions of all pieces, summed over a batch."""
 
-    pieces: Tensor
+    nats: Tensor
     """cross-entropy of the pieces"""
     correct: Tensor
 
@@ -34,6 +34,7 @@ class LeftToRight(Objective):
     """Predicts every piece of a sequence from those before it; [CLS] begins them all, and is never predicted."""
 
     sees: ClassVar[Sees] = "before"
+    logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
     figures = (
@@ -65,7 +66,7 @@ class LeftToRight(Objective):
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         from pretraining.model.bert import MaskedHead
 
-        return {"masked_head": MaskedHead(shape)}
+        return {"masked_head": MaskedHead(shape, self.logits_at_once)}
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
@@ -83,11 +84,11 @@ class LeftToRight(Objective):
         return PieceLosses._fields
 
     def loss(self, losses: PieceLosses, batches: PretrainingBatches) -> Tensor:
-        return losses.pieces / max(batches.predictions, 1)
+        return losses.nats / max(batches.predictions, 1)
 
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         predictions = max(totals["predictions"], 1)
-        return {"piece_loss": totals["pieces"] / predictions, "piece_accuracy": totals["correct"] / predictions}
+        return {"piece_loss": totals["nats"] / predictions, "piece_accuracy": totals["correct"] / predictions}
 
     def total(self, figures: Mapping[str, float]) -> float:
         return figures["piece_loss"]
