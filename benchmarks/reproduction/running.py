@@ -15,7 +15,7 @@ from benchmarks.measure import DATA, ROOT
 from benchmarks.processes import follow
 from benchmarks.reproduction.declaration import Declared
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.outcomes import Outcome, is_made, look
+from benchmarks.reproduction.outcomes import Outcome, ended_of, is_made, look
 from benchmarks.reproduction.steps import Step
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
@@ -64,7 +64,7 @@ class Runner:
         """Runs a command, and notes what came of it."""
         last: deque[str] = deque(maxlen=50)
         log = self._root / LOGS / f"{step.name}.log"
-        start = time.monotonic()
+        start, begun = time.monotonic(), time.time()
         with self._console.status(step.label) as status:
 
             def say(line: str) -> None:
@@ -72,7 +72,9 @@ class Runner:
                 status.update(f"{step.label}  {line[:100]}")
 
             code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
-        outcome = look(step, self._root, code, last_words(last), self._before(step) + time.monotonic() - start)
+        seconds = self._before(step) + time.monotonic() - start
+        code, said = ended_of(self._root / step.name, code, last_words(last), begun)
+        outcome = look(step, self._root, code, said, seconds)
         outcome.write(self._ledger.note(step))
         return outcome
 
@@ -100,4 +102,4 @@ def count_ranks(wanted: int) -> int:
 def last_words(lines: Sequence[str]) -> str:
     """What a command said last: its errors, or its last lines."""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else " / ".join(list(lines)[-LAST_LINES:])
+    return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])
