@@ -36,9 +36,8 @@ class Runner:
         self._root, self._ledger, self._console = root, ledger, console
         self._ranks = ranks or count_ranks(declared.scale.ranks)
 
-    def run(self, steps: Sequence[Step]) -> int:
-        """Runs the commands; returns how many were stopped before their end, and are to go on."""
-        stopped = 0
+    def run(self, steps: Sequence[Step]) -> bool:
+        """Runs the commands; returns whether one was stopped before its end, as by a time limit, and with it all."""
         for number, step in enumerate(steps, 1):
             self._console.print(f"{number}/{len(steps)}  {step.kind}  {step.label}", markup=False)
             if lacking := self._lacking(step):
@@ -49,8 +48,9 @@ class Runner:
                     continue  # by another process, meanwhile
                 outcome = self._run(step)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
-            stopped += outcome.code in (Code.STOPPED, Code.RANK_LOST)
-        return stopped
+            if outcome.code in (Code.STOPPED, Code.RANK_LOST):
+                return True
+        return False
 
     def _lacking(self, step: Step) -> str:
         """Why a command cannot be run: what it needs was not made."""
