@@ -198,12 +198,14 @@ def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job, word: str
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
-    words, array = ("--table", "5", "--scale", "base"), {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
-    code, log = job.start(script="reproduce", words=words, **array)
+    words = ("--table", "5", "--scale", "base")
+    job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
+    code, log = job.start(script="reproduce", words=words)
     assert code == 0, log
     assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
-    code, log = job.start(script="reproduce", words=words, TRAIN="exit 75", **array)
+    code, log = job.start(script="reproduce", words=words, TRAIN="exit 75")
     assert code == 75, log
     assert "requeue" in log
+    del job.variables["SLURM_ARRAY_TASK_ID"]
     code, log = job.start(script="reproduce", words=words)
     assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
