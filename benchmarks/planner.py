@@ -16,7 +16,9 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.charts import planning_chart
 from benchmarks.measure import mistakes_told, read_recipe_command, read_results
@@ -24,7 +26,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.config.settings import Recipe
-from pretraining.planning.cost import Cluster, Device
+from pretraining.planning.cost import Cluster, Device, Margin
 from pretraining.planning.machines import PER_NODE, Site, check_numbers, check_size, find_network, name_site
 from pretraining.planning.memory import Room
 from pretraining.planning.sweep import check_batches, check_fit, scale, sweep
@@ -105,11 +107,21 @@ def read_site(path: Path, nodes: int, per_node: int, network: str) -> Site:
         fault = "no steps in it" if steps is None else f"--gpus-per-node {per_node}: measured were 1 and 2 processes"
         raise UserError(f"--calibration {path}: {fault}; run benchmarks/calibration.py, which measures them")
     device = Device(**steps["devices"][MEASURED[per_node]])
-    cluster = Cluster(device, nodes, per_node, steps["link"], find_network(network))
+    side = MEASURED[per_node]
+    cluster = Cluster(
+        device, nodes, per_node, steps["link"], find_network(network), margin=measured_margin(steps["rows"], side)
+    )
     room = Room(steps["memory_bytes"] / per_node, on_cpu=True)
     return Site(
         cluster, steps["dtype"], room, f"{nodes} x {per_node} processes as {path.name} has them; {steps['dtype']}"
     )
+
+
+def measured_margin(rows: Sequence[Mapping[str, Any]], side: str) -> Margin:
+    """The range of what was measured here and not fitted to, on one process or two."""
+    tested = [row for row in rows if row["side"] == side and not row["calibrates"]]
+    times = [row["measured"]["median"] / row["foretold"] for row in tested]
+    return Margin(min(times), max(times), f"{len(times)} kinds of steps that were measured and not fitted to")
 
 
 if __name__ == "__main__":

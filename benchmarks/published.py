@@ -1,17 +1,22 @@
 """What others have published, and how far the model of planner.py is from it.
 
+    pytest -s tests/benchmarks/test_published.py     prints every figure
+
 Constants are fitted to rows of one node alone; the model then says what more nodes do, and so does linear scaling.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from data_prep.common.toml_text import read_toml
 from pretraining.config.settings import VOCABULARY
@@ -21,6 +26,7 @@ from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.cost import (
     OF_DATASHEET,
+    REACH,
     Exchange,
     MicroBatch,
     step_time,
@@ -147,6 +153,33 @@ def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
             modelled = modelled_hours(row, paces, one["hours"] / modelled_hours(one, paces))
             linear = one["hours"] * one["gpus"] / row["gpus"]
             yield Comparison(row["run"], "hours", row["gpus"], row["hours"], modelled, linear)
+
+
+def fit_margin(content: Mapping[str, Sequence[Row]]) -> tuple[float, float]:
+    """The middle 80% of what published series took, as times of what a model says that was fitted without their run."""
+    low, high = np.quantile([*foretell(content).values()], (0.1, 0.9))
+    return float(low), float(high)
+
+
+def foretell(content: Mapping[str, Sequence[Row]]) -> dict[tuple[str, str], float]:
+    """What every run took, at each length and in hours, as times of what the model says; the median of its rows.
+
+    The share of the matrix rate is fitted to the rows of all other runs. Only rows of full sequences are compared: the
+    model is asked about these.
+    """
+    rows = [row for row in content["rows"] if "accumulation" in row and row["padded"]]
+    found = defaultdict(list)
+    for run in dict.fromkeys(row["run"] for row in rows):
+        pace = REACH / fit_reach([row for row in rows if row["run"] != run])
+        for row in rows:
+            if row["run"] == run:
+                times = modelled_speed(row, pace) / row["sequences_per_second"]
+                found[run, f"at {row['length']}"].append(times)
+        for row in content["hours"]:
+            if row.get("run") == run and "phases" in row:
+                paces = {(run, phase["length"]): pace for phase in row["phases"]}
+                found[run, "in hours"].append(row["hours"] / modelled_hours(row, paces))
+    return {series: median(times) for series, times in found.items()}
 
 
 def fit_reach(rows: Sequence[Row]) -> float:

@@ -32,7 +32,7 @@ from finetuning.model.heads import TaskModel
 from finetuning.model.serving import ServedModel, check_int8
 from finetuning.ragged import Ragged
 from finetuning.results import MODEL
-from finetuning.running.base import has_features, read_features
+from finetuning.running.folders import has_no_class, read_without_class
 from finetuning.running.outputs import in_order, logits_in_batches
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.scores import answers, probabilities
@@ -68,7 +68,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto") -> F
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError('device "cuda": PyTorch finds no GPU here; take "cpu" or "auto"')
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    model, head, vocabulary = read_features(folder) if has_features(folder) else _read(folder)
+    model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
         check_int8(where)

@@ -80,6 +80,15 @@ class Features(Section):
     """Layers of the BiLSTM."""
 
 
+class BiLstm(Section):
+    """A BiLSTM between the encoder and the head, which is trained with them."""
+
+    hidden: Count = 0
+    """Width, for each direction half of it; 0: none."""
+    depth: Positive = 2
+    """Layers."""
+
+
 class GlueSettings(Section):
     """The tasks of GLUE."""
 
@@ -122,6 +131,8 @@ class FineTuning(Computing):
     """A tag for each word."""
     features: Features = Features()
     """Frozen activations instead of fine-tuning."""
+    bilstm: BiLstm = BiLstm()
+    """A BiLSTM on top of the encoder."""
     logging: Logging = Logging()
     """What is written."""
     checkpoints: Checkpoints = Checkpoints(keep=1)
@@ -167,7 +178,9 @@ def _instead_of_searches(overrides: Sequence[str]) -> list[str]:
 def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:
     """Lists what does not go together, with its cure."""
     faults = find_computing_faults(settings, device)
-    if settings.features.hidden % 2:
-        near = settings.features.hidden + 1
-        faults.append(f"features.hidden = {near - 1}: one half is for each direction; take an even number, as {near}")
+    for name, width in (("features.hidden", settings.features.hidden), ("bilstm.hidden", settings.bilstm.hidden)):
+        if width % 2:
+            faults.append(f"{name} = {width}: one half is for each direction; take an even number, as {width + 1}")
+    if settings.features.layers and settings.bilstm.hidden:
+        faults.append("bilstm.hidden: frozen features have a BiLSTM already; give its width as features.hidden")
     return faults

@@ -33,3 +33,9 @@ class Section(BaseModel):
     def as_toml(self) -> str:
         """All settings as a file that reads back as the same."""
         return toml_text(self.as_dict())
+
+
+class NamedSection(Section):
+    """A table whose `name` says which of several kinds it is about, and so which of its other settings count."""
+
+    name: str

@@ -8,18 +8,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from finetuning.model.bilstm import build_bilstm, highest, initialize_bilstm, read_both_ways
 from finetuning.scale import Scale
+from finetuning.settings import BiLstm
 from pretraining.huggingface.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
 from pretraining.model.shape import Shape
+
+AnyTaskModel = TypeVar("AnyTaskModel", bound="TaskModel")
+NO_BILSTM = BiLstm()
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,32 @@ class Output(NamedTuple):
 
 
 class TaskModel(Encoder):
-    """The encoder with a linear head, as transformers has it for the kind of task."""
+    """The encoder with a linear head, as transformers has it for the kind of task, or with a BiLSTM between the two."""
 
-    def __init__(self, shape: Shape, head: TaskHead, recompute: bool = False, scale: Scale | None = None):
+    def __init__(
+        self,
+        shape: Shape,
+        head: TaskHead,
+        recompute: bool = False,
+        scale: Scale | None = None,
+        bilstm: BiLstm = NO_BILSTM,
+    ):
         """`scale` is that of the numbers it is to learn; a head that was folded to it says them as it is."""
         super().__init__(shape, recompute)
         self.kind, self.scale = head.kind, scale or Scale()
-        if head.has_pooler:
+        self.has_bilstm = bilstm.hidden > 0
+        if head.has_pooler and not self.has_bilstm:
             self.pooler = nn.Linear(shape.hidden, shape.hidden)
-        self.head = nn.Linear(shape.hidden, head.outputs)
+        self.head = nn.Linear(bilstm.hidden or shape.hidden, head.outputs)
+        if self.has_bilstm:
+            self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
+
+    def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
+        """Draws fresh weights, the same for a seed on any ranks."""
+        super().initialize(seed)
+        if self.has_bilstm:
+            initialize_bilstm(self.lstm, seed)
+        return self
 
     def in_numbers(self, dtype: torch.dtype, device: torch.device) -> TaskModel:
         """The model to answer with in these numbers: of scores the head stays in fp32, since their scale is in it, and
@@ -80,9 +102,9 @@ class TaskModel(Encoder):
         return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned))
 
     @property
-    def sees_first(self) -> bool:
-        """Whether the head sees the first piece of a sequence, [CLS], and no other."""
-        return self.kind not in ("spans", "tags")
+    def sees_one(self) -> bool:
+        """Whether the head sees one piece of a sequence, that which stands for it, and no other."""
+        return self.kind not in ("spans", "tags") and not self.has_bilstm
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
@@ -93,10 +115,15 @@ class TaskModel(Encoder):
         return self.say(self.seen(self.encode(batch), batch), batch)
 
     def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
-        """The hidden states that the head sees, of those of all pieces."""
+        """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every
+        piece or, of a whole sequence, the highest of that."""
+        if self.has_bilstm:
+            hidden = read_both_ways(self.lstm, hidden, batch.lengths)
         if self.kind == "spans":
             return hidden
-        return hidden[batch.words if self.kind == "tags" else batch.starts[:-1].long()]
+        if self.kind == "tags":
+            return hidden[batch.words]
+        return highest(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
 
     def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes the logits of the hidden states that the head sees."""
@@ -104,8 +131,8 @@ class TaskModel(Encoder):
             return self._linear(seen)
         if self.kind == "tags":
             return self._linear(self._drop(seen, batch, batch.words))
-        pooled = torch.tanh(self.pooler(seen))
-        logits = self._linear(self._drop(pooled, batch, batch.starts[:-1].long()))
+        pooled = seen if self.has_bilstm else torch.tanh(self.pooler(seen))
+        logits = self._linear(self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:

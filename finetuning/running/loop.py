@@ -94,8 +94,11 @@ def build_model(
             model = FeatureModel(shape, head, settings.features, known)
             nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
         return model
-    whole = TaskModel(shape, head, settings.compute.checkpoint_activations, scale).initialize(settings.seed)
+    recompute = settings.compute.checkpoint_activations
+    whole = TaskModel(shape, head, recompute, scale, settings.bilstm).initialize(settings.seed)
     if fresh:
+        if whole.has_bilstm:  # it takes the place of the pooler
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
         whole.load_state_dict({**whole.state_dict(), **weights})
     return whole
 

@@ -17,6 +17,7 @@ import torch
 from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base
+from finetuning.running.folders import write_learned
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, Outputs, scores_of, with_certainty
 from finetuning.scale import Scale
@@ -248,4 +249,4 @@ def keep(tuner: Tuner, outputs: Outputs, *, base: Base) -> None:
             for split, output in outputs.items():
                 tuner.task.write_predictions(split, output, tuner.folder / PREDICTIONS)
             use = tuner.task.description(next(iter(outputs.values())))
-            base.write(tuner, weights, use)
+            write_learned(base, tuner, weights, use)

@@ -20,6 +20,7 @@ from pretraining.config.settings import (
     largest_divisor,
 )
 from pretraining.model.shape import SIZES
+from pretraining.objectives.declaration import faults_of as objective_faults
 from pretraining.optimizers.declaration import Placement, faults_of
 
 OWNED = {
@@ -84,6 +85,7 @@ def find_faults(
             count_micro_batches(phase, ranks or 1, number)  # what one rank cannot divide, more cannot
         except UserError as error:
             faults.append(str(error))
+    faults += objective_faults(recipe.objective, timed=recipe.hours is not None)
     faults += [*_optimizer_faults(recipe, device), *_deepspeed_faults(recipe.deepspeed)]
     return faults if device is None else [*faults, *_tracker_faults(recipe)]
 

@@ -21,7 +21,7 @@ from pretraining.config.base import KEY as BASE_MODEL
 from pretraining.config.base import FindShape, take_over
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Recipe
-from pretraining.objectives.declaration import objectives
+from pretraining.objectives.declaration import configured
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of the recipes that come with the package."""
@@ -63,8 +63,10 @@ def load_recipe_and_data(
         raise UserError("\n".join([str(error), *faults])) from None
     if manifest and recipe.model.segments < 2 and manifest.has_pairs:
         faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
-    if manifest and objectives()[recipe.objective].pairs == "needed" and not manifest.has_pairs:
-        faults.append(f'objective = "{recipe.objective}": needs pairs; make the data with shard.py --pairs nsp')
+    if manifest and configured(recipe.objective).pairs == "needed" and not manifest.has_pairs:
+        faults.append(
+            f'objective.name = "{recipe.objective.name}": needs pairs; make the data with shard.py --pairs nsp'
+        )
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest

@@ -11,15 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Count, Fraction, Positive, Section, whole
-from data_prep.common.toml_text import shown
-from pretraining.model.shape import OBJECTIVE, SIZES, Shape
-from pretraining.objectives.declaration import objectives
-from pretraining.optimizers.declaration import all_settings
+from pretraining.model.shape import SIZES, Shape
+from pretraining.objectives import declaration as objectives
+from pretraining.optimizers import declaration as optimizers
 
 
 def _positive_or_auto(value: Any) -> Any:
@@ -35,13 +34,6 @@ def check_licence(value: str) -> str:
     if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
         return value
     raise PydanticCustomError("licence", LICENCE_HINT)
-
-
-def check_objective(value: str) -> str:
-    """Takes the name of an objective that there is."""
-    if value in objectives():
-        return value
-    raise PydanticCustomError("objective", "{problem}", {"problem": f"one of {', '.join(map(shown, objectives()))}"})
 
 
 LICENCE_HINT: Final = (
@@ -78,14 +70,15 @@ class Model(Section):
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-12
     """Added to the variance in layer norms."""
 
-    def shape(self, vocabulary: int, pairs: bool = True, objective: str = OBJECTIVE) -> Shape:
+    def shape(self, vocabulary: int, pairs: bool = True, objective: ObjectiveSettings | None = None) -> Shape:
         """Works out the sizes for a vocabulary of so many pieces; `pairs` says whether the data has pairs."""
-        learns, given = objectives()[objective], self.model_dump(exclude={"size"}, exclude_none=True)
+        given, objective = self.model_dump(exclude={"size"}, exclude_none=True), objective or Objective()
+        learns = objectives.configured(objective)
         layers, hidden = SIZES[self.size] if self.size else (0, 0)
         hidden = self.hidden or hidden
         sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
         has_pairs = pairs and learns.pairs != "unused"
-        values = {**sizes, **given, "objective": objective, "pairs": has_pairs, "causal": learns.causal}
+        values = {**sizes, **given, "objective": objective.name, "pairs": has_pairs, "sees": learns.sees}
         return Shape(vocabulary=vocabulary, **values)
 
 
@@ -98,12 +91,16 @@ class Data(Section):
 
 if TYPE_CHECKING:
     from data_prep.shards import Manifest
+    from pretraining.objectives.declaration import ObjectiveSettings
     from pretraining.optimizers.declaration import OptimizerSettings
 
+    Objective = ObjectiveSettings
     Optimizer = OptimizerSettings
 else:
-    Optimizer = all_settings(__name__)
-    """The settings of all optimizers, which lie with them."""
+    Objective = objectives.all_settings(__name__)
+    """The settings of all objectives, which lie with them."""
+    Optimizer = optimizers.all_settings(__name__)
+    """The settings of all optimizers, likewise."""
 
 
 class Precision(Section):
@@ -265,7 +262,7 @@ class Recipe(Computing):
     base_model: Annotated[str, Field(min_length=1)] | None = None
     """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
     checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
-    objective: Annotated[str, AfterValidator(check_objective), WithJsonSchema({"enum": [*objectives()]})] = OBJECTIVE
+    objective: Objective = Objective()
     """What the model learns by."""
     model: Model = Model()
     """The encoder."""

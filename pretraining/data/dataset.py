@@ -24,7 +24,7 @@ from data_prep.common.files import FileRecord
 from data_prep.common.storage import patiently
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema
 from pretraining.data.order import Examples
-from pretraining.model.rows import Rows, Window
+from pretraining.model.rows import Draw, Rows, Window
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
 
@@ -83,17 +83,17 @@ class Dataset:
         row = np.concatenate([np.arange(size) for size in rows])[:count]
         return Examples(np.zeros_like(shard), shard, row)
 
-    def sizes(self, examples: Examples) -> tuple[Array, Array]:
-        """Counts the pieces and the predictions of examples; this reads very little."""
+    def sizes(self, examples: Examples, done: float = 0.0) -> tuple[Array, Array]:
+        """Counts the pieces and the predictions of examples; this reads very little. `done` is that of their `Draw`."""
         if self.stored > self.length:
             lengths, masked = self._cut_sizes(examples)
         else:
             lengths, masked, _ = self._stored_sizes(examples)
-        return lengths, self._objective.predictions(lengths, masked)
+        return lengths, self._objective.predictions(lengths, masked, done)
 
-    def batch(self, examples: Examples) -> PretrainingBatch:
-        """Reads examples as a batch of their objective."""
-        return self._objective.batch(self.read(examples))
+    def batch(self, examples: Examples, draw: Draw | None = None) -> PretrainingBatch:
+        """Reads examples as a batch of their objective; without a draw as validation has them, the same every time."""
+        return self._objective.batch(self.read(examples), draw)
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
         lengths, predictions, boundaries = self._stored_sizes(examples)

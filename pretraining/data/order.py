@@ -15,8 +15,11 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import BITS_64, GOLDEN, hash_key, scramble_bits
+from pretraining.model.rows import Draw
 
 ROUNDS = 4
+DRAWN = BITS_64
+"""A part of keys where the order has the number of an epoch, which never is so large."""
 LARGEST = 1 << 40
 """The most indices that are permuted: the halves of an index stay far below 2³², as `_below` needs."""
 
@@ -144,10 +147,14 @@ class Order:
 class BatchOrder:
     """The global batches of a phase, one for each step. Batches that are left out are not in it."""
 
-    def __init__(self, order: Order, batch_size: int, left_out: Collection[int] = ()) -> None:
-        """`left_out` has the numbers of batches, counted as if none were left out."""
+    def __init__(
+        self, order: Order, batch_size: int, left_out: Collection[int] = (), behind: int = 0, total: int | None = None
+    ) -> None:
+        """`left_out` has the numbers of batches, counted as if none were left out; `behind` are the steps of the run
+        before this phase, and `total` those of all phases, None where nobody knows."""
         self.batch_size = batch_size
         self._order, self._left_out = order, sorted(left_out)
+        self._behind, self._total = behind, total
 
     def number(self, step: int) -> int:
         """Which batch a step of the phase takes, counted as if none were left out."""
@@ -160,3 +167,13 @@ class BatchOrder:
     def examples(self, step: int) -> Examples:
         """The examples of a step's batch."""
         return self._order.examples(self.number(step) * self.batch_size, self.batch_size)
+
+    def draw(self, step: int) -> Draw:
+        """What may be drawn for these examples: each has its own key in every epoch, since its index is another."""
+        start = self.number(step) * self.batch_size
+        keys = hash_key(self._order.seed, DRAWN, np.arange(start, start + self.batch_size))
+        return Draw(keys, self.done(step))
+
+    def done(self, step: int) -> float:
+        """The share of the run's steps that lies behind a step: 0 at its first and 1 at its last."""
+        return 0.0 if self._total is None else (self._behind + step) / max(self._total - 1, 1)

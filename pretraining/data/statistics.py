@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import find_objective, step_flops
+from pretraining.objectives.declaration import Objective, find_objective, step_flops
 
+HALF_WAY = 0.5
+"""The share of the steps behind at which predictions are as many as they are on average: counts change evenly."""
 PREDICTED_SHARE = 0.15
 """The share of the pieces that is masked and predicted, where no data says it."""
 
@@ -30,21 +32,26 @@ class SequenceStatistics:
     """The length of the examples in the shards; sequences of a shorter phase are cut out of them."""
 
 
-def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> SequenceStatistics:
-    """Measures the sequences that a manifest counts; without one, full sequences are assumed."""
+def measure_sequences(
+    shape: Shape, length: int, manifest: Manifest | None, objective: Objective | None = None
+) -> SequenceStatistics:
+    """Measures the sequences that a manifest counts; without one, full sequences are assumed.
+
+    `objective` is that of a recipe; without one it has its own settings. What it predicts is counted half-way through.
+    """
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
     examples = sum(shards.examples for shards in sets)
-    objective, flops_of_prediction = find_objective(shape), step_flops(shape, [], 1)
+    objective, flops_of_prediction = objective or find_objective(shape), step_flops(shape, [], 1)
     if not examples:
-        predictions = objective.predictions(length, PREDICTED_SHARE * length)
+        predictions = objective.predictions(length, PREDICTED_SHARE * length, HALF_WAY)
         flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
     pieces = sum(count * min(size, length) for size, count in enumerate(counts))
     masked = sum(shards.masked for shards in sets) * pieces / sum(shards.pieces for shards in sets)
-    predictions = examples * objective.predictions(pieces / examples, masked / examples)
+    predictions = examples * objective.predictions(pieces / examples, masked / examples, HALF_WAY)
     flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),
@@ -56,9 +63,10 @@ def measure_sequences(shape: Shape, length: int, manifest: Manifest | None) -> S
     )
 
 
-def most_predictions(shape: Shape, length: int, manifest: Manifest | None) -> int:
-    """The most pieces that a sequence of this length predicts."""
-    return int(find_objective(shape).predictions(length, _most_masked(length, manifest)))
+def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
+    """The most pieces that a sequence of this length predicts, at any step of a run."""
+    masked = _most_masked(length, manifest)
+    return max(int(objective.predictions(length, masked, done)) for done in (0.0, 1.0))
 
 
 def _most_masked(length: int, manifest: Manifest | None) -> int:

@@ -207,10 +207,19 @@ def write_fine_tuned(
         write_json(unfinished / TASK, task)
 
 
-def write_bare(folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any]) -> None:
-    """Writes weights that no class of transformers has, with a card and task.json, whole or not at all."""
+def write_bare(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    card: str,
+    task: Mapping[str, Any],
+    vocabulary: Vocabulary | None = None,
+) -> None:
+    """Writes weights that no class of transformers has, with a card and task.json, whole or not at all, and with the
+    vocabulary where they need no other folder."""
     checked = _checked(folder, weights, torch.float32)
     with _new_model(folder, checked, card) as unfinished:
+        if vocabulary is not None:
+            vocabulary.write(unfinished)
         write_json(unfinished / TASK, task)
 
 

@@ -66,6 +66,18 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """What an objective may draw for examples in a step of training, whichever rank reads them."""
+
+    keys: Array  # (s,) uint64: a number for each example in this epoch, of which random numbers are made
+    done: float  # the share of the run's steps that lies behind
+
+    def take(self, chosen: Array) -> Draw:
+        """That of some of them."""
+        return Draw(self.keys[chosen], self.done)
+
+
+@dataclass(frozen=True)
 class Window:
     """What stays of s examples that are cut: `[CLS]`, the pieces from `start` to `stop`, and the last `[SEP]`."""
 

@@ -2,15 +2,15 @@
 
 An objective is what a model learns by before it has a task: which pieces it predicts, what else it is asked, and what
 is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`; its name is what recipes call it
-(`objective = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
+(`objective.name = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
 
     class LeftToRight(Objective):
-        causal = True                        # a piece sees itself and those before it alone
+        sees = "before"                      # a piece sees itself and those before it
 
-        def predictions(self, length, masked):
+        def predictions(self, length, masked, done):
             return length - 1                # for memory, micro-batches that are "auto", and hours
 
-        def batch(self, rows):
+        def batch(self, rows, draw=None):
             text = rows.original()           # what the masks hide is put back
             chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
             return pack(rows, text, chosen, text[chosen + 1])
@@ -21,26 +21,30 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
 Loss, figures, operations and the class of its export follow: `mlm.py` has all of them, and the file ends with
 `OBJECTIVE = LeftToRight()`. `make recipes-page` then writes its name into docs/recipes.md. A head that a class of
 transformers has too bears the name that `huggingface/weights.py` has for it, such as `masked_head` for what predicts
-pieces, so that it can be exported. Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
+pieces, so that it can be exported. Settings of its own are a class that derives from `ObjectiveSettings`, as in
+`mlm.py`; methods find what the recipe says in `self.settings`, and the defaults where nobody has a recipe. Nothing here
+loads PyTorch: heads are modules of `model/`, which methods import.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
-from data_prep.common.declared import declared_in
-from pretraining.model.shape import Shape
+from data_prep.common.declared import declared_in, foreign_values, joined_settings
+from data_prep.common.errors import UserError
+from data_prep.common.sections import NamedSection
+from pretraining.model.shape import OBJECTIVE, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.bert import Bert
-    from pretraining.model.rows import Rows
+    from pretraining.model.rows import Draw, Rows
 
 COUNTS = ("predictions", "sequences")
 """What the sums over a batch are divided by: the pieces that are predicted, and the sequences."""
@@ -63,13 +67,20 @@ class Figure:
         return f"{100 * value:.1f}%" if self.unit == "%" else f"{value:.4g} {self.unit}"
 
 
+class ObjectiveSettings(NamedSection):
+    """What the model learns by, from the same shards."""
+
+    name: str = OBJECTIVE
+    """The objective."""
+
+
 class Objective(ABC):
     """All that an objective must declare. `shape.pairs` says whether the data has what pairs are needed for."""
 
-    pairs: ClassVar[Literal["needed", "used", "unused"]] = "unused"
-    """whether it learns from pairs of segments: always, where the data has them, or never"""
-    causal: ClassVar[bool] = False
-    """whether a piece sees itself and those before it alone; the last one then stands for the sequence"""
+    settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings
+    """the settings of all objectives, and its own"""
+    sees: ClassVar[Sees] = "both"
+    """which pieces a piece sees besides itself, in pre-training and in all that follows"""
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"
@@ -81,15 +92,35 @@ class Objective(ABC):
     loads_as: ClassVar[str]
     """the class of transformers that users load its predictions with"""
 
+    def __init__(self, settings: ObjectiveSettings | None = None) -> None:
+        """Takes the settings of a recipe; those of `OBJECTIVE` itself are the defaults."""
+        self.settings = settings or self.settings_type()
+
+    def used_settings(self, shape: Shape) -> list[str]:  # noqa: ARG002
+        """The names of the settings that decided about a model of this shape, for its card."""
+        return list(self.settings_type.model_fields)
+
+    def faults(self, timed: bool) -> Iterator[str]:  # noqa: ARG002
+        """Whatever its settings cannot be, each with its cure; `timed` where the clock decides how long a run is."""
+        yield from ()
+
     # Its data.
 
-    @abstractmethod
-    def predictions(self, length: Any, masked: Any) -> Any:
-        """How many pieces a sequence of this length with so many masks predicts: of numbers, or of arrays of them."""
+    @property
+    def pairs(self) -> Literal["needed", "used", "unused"]:
+        """Whether it learns from pairs of segments: always, where the data has them, or never."""
+        return "unused"
 
     @abstractmethod
-    def batch(self, rows: Rows) -> PretrainingBatch:
-        """Makes a batch of examples as they stand in the shards."""
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:
+        """How many pieces a sequence of this length with so many masks predicts: of numbers, or of arrays of them.
+
+        `done` is the share of a run's steps that lies behind; from 0 to 1 the count only grows or only falls.
+        """
+
+    @abstractmethod
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
+        """Makes a batch of examples as they stand in the shards; in training, `draw` is what may be drawn for them."""
 
     # Its heads.
 
@@ -181,8 +212,38 @@ def objectives() -> dict[str, Objective]:
 
 
 def find_objective(shape: Shape) -> Objective:
-    """The objective whose heads a model of this shape has."""
-    return objectives()[shape.objective]
+    """The objective whose heads a model of this shape has, with settings of its own where there is no recipe."""
+    return _named(shape.objective)
+
+
+def configured(settings: ObjectiveSettings) -> Objective:
+    """The objective of a recipe, as it is set there: whoever asks about data asks this one."""
+    return type(_named(settings.name))(settings)
+
+
+def _named(name: str) -> Objective:
+    if name not in objectives():
+        there = ", ".join(objectives())
+        raise UserError(
+            f'objective.name = "{name}": there is {there}; put back pretraining/objectives/{name}.py, which it was'
+        )
+    return objectives()[name]
+
+
+def all_settings(module: str) -> type[ObjectiveSettings]:
+    """A table with the settings of all objectives, as a class `Objective` of this module."""
+    meaning = "The objective: " + ", or ".join(f"`{name}` {kind.learns}" for name, kind in objectives().items()) + "."
+    return joined_settings("Objective", ObjectiveSettings, _settings_of_all(), OBJECTIVE, meaning, module)
+
+
+def _settings_of_all() -> dict[str, type[ObjectiveSettings]]:
+    return {name: kind.settings_type for name, kind in objectives().items()}
+
+
+def faults_of(settings: ObjectiveSettings, timed: bool) -> Iterator[str]:
+    """Lists what the settings of an objective cannot be, and what is for another one."""
+    yield from foreign_values("objective", settings, ObjectiveSettings, _settings_of_all())
+    yield from configured(settings).faults(timed)
 
 
 def all_heads() -> dict[str, str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Figure, Objective
+from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.bert import Bert
-    from pretraining.model.rows import Rows
+    from pretraining.model.rows import Draw, Rows
 
 
 class MaskedLosses(NamedTuple):
@@ -38,10 +38,18 @@ class Losses(NamedTuple):
     """sequences whose B does not follow A"""
 
 
+class MaskedSettings(ObjectiveSettings):
+    """What masked pieces add to the settings of all objectives."""
+
+    next_sentences: bool = True
+    """mlm: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
+
+
 class MaskedPieces(Objective):
     """Predicts masked pieces; with pairs, the pooled [CLS] says whether B follows A."""
 
-    pairs = "used"
+    settings_type = MaskedSettings
+    settings: MaskedSettings
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
@@ -65,10 +73,18 @@ class MaskedPieces(Objective):
         Figure("next_larger_class", "larger class of these", "%", "pairs that one and the same answer gets right"),
     )
 
-    def predictions(self, length: Any, masked: Any) -> Any:  # noqa: ARG002
+    def used_settings(self, shape: Shape) -> list[str]:
+        unused = set() if shape.pairs or not self.settings.next_sentences else {"next_sentences"}
+        return [name for name in super().used_settings(shape) if name not in unused]
+
+    @property
+    def pairs(self) -> Literal["used", "unused"]:
+        return "used" if self.settings.next_sentences else "unused"
+
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
         return masked
 
-    def batch(self, rows: Rows) -> PretrainingBatch:
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:  # noqa: ARG002
         from pretraining.model.batch import pack
 
         return pack(rows, rows.pieces, rows.masked, rows.labels)
@@ -148,7 +164,10 @@ class MaskedPieces(Objective):
         return parts
 
     def note(self, shape: Shape) -> str | None:
-        return None if shape.pairs else "the data has no pairs: the model learns from masked pieces alone"
+        if shape.pairs:
+            return None
+        why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
+        return f"{why}: the model learns from masked pieces alone"
 
     def architecture(self, shape: Shape) -> str:
         return "BertForPreTraining" if shape.pairs else "BertForMaskedLM"

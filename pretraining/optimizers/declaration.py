@@ -25,13 +25,12 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field
 
-from data_prep.common.declared import declared_in
-from data_prep.common.sections import Fraction, Section
-from data_prep.common.toml_text import shown
+from data_prep.common.declared import declared_in, foreign_values, joined_settings
+from data_prep.common.sections import Fraction, NamedSection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 DEFAULT = "adamw"
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(NamedSection):
     """What turns gradients into weights. Decay never falls on biases and norms."""
 
     name: str = DEFAULT
@@ -143,33 +142,19 @@ def find_optimizer(settings: OptimizerSettings) -> Optimizer:
     return optimizers()[settings.name]
 
 
-def own_settings(optimizer: Optimizer) -> list[str]:
-    """The names of the settings that others do not have."""
-    return [name for name in optimizer.settings.model_fields if name not in OptimizerSettings.model_fields]
-
-
 def all_settings(module: str) -> type[OptimizerSettings]:
     """A table with the settings of all optimizers, as a class `Optimizer` of this module."""
-    kinds = optimizers()
-    bases = dict.fromkeys(kind.settings for kind in kinds.values() if kind.settings is not OptimizerSettings)
-    algorithm = "The algorithm: " + ", or ".join(kind.summary for kind in kinds.values()) + "."
-    name: Any = (Literal[tuple(kinds)], Field(DEFAULT, description=algorithm))
-    return create_model(
-        "Optimizer",
-        __base__=tuple(bases) or OptimizerSettings,
-        __module__=module,
-        __doc__=OptimizerSettings.__doc__,
-        name=name,
-    )
+    meaning = "The algorithm: " + ", or ".join(kind.summary for kind in optimizers().values()) + "."
+    return joined_settings("Optimizer", OptimizerSettings, _settings_of_all(), DEFAULT, meaning, module)
+
+
+def _settings_of_all() -> dict[str, type[OptimizerSettings]]:
+    return {name: kind.settings for name, kind in optimizers().items()}
 
 
 def faults_of(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
     """Lists what does not go together with the optimizer of these settings, and what is for another one."""
-    for other, kind in optimizers().items():
-        for name in own_settings(kind):
-            value = getattr(settings, name)
-            if other != settings.name and value != kind.settings.model_fields[name].default:
-                yield f'optimizer.{name} = {shown(value)}: is for optimizer.name = "{other}"; it is "{settings.name}"'
+    yield from foreign_values("optimizer", settings, OptimizerSettings, _settings_of_all())
     yield from find_optimizer(settings).faults(settings, place)
 
 

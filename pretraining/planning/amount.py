@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe
-from pretraining.data.statistics import measure_sequences
+from pretraining.data.statistics import SequenceStatistics, measure_sequences
+from pretraining.objectives.declaration import configured
 
 
 class RemainingWork:
     """How much of a run is left, from where it stands."""
 
     def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
-        shape = recipe.shape(manifest)
         self._schedules = build_schedules(recipe)
-        self._flops = [phase.batch * measure_sequences(shape, phase.length, manifest).flops for phase in recipe.phases]
+        self._flops = [
+            phase.batch * text.flops for phase, text in zip(recipe.phases, _texts(recipe, manifest), strict=True)
+        ]
         """operations of a step of every phase"""
 
     @property
@@ -56,8 +58,7 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
     where that is not known."""
     if manifest is None:
         return None
-    shape = recipe.shape(manifest)
-    texts = [measure_sequences(shape, phase.length, manifest) for phase in recipe.phases]
+    texts = _texts(recipe, manifest)
     if not all(text.examples for text in texts) or None in steps:
         return None
     planned = [count or 0.0 for count in steps]
@@ -74,6 +75,12 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
     few = min(count * share for count in planned) < FEW_STEPS
     smaller = "\nso few steps teach little: take smaller batches too (--phases.N.batch), or more text" if few else ""
     return f"{said}for so much text: {' '.join(_options(recipe, planned, share))}{smaller}"
+
+
+def _texts(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
+    """The average sequences of all phases."""
+    shape, objective = recipe.shape(manifest), configured(recipe.objective)
+    return [measure_sequences(shape, phase.length, manifest, objective) for phase in recipe.phases]
 
 
 def _options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:

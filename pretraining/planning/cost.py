@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 from pretraining.planning.memory import plan_activations
@@ -46,6 +48,27 @@ DEALT = 5e-7
 
 WITHIN = 3.4e-6
 """Seconds of a hop of a collective within a node: NCCL's table for its own choices (tuning.cc, Simple, NVLink)."""
+
+
+class Margin(NamedTuple):
+    """How long took what the model was not fitted to, as times of what it says: the range that a plan prints."""
+
+    least: float
+    most: float
+    of: str
+    """what took so long"""
+
+    def tell(self, seconds: float, by_clock: float = 0.0) -> str:
+        """The range of a plan's time: of `seconds` that follow from the speed, and of those that the clock decides."""
+        said = f"{self.of} took {self.least:.2f} to {self.most:.2f} times as long as this model says"
+        if not seconds:
+            return f"the clock ends it, after as many fewer or more steps: {said}"
+        low, high = (duration(times * seconds + by_clock) for times in (self.least, self.most))
+        return f"from {low} to {high}: {said}"
+
+
+PUBLISHED = Margin(0.84, 1.39, "published runs, each with a model fitted without it,")
+"""The middle 80% of the series in benchmarks/published.toml, as benchmarks/published.py finds it (`fit_margin`)."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,8 @@ class Cluster:
     network: Network | None = None
     """what joins the nodes"""
     jitter: float = SLOWEST
+    margin: Margin = PUBLISHED
+    """how far the model's time may be from that of a run"""
 
     @property
     def ranks(self) -> int:
@@ -140,9 +165,10 @@ class MicroBatch:
         flops: float,
         recompute: bool = False,
         fused_attention: bool = True,
+        predictions: float | None = None,
     ) -> MicroBatch:
-        """So many sequences, with the pieces and operations of the average one."""
-        kept = plan_activations(shape, dtype, sequences, pieces, fused_attention).kept
+        """So many sequences, with the pieces, operations and predictions of the average one."""
+        kept = plan_activations(shape, dtype, sequences, pieces, fused_attention, predictions).kept
         again = 4 / 3 if recompute else 1.0
         return cls(sequences, again * sequences * flops, again * TRAFFIC * kept, sequences * pieces, shape.layers)
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pretraining.config.settings import Dtype, Offload, divisors
-from pretraining.data.statistics import PREDICTED_SHARE
+from pretraining.data.statistics import HALF_WAY, PREDICTED_SHARE
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
@@ -131,9 +131,17 @@ def _number(options: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def plan_activations(
-    shape: Shape, dtype: Dtype, sequences: int, length: float, fused_attention: bool = True
+    shape: Shape,
+    dtype: Dtype,
+    sequences: int,
+    length: float,
+    fused_attention: bool = True,
+    predictions: float | None = None,
 ) -> Activations:
-    """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does."""
+    """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does.
+
+    `predictions` are those of a sequence: by default as many as its objective makes without a recipe.
+    """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
     # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
@@ -142,9 +150,10 @@ def plan_activations(
     if not fused_attention:
         layer += pieces * size * shape.heads * length
     embeddings = pieces * (3 * size * h + h)
-    predictions = sequences * find_objective(shape).predictions(length, PREDICTED_SHARE * length)
-    logits = predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients
-    heads = predictions * 4 * size * h + logits
+    if predictions is None:
+        predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
+    logits = sequences * predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients
+    heads = sequences * predictions * 4 * size * h + logits
     return Activations(
         kept=embeddings + shape.layers * layer + heads,
         recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
@@ -186,7 +195,7 @@ class Heaviest:
 
     def activations(self, sequences: int, on_cpu: bool) -> float:
         """Bytes that the activations of so many sequences take, an estimate."""
-        planned = plan_activations(self.shape, self.dtype, sequences, self.length, fused_attention=not on_cpu)
+        planned = plan_activations(self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
         return planned.recomputed if self.recompute else planned.kept
 
 

@@ -14,6 +14,7 @@ from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
 from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import configured
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.amount import disproportion
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
@@ -48,6 +49,10 @@ class Target:
     def shape(self) -> Shape:
         return self.recipe.shape(self.manifest)
 
+    def statistics(self, phase: Phase) -> SequenceStatistics:
+        """The average sequence of a phase."""
+        return measure_sequences(self.shape, phase.length, self.manifest, configured(self.recipe.objective))
+
     def changed(self, section: str, **values: Any) -> Target:
         """The run with other values in a section of its recipe."""
         settings = getattr(self.recipe, section).model_copy(update=values)
@@ -60,11 +65,13 @@ class Target:
         return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
     def heaviest(self, phase: Phase) -> Heaviest:
-        most = most_predictions(self.shape, phase.length, self.manifest)
+        most = most_predictions(configured(self.recipe.objective), phase.length, self.manifest)
         return Heaviest(self.shape, self.dtype, phase.length, most, self.recipe.compute.checkpoint_activations)
 
     def activations(self, phase: Phase, micro_batch: int) -> Activations:
-        return plan_activations(self.shape, self.dtype, micro_batch, phase.length, fused_attention=not self.room.on_cpu)
+        full = measure_sequences(self.shape, phase.length, None, configured(self.recipe.objective))
+        on_gpu = not self.room.on_cpu
+        return plan_activations(self.shape, self.dtype, micro_batch, phase.length, on_gpu, full.predictions)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
         """What a rank needs with so many full sequences."""
@@ -81,11 +88,18 @@ class Target:
     def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
         """The time of a step on the cluster, and what a rank gets done of what one alone does."""
         assert self.cluster is not None
-        statistics = measure_sequences(self.shape, phase.length, self.manifest)
+        statistics = self.statistics(phase)
         accumulation = phase.batch // (micro_batch * self.ranks)
         recompute, on_gpu = self.recipe.compute.checkpoint_activations, self.cluster.device.runs_ahead
         work = MicroBatch.of(
-            self.shape, self.dtype, micro_batch, statistics.pieces, statistics.flops, recompute, on_gpu
+            self.shape,
+            self.dtype,
+            micro_batch,
+            statistics.pieces,
+            statistics.flops,
+            recompute,
+            on_gpu,
+            statistics.predictions,
         )
         traffic = find_optimizer(self.recipe.optimizer).traffic
         exchange = Exchange.of(count_parameters(self.shape), zero, self.dtype, traffic)
@@ -158,7 +172,7 @@ def build_plan(
     """
     recipe, zero, phases = target.recipe, target.recipe.parallel.zero, []
     for number, (phase, schedule) in enumerate(zip(recipe.phases, build_schedules(recipe), strict=True)):
-        statistics = measure_sequences(target.shape, phase.length, target.manifest)
+        statistics = target.statistics(phase)
         micro_batch = _estimate(target, phase) if phase.micro_batch == "auto" else phase.micro_batch
         accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
         speed = None
@@ -171,6 +185,8 @@ def build_plan(
         steps, seconds = steps_and_seconds(schedule, speed)
         phases.append(PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds))
     rate = None if target.cluster else flops_per_second
+    if target.cluster is not None and pieces_per_second is None:
+        assumed = [*assumed, target.cluster.margin.tell(*_split_by_clock(phases))]
     activations = [target.activations(each.phase, each.micro_batch) for each in phases]
     return Plan(
         target,
@@ -204,6 +220,12 @@ def steps_and_seconds(schedule: PhaseSchedule, steps_per_second: float | None) -
     if schedule.steps is None:
         return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
     return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
+
+
+def _split_by_clock(phases: Sequence[PhasePlan]) -> tuple[float, float]:
+    """The seconds of a plan that follow from the speed, and those that the clock decides."""
+    by_clock = sum(phase.seconds or 0.0 for phase in phases if phase.schedule.steps is None)
+    return sum(phase.seconds or 0.0 for phase in phases) - by_clock, by_clock
 
 
 def _notes(

@@ -32,6 +32,8 @@ class Choice:
     seconds: float
     """seconds of the whole phase; one by the clock takes its time on any cluster"""
     steps: float
+    by_clock: bool
+    """whether the clock ends the phase"""
 
     @property
     def sequences_per_second(self) -> float:
@@ -51,6 +53,11 @@ class Option:
     @property
     def seconds(self) -> float:
         return sum(choice.seconds for choice in self.choices)
+
+    @property
+    def seconds_by_clock(self) -> float:
+        """Those seconds that are the same at any speed."""
+        return sum(choice.seconds for choice in self.choices if choice.by_clock)
 
     @property
     def step_seconds(self) -> float:
@@ -93,10 +100,12 @@ def choose(target: Target, number: int, zero: int, micro_batch: int) -> Choice:
     """The choice of one micro-batch, with its time."""
     phase = target.recipe.phases[number]
     step, share = target.step(phase, zero, micro_batch)
-    steps, seconds = steps_and_seconds(build_schedules(target.recipe)[number], 1 / step.total)
+    schedule = build_schedules(target.recipe)[number]
+    steps, seconds = steps_and_seconds(schedule, 1 / step.total)
     needed = target.bytes_needed(phase, zero, micro_batch)
     accumulation = phase.batch // (micro_batch * target.ranks)
-    return Choice(phase, micro_batch, accumulation, needed, step, share, seconds or 0.0, steps or 0.0)
+    by_clock = schedule.steps is None
+    return Choice(phase, micro_batch, accumulation, needed, step, share, seconds or 0.0, steps or 0.0, by_clock)
 
 
 def scale(target: Target) -> list[Option]:

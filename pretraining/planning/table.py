@@ -129,8 +129,15 @@ def render_cluster(target: Target, options: Sequence[Option], hour_price: float 
         parts += [_needs_table(target, number), ""]
     parts += [_option_table(target, options, hour_price), ""]
     if options[0].fits:
+        parts += [f"{_stage(target, options[0].zero)}: {_range(target, options[0])}", ""]
         parts += [_step_table(options[0].choices), *_bars(options[0].choices), "", *_advice(options), ""]
     return Group(*parts)
+
+
+def _range(target: Target, option: Option) -> str:
+    """How long a run may take by what the model has been compared with."""
+    assert target.cluster is not None
+    return target.cluster.margin.tell(option.seconds - option.seconds_by_clock, option.seconds_by_clock)
 
 
 def _needs_table(target: Target, number: int) -> Table:

@@ -34,7 +34,7 @@ from pretraining.huggingface.model_card import Provenance, model_card, read_lice
 from pretraining.huggingface.verify import verify_export
 from pretraining.huggingface.weights import list_weights, with_first_segment_alone
 from pretraining.model.shape import DROPOUT, Shape
-from pretraining.objectives.declaration import find_objective, num_parameters
+from pretraining.objectives.declaration import configured, find_objective, num_parameters
 from pretraining.optimizers.declaration import card_line
 
 
@@ -171,7 +171,7 @@ def with_heads_of(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str
     return {name: weight for name, weight in weights.items() if name in wanted}, " and ".join(heads)
 
 
-def trained_with(run: RunRecord) -> str:
+def trained_with(run: RunRecord, shape: Shape) -> str:
     """The settings of the phases that a run has begun, as TOML for the model card: how they were done is left out."""
     state, recipe = run.state, run.recipe.as_dict()
     begun = recipe["phases"][: state.phase + (state.phase_step > 0)]
@@ -181,8 +181,10 @@ def trained_with(run: RunRecord) -> str:
         phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
         phase |= {"steps_done": state.phase_step} if number == state.phase else {}
     dropout = {name: recipe["model"][name] for name in DROPOUT}
-    top: dict[str, Any] = {name: recipe[name] for name in ("objective", "seed", "steps", "hours") if name in recipe}
-    return toml_text({**top, "model": dropout, "phases": begun})
+    used = configured(run.recipe.objective).used_settings(shape)
+    objective = {name: value for name, value in recipe["objective"].items() if name in used}
+    top: dict[str, Any] = {name: recipe[name] for name in ("seed", "steps", "hours") if name in recipe}
+    return toml_text({**top, "objective": objective, "model": dropout, "phases": begun})
 
 
 def _read_run(source: Path, checkpoint: str | None) -> Exportable:
@@ -194,7 +196,7 @@ def _read_run(source: Path, checkpoint: str | None) -> Exportable:
     weights, unknown = with_heads_of(shape, weights)
     made = Provenance(
         run.data,
-        trained_with(run),
+        trained_with(run, shape),
         run.scores,
         step=state.step,
         examples_seen=state.examples_seen,

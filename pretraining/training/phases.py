@@ -21,7 +21,7 @@ from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
 from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, find_objective
+from pretraining.objectives.declaration import COUNTS, configured, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.training.micro_batch import MicroBatches
@@ -44,7 +44,9 @@ class TrainingPhase:
         self._dataset = self._open(validation=False)
         examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
         left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
-        self._order = BatchOrder(examples, self.settings.batch, left_out)
+        steps = request.recipe.phase_steps()
+        behind, total = (None, None) if steps is None else (sum(steps[: self.number]), sum(steps))
+        self._order = BatchOrder(examples, self.settings.batch, left_out, behind or 0, total)
         held_out = num_held_out(request.manifest, self.settings.length)
         self.validation = self._open(validation=True) if held_out else None
         self.scored = request.recipe.evaluation.examples or None
@@ -52,7 +54,7 @@ class TrainingPhase:
 
     def _open(self, validation: bool) -> Dataset:
         request, world = self._request, self._world
-        length, objective = self.settings.length, find_objective(request.shape)
+        length, objective = self.settings.length, configured(request.recipe.objective)
         return Dataset(request.data, request.manifest, length, validation, world.rank, world.size, objective)
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:

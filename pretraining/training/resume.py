@@ -17,7 +17,7 @@ from pretraining.config.schedule import build_schedules
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.objectives.declaration import build_model, find_objective, num_parameters
+from pretraining.objectives.declaration import build_model, configured, num_parameters
 from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
 from pretraining.processes.group import default_threads, gather
@@ -91,7 +91,7 @@ def describe(request: Request, context: Context, engine: Engine, latest: Saved |
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
-    if note := find_objective(shape).note(shape):
+    if note := configured(recipe.objective).note(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := disproportion(recipe, request.manifest, steps)):

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import planner
+from benchmarks.published import read_published
 from data_prep.common.errors import UserError
 from pretraining.config.overrides import RECIPES
 
@@ -54,6 +55,32 @@ def test_a_large_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     [line] = [line for line in shown.splitlines() if line.startswith("ZeRO 1 (this recipe)") and " x " in line]
     assert float(line.split()[-1].replace(",", "")) == pytest.approx(cost, rel=0.02)
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def minutes(spelled: str) -> float:
+    found = re.fullmatch(r"(\d+) m (\d+) s", spelled)
+    assert found
+    return int(found[1]) + int(found[2]) / 60
+
+
+def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
+    [published] = [row for row in read_published()["hours"] if row["gpus"] == 1472]
+    words = [
+        "--gpu",
+        published["gpu"],
+        "--network",
+        published["network"],
+        "--gpus-per-node",
+        published["gpus_per_node"],
+    ]
+    shown = " ".join(plan(capsys, "--recipe", "bert_large_1472_gpus", "--nodes", 92, *words).split())
+    found = re.search(r"ZeRO 1 \(this recipe\): from (\d+ m \d+ s) to (\d+ m \d+ s): published runs", shown)
+    assert found
+    assert minutes(found[1]) < 60 * published["hours"] < minutes(found[2])
+
+
+def test_the_range_of_a_run_by_the_clock_is_in_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the clock ends it, after as many fewer or more steps" in plan(capsys, "--recipe", "bert_large_budget")
 
 
 def test_ten_thousand_gpus_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:

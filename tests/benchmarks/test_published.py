@@ -8,8 +8,18 @@ from statistics import mean
 import pytest
 from conftest import ROOT
 
-from benchmarks.published import Comparison, compare, fit_paces, fit_reach, fit_slowest, is_single, read_published
-from pretraining.planning.cost import REACH, SLOWEST
+from benchmarks.published import (
+    Comparison,
+    compare,
+    fit_margin,
+    fit_paces,
+    fit_reach,
+    fit_slowest,
+    foretell,
+    is_single,
+    read_published,
+)
+from pretraining.planning.cost import PUBLISHED, REACH, SLOWEST
 
 PAGE = (ROOT / "docs" / "planning.md").read_text()
 RUNS = {"PyTorch, A100", "Paddle, A100", "TensorFlow 2, A100", "PyTorch, DGX-2H", "DeepSpeed, DGX-2"}
@@ -48,6 +58,26 @@ def test_the_constants_are_those_of_rows_of_one_node() -> None:
     rows = [row for row in read_published()["rows"] if row["gpus"] <= row["gpus_per_node"]]
     assert fit_reach(rows) == pytest.approx(REACH, abs=0.005)
     assert fit_slowest(rows) == pytest.approx(SLOWEST, abs=0.0005)
+
+
+def test_the_range_of_a_plan_is_that_of_runs_which_the_model_was_fitted_without() -> None:
+    content = read_published()
+    found = sorted(foretell(content).items(), key=lambda item: item[1])
+    for (run, what), times in found:
+        print(f"{run:20}{what:10}{times:6.2f} times as long as the model says that was fitted without it")
+        assert f"| {run} | {what} | {times:.2f} |" in PAGE, f"docs/planning.md is stale: {run} {what} {times:.2f}"
+    assert fit_margin(content) == pytest.approx((PUBLISHED.least, PUBLISHED.most), abs=0.005)
+    within = [times for _, times in found if PUBLISHED.least - 0.005 <= times <= PUBLISHED.most]
+    assert f"{len(within)} of {len(found)} lie within" in PAGE
+
+
+def test_what_a_run_took_is_not_used_to_foretell_it() -> None:
+    content = read_published()
+    before = foretell(content)
+    run, speed = "TensorFlow 2, A100", "sequences_per_second"
+    rows = [{**row, speed: 2 * row[speed]} if row.get("run") == run else row for row in content["rows"]]
+    after = foretell({**content, "rows": rows})
+    assert after[run, "at 128"] == pytest.approx(before[run, "at 128"] / 2)
 
 
 def test_every_row_has_a_source() -> None:

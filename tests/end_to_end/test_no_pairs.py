@@ -72,6 +72,20 @@ def test_nothing_tells_of_next_sentences(unpaired: Place) -> None:
     assert all(record["loss"] == record["masked_loss"] for record in records(run))
 
 
+def test_one_word_leaves_next_sentences_out(place: Place) -> None:
+    """The very pairs are read, of which the second segment is trained as ever."""
+    said = assert_well(train(place.command("run", "--objective.next_sentences", "false"), ranks=1))
+    assert "next sentences are left out: the model learns from masked pieces alone" in said
+    run = place.folder / "run"
+    assert not TRACES.search((run / "metrics.jsonl").read_text())
+    assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    rows = exported_weights(run)["bert.embeddings.token_type_embeddings.weight"]
+    assert not torch.equal(rows[0], rows[1])
+    card = (run / "export" / "README.md").read_text()
+    assert "next_sentences = false" in card
+    assert "no trained pooler" in card
+
+
 def test_a_stopped_run_is_the_straight_one(unpaired: Place, place: Place) -> None:
     given = dataclasses.replace(unpaired, folder=place.folder).command("stopped", *LOGS)
     for step in (3, 7):

@@ -97,7 +97,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
 def is_decayed(name: str) -> bool:
     """Whether weight decay falls on a parameter: never on biases and norms."""
-    return not (name.endswith("bias") or ".norm." in name)
+    return not (name.rpartition(".")[2].startswith("bias") or ".norm." in name)
 
 
 def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:

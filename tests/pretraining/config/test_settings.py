@@ -24,6 +24,7 @@ RANKS = {  # what their comments promise
     "bert_large_adam": (1, 2, 4, 8),
     "bert_base_lamb": (1, 8, 16, 64, 256, 1024),
     "bert_large_lamb": (1, 8, 16, 64, 256, 1024),
+    "bert_large_1472_gpus": (1472,),
     "bert_large_budget": (1, 8),
     "adapt": (1, 2, 4, 8),
 }

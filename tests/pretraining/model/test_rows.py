@@ -19,6 +19,7 @@ from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.statistics import measure_sequences, most_predictions
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Shape
+from pretraining.objectives.mlm import OBJECTIVE as MLM
 
 CLS, SEP = 2, 3
 
@@ -145,5 +146,5 @@ def test_plans_know_how_long_cut_examples_are(folder: Path) -> None:
     assert (found.stored, measure_sequences(shape, 32, manifest).stored) == (32, 32)
     assert found.pieces == pytest.approx(lengths.mean(), rel=0.01)
     assert found.predictions == pytest.approx(predictions.mean(), rel=0.05)
-    assert predictions.max() <= most_predictions(shape, 24, manifest) <= most_predictions(shape, 32, manifest)
+    assert predictions.max() <= most_predictions(MLM, 24, manifest) <= most_predictions(MLM, 32, manifest)
     assert num_held_out(manifest, 24) == num_held_out(manifest, 32) > 0

@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     length: object
 
 class LeftToRight(Objective):
-    causal = True
+    sees = "before"
     learns = "says the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
     figures = (
@@ -34,10 +34,10 @@ class LeftToRight(Objective):
         Figure("length_error", "length error", "pieces", "how far the length is off"),
     )
 
-    def predictions(self, length, masked):
+    def predictions(self, length, masked, done):
         return length - 1
 
-    def batch(self, rows):
+    def batch(self, rows, draw=None):
         from pretraining.model.batch import pack
         text = rows.original()
         chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
@@ -99,7 +99,7 @@ class LeftToRight(Objective):
 
 OBJECTIVE = LeftToRight()
 '''
-TRAIN, WORDS = "pretraining/train.py", ("--objective", "left_to_right")
+TRAIN, WORDS = "pretraining/train.py", ("--objective.name", "left_to_right")
 
 
 @pytest.fixture(scope="module")

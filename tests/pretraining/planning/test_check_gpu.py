@@ -20,6 +20,7 @@ def test_hours_are_those_of_the_gpu_that_is_named() -> None:
     done = check("--ranks", "64", "--gpu", "h100-80")
     assert done.code == 0, done.errors
     assert "8 nodes of 8 h100-80" in done.output
+    assert re.search(r"from \d+ h \d+ m to \d+ h \d+ m: published runs", done.output)
 
 
 def test_what_does_not_fit_is_a_mistake_with_its_cures() -> None:

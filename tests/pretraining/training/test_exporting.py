@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,12 @@ def test_the_card_has_the_recipe_of_what_was_trained() -> None:
     phases = [{"name": name, "length": length, "batch": 8, "micro_batch": 4, "steps": 9} for name, length in PHASES]
     recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
     data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
-    told = read_toml(trained_with(RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])))
+    run = RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])
+    told = read_toml(trained_with(run, Shape.named("tiny", 100)))
     assert told.keys() == {"objective", "seed", "model", "phases"}
+    assert told["objective"]["next_sentences"]
+    unpaired = replace(Shape.named("tiny", 100), pairs=False)
+    assert "next_sentences" not in read_toml(trained_with(run, unpaired))["objective"]
     short, long = told["phases"]
     assert (short["name"], short["steps"], short["cut_out_of"]) == ("short", 9, 64)
     assert (long["name"], long["steps_done"]) == ("long", 3)

@@ -1,0 +1,162 @@
+"""Folders of what runs have learned, out and in: of transformers where that has a class for it, otherwise our own.
+
+Of a BiLSTM that learned on frozen features the folder has its own weights alone. The encoder stays in its folder, or on
+the hub, and is recognised by its checksum. One on top of an encoder that was trained with it has all weights beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from torch import Tensor
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.model.features import FeatureModel
+from finetuning.model.heads import TaskModel, logits_of
+from finetuning.model.models import find_model, summary_of
+from finetuning.results import MODEL
+from finetuning.running.base import Base
+from finetuning.running.loop import Tuner, build_model
+from finetuning.settings import BiLstm, FineTuning
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
+from pretraining.huggingface.model_card import TaskProvenance, task_card
+from pretraining.huggingface.verify import verify_fine_tuned
+from pretraining.huggingface.weights import TaskHead
+from pretraining.huggingface.weights_file import read_weights
+from pretraining.model.shape import Shape
+
+TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
+"""Settings that a model card tells."""
+FEATURES_CARD = """# {task}: a BiLSTM on frozen features of {base}
+
+Its weights alone, which transformers cannot load; task.json says what they stand on. Ask it with
+`python finetuning/predict.py`, or `finetuning.prediction.load`.
+"""
+BILSTM_CARD = """# {task}: {base} with a BiLSTM on top
+
+Fine-tuned together. transformers has no class for it; task.json has its sizes. Ask it with
+`python finetuning/predict.py`, or `finetuning.prediction.load`.
+"""
+
+
+def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
+    """Writes what a run has learned as a folder of transformers, or what transformers does not have as one of ours;
+    `use` is what must be known to use it."""
+    use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
+    if tuner.settings.features.layers:
+        _write_features(folder, base, tuner, weights, use)
+    elif tuner.settings.bilstm.hidden:
+        _write_with_bilstm(folder, base, tuner, weights, use)
+    else:
+        _write_fine_tuned(folder, base, tuner, weights, use)
+
+
+def _write_fine_tuned(
+    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
+) -> None:
+    """Writes a folder of transformers, once it is read back with the same logits."""
+    task, shape, settings = tuner.task, tuner.engine.model.shape, tuner.settings
+    made = TaskProvenance(
+        task.name,
+        summary_of(base.model),
+        pretrained=not base.from_scratch,
+        items={"train": len(task.train), **{name: len(items) for name, items in task.dev.items()}},
+        scores=tuner.state.kept.scores,
+        settings={name: getattr(settings, name) for name in TOLD},
+    )
+    card = task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
+
+    def check(folder: Path) -> None:
+        verify_fine_tuned(folder, shape, task.head, weights, logits_of)
+
+    vocabulary = base.model.vocabulary
+    write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)
+
+
+def _write_features(
+    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
+) -> None:
+    found, head = base.model, tuner.task.head
+    name = found.name if found.on_hub else str(found.folder.resolve())
+    content = {
+        **use,
+        "kind": head.kind,
+        "labels": head.labels,
+        "features": tuner.settings.features.model_dump(mode="json"),
+        "seed": tuner.settings.seed,
+        "base": {"name": name, **base.identity},
+    }
+    card = FEATURES_CARD.format(task=tuner.task.name, base=summary_of(found).name)
+    write_bare(folder, weights, card, content)
+
+
+def _write_with_bilstm(
+    folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
+) -> None:
+    head = tuner.task.head
+    content = {
+        **use,
+        "kind": head.kind,
+        "labels": head.labels,
+        "bilstm": tuner.settings.bilstm.model_dump(mode="json"),
+        "shape": asdict(tuner.engine.model.shape),
+    }
+    card = BILSTM_CARD.format(task=tuner.task.name, base=summary_of(base.model).name)
+    write_bare(folder, weights, card, content, base.model.vocabulary)
+
+
+def has_no_class(folder: Path) -> bool:
+    """Whether a folder has a model of ours that transformers has no class for."""
+    task = {} if (folder / CONFIG).exists() else read_task(folder)
+    return "features" in task or "bilstm" in task
+
+
+def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead, Vocabulary]:
+    """Reads a model that transformers has no class for; one on features, with the encoder from where that is."""
+    task = read_task(folder)
+    with _told(folder):
+        head = TaskHead(task.get("kind", "tags"), tuple(task["labels"]))
+        trained = read_weights(folder / WEIGHTS)
+    if "features" in task:
+        made, vocabulary = _read_features(folder, task, head)
+    else:
+        with _told(folder):
+            made = TaskModel(Shape(**task["shape"]), head, bilstm=BiLstm.model_validate(task["bilstm"]))
+        vocabulary = read_vocabulary(folder)
+    if made.state_dict().keys() != trained.keys():
+        raise UserError(f"{folder / WEIGHTS}: not the weights that task.json tells of; fine-tune it anew")
+    made.load_state_dict(trained)
+    return made, head, vocabulary
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tells that a folder is not as it was written."""
+    try:
+        yield
+    except (KeyError, TypeError, ValidationError, SafetensorError, FileNotFoundError) as error:
+        raise UserError(f"{folder}: cannot be read: {error}; fine-tune it anew") from error
+
+
+def _read_features(
+    folder: Path, task: Mapping[str, Any], head: TaskHead
+) -> tuple[TaskModel | FeatureModel, Vocabulary]:
+    """Makes a model on features as task.json tells of it, with the encoder that it learned on."""
+    with _told(folder):
+        known, scratch = task["base"], task["base"]["from_scratch"]
+        settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
+    try:
+        model = find_model(known["name"])
+    except UserError as error:
+        raise UserError(f"{folder}: stands on a model that is not there; put it back\n{error}") from error
+    if Base(model, scratch).identity["checksum"] != known["checksum"]:
+        raise UserError(f"{folder}: {known['name']} is not the model that it learned on; put that one back")
+    return build_model(head, model.shape, {} if scratch else model.encoder, settings), model.vocabulary
