@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.settings import DropoutShares
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import Model
@@ -43,7 +44,14 @@ class Base:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """A checksum by which it is recognised, in JSON: another training of the same name has another."""
-        seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
-            seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
-        return {"from_scratch": self.from_scratch, "checksum": seen.hexdigest()[:16]}
+        weights = {} if self.from_scratch else self.model.encoder
+        checksum = checksum_of(self.model.vocabulary, self.model.shape, weights)
+        return {"from_scratch": self.from_scratch, "checksum": checksum}
+
+
+def checksum_of(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
+    """A checksum of a model, of whose weights some numbers stand for all."""
+    seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
+    for name, weight in sorted(weights.items()):
+        seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
+    return seen.hexdigest()[:16]

@@ -101,14 +101,14 @@ def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special
 
 
 class Scorer:
-    """Scores sentences by a pre-trained model, whose layers it takes. It computes in fp32, whatever that was trained in."""
+    """Scores sentences in fp32 by a pre-trained model, whose layers it takes."""
 
     def __init__(self, model: Bert, vocabulary: Vocabulary, device: torch.device) -> None:
         require_pieces(model)
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self._fast = FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
-        self._served = None if model.shape.causal else ServedEncoder(model, sees_one=True)
+        self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
 
     def cut(self, texts: Sequence[str]) -> Sentences:
         """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
@@ -153,10 +153,8 @@ class Scorer:
         else:
             question = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
         batch, model = question.batch.to(self.device), self.model
-        if self._served is None:
-            states = model.encode(batch)[batch.chosen]
-        else:
-            states = self._served.one(batch, batch.chosen)
+        served = self._served
+        states = model.encode(batch)[batch.chosen] if served is None else served.one(batch, batch.chosen)
         found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
         return np.bincount(question.sentences, found.double().cpu().numpy(), len(sentences.lengths))
 
