@@ -10,6 +10,7 @@ OUT/parts/00000.jsonl   what is scored so far, until all is
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import time
@@ -135,8 +136,9 @@ def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array
 def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
     """Writes pairs with their scores, a JSON object a line; null for what has no score."""
     with replacing(path) as file:
-        for pair, (good, bad) in zip(pairs, np.where(np.isnan(scores), None, scores).tolist(), strict=True):
-            line = {**pair._asdict(), "good_score": good, "bad_score": bad}
+        for pair, (good, bad) in zip(pairs, scores.tolist(), strict=True):
+            found = {"good_score": good, "bad_score": bad}
+            line = {**pair._asdict(), **{name: None if math.isnan(score) else score for name, score in found.items()}}
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace"))
 
 
@@ -155,7 +157,8 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
 
 def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
-    scored, right = ~np.isnan(scores).any(axis=1), are_right(scores)
+    scored: Array = np.isfinite(scores).all(axis=1)
+    right = are_right(scores)
     if not scored.any():
         raise UserError(
             f"{asked.path}: every pair has more pieces than the {asked.scorer.longest} of {asked.model.name}"

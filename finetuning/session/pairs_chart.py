@@ -45,14 +45,14 @@ def pairs_chart(result: PairsResult, phenomena: Mapping[str, str]) -> Figure:
     reach = 100 * np.maximum([shares - low, high - shares], 0)  # at 0 and 1, rounding
     axes.errorbar(100 * shares, places, xerr=reach, fmt="none", ecolor="black", elinewidth=0.8)
     axes.axvline(100 * result.chance, color=ORANGE, linewidth=1.2, linestyle="--", zorder=3)
-    for place, share, end in zip(places, shares, high, strict=True):
+    for place, share, end in zip(places.tolist(), shares.tolist(), high.tolist(), strict=True):
         axes.text(100 * end + 1, place, f"{100 * share:.1f}", va="center", fontsize=7)
     shown = [name.replace("_", " ").replace("$", r"\$") for name in names]
     axes.set_yticks(places, shown, fontsize=7)
     for label, whole in zip(axes.get_yticklabels(), are_whole, strict=True):
         label.set_fontweight("bold" if whole else "normal")
     axes.set(
-        xlim=(0, 106), ylim=(0.6 - len(bars), 0.6), xlabel="% of pairs whose good sentence is likelier (lines: 95%)"
+        xlim=(0, 110), ylim=(0.6 - len(bars), 0.6), xlabel="% of pairs whose good sentence is likelier (lines: 95%)"
     )
     axes.set_xticks(range(0, 101, 10))
     axes.spines[["top", "right"]].set_visible(False)
