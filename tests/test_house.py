@@ -55,7 +55,7 @@ WINGS = {
         ],
         ["session", "prediction", "fetching", "reference"],
         ["running"],
-        ["tasks", "model"],
+        ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],
         ["ragged", "results", "scale"],
     ],
