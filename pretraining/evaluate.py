@@ -26,16 +26,17 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.launchers import World
 from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console
 from pretraining.checkpoint.models import Model
-from pretraining.processes.group import plain_device
+from pretraining.processes.group import choose_device
 from pretraining.scoring.filling import Filling, fill
 from pretraining.scoring.validation import ShardScores, Split, score_shards
 
@@ -91,7 +92,7 @@ def evaluate(wanted: Evaluate) -> None:
         return
     with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
         scores, fillings = answers(wanted)
-        write_json(wanted.out, as_json(scores, fillings))
+        write_json(wanted.out, _as_json(scores, fillings))
     tell(wanted, scores, fillings)
 
 
@@ -100,12 +101,12 @@ def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
     model, scores = Model.open(wanted.model), None
     fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best)
     if wanted.data is not None:
-        device = plain_device(wanted.device)
+        device = choose_device(wanted.device, World())
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     return scores, fillings
 
 
-def as_json(scores: ShardScores | None, fillings: list[list[Filling]]) -> dict:
+def _as_json(scores: ShardScores | None, fillings: list[list[Filling]]) -> dict[str, Any]:
     """What JSON has of the answers."""
     found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
     return {**found, "fillings": [[filling._asdict() for filling in row] for row in fillings]} if fillings else found
@@ -114,16 +115,18 @@ def as_json(scores: ShardScores | None, fillings: list[list[Filling]]) -> dict:
 def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filling]]) -> None:
     """Prints the answers, for people or as JSON."""
     if wanted.json:
-        print(json.dumps(as_json(scores, fillings), ensure_ascii=False, indent=1))
+        print(json.dumps(_as_json(scores, fillings), ensure_ascii=False, indent=1))
         return
-    lines = [f"[MASK] {number}" * (len(fillings) > 1) + "".join(f"\n{share:8.2%}  {piece}" for piece, share in row) for number, row in enumerate(fillings, 1)]
+    lines = list[str]()
+    for number, row in enumerate(fillings, 1):
+        lines += [f"[MASK] {number}"] * (len(fillings) > 1)
+        lines += [f"{share:8.2%}  {piece}" for piece, share in row]
     if scores is not None:
-        lines += [*scores.notes, f"{scores.examples:,} examples of {scores.split}, of length {scores.length}, {scores.predictions:,} pieces predicted"]
-        lines += ["  ".join(scores.said)]
-        lines += [] if scores.bits_per_character is None else [f"{scores.bits_per_character:.4f} bits a character, of {scores.characters:,}"]
-    console = open_console(soft_wrap=True)
-    for line in lines:
-        console.print(line.strip("\n"), markup=False)
+        asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
+        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted", "  ".join(scores.said)]
+        if scores.bits_per_character is not None:
+            lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+    open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 
 
 if __name__ == "__main__":

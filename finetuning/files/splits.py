@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})")
@@ -112,22 +108,3 @@ def find_task(glue: Path, name: str, is_trained: bool = False) -> dict[str, list
     names = file_names(name)
     needed = [split for split in names if split.startswith(LABELLED) and not (is_trained and split == "train")]
     return find_splits(task_folder(glue, name), names, needed, f"glue --task {name} --out {shlex.quote(str(glue))}")
-
-
-def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[Array, str]:
-    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all. A
-    note for the user calls them `what`.
-
-    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
-    """
-    digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
-    keys = np.frombuffer(b"".join(digests), ">u8")
-    if len(keys) < 2:
-        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
-    held = min(max(1, round(share * len(keys))), len(keys) - 1)
-    order = np.argsort(keys, kind="stable")
-    chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
-    if chosen.all():
-        chosen[order[held:]] = False
-    note = f"{place}: {chosen.sum():,} of its {len(keys):,} {what} are held out from training and scored"
-    return chosen, note

@@ -16,7 +16,7 @@ from typing import Any
 
 from data_prep.common.errors import UserError
 from data_prep.readers.tables import open_parquet, read_objects, read_text
-from finetuning.files.splits import choose_held_out
+from finetuning.files.held_out import choose_held_out
 
 HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 """What the numbers mean that CoNLL-2003 has on the Hugging Face hub, where a file does not say."""

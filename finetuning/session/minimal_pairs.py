@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from rich.console import Console, RenderableType
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing, sha256
+from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress, duration
 from finetuning.model.models import RUNS, find_model, notes_on, summary_of
@@ -36,8 +38,19 @@ from finetuning.session.pairs_chart import draw_pairs
 from finetuning.session.report import table_of
 from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import Model
+from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
-from pretraining.scoring.pairs import CHANCE, Pair, Tally, are_right, parted, read_pairs, sentences_of, tallies
+from pretraining.scoring.pairs import (
+    CHANCE,
+    Pair,
+    Tally,
+    are_right,
+    are_scored,
+    parted,
+    read_pairs,
+    sentences_of,
+    tallies,
+)
 from pretraining.scoring.sentences import Scorer
 
 PART = 1000
@@ -46,6 +59,7 @@ SCORED, CHART, PARTS = "pairs.jsonl", "pairs.png", "parts"
 USUAL = "blimp.jsonl.xz"
 LISTED = 10
 """Pairs that are listed one by one."""
+Where = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
@@ -60,7 +74,7 @@ class Asked:
     begun: Begun
 
 
-def score_pairs(name: str | None, path: Path | None, out: Path | None, device: str, console: Console) -> None:
+def score_pairs(name: str | None, path: Path | None, out: Path | None, device: Where, console: Console) -> None:
     """Scores all pairs that have no score yet in the folder, and concludes from all of them."""
     found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE") / USUAL
     model = find_model(name)
@@ -69,7 +83,7 @@ def score_pairs(name: str | None, path: Path | None, out: Path | None, device: s
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
-    asked = Asked(model, Scorer(bert, model.vocabulary, device_of(device)), found, pairs, begun)
+    asked = Asked(model, Scorer(bert, model.vocabulary, choose_device(device, World())), found, pairs, begun)
     say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
     for note in (*notes_on(model), *doubts(asked)):
         say(console, note)
@@ -77,14 +91,6 @@ def score_pairs(name: str | None, path: Path | None, out: Path | None, device: s
         require_same(out, asked)
         scores, seconds, now = score_what_is_left(out, asked, console)
         conclude(out, asked, scores, (seconds, now), console)
-
-
-def device_of(wanted: str) -> torch.device:
-    """The device of this name; auto is a GPU where there is one."""
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise UserError('device "cuda": PyTorch finds no GPU here; take "cpu" or "auto"')
-    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
 def doubts(asked: Asked) -> Iterator[str]:
@@ -157,8 +163,7 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
 
 def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
-    scored: Array = np.isfinite(scores).all(axis=1)
-    right = are_right(scores)
+    scored, right = are_scored(scores), are_right(scores)
     if not scored.any():
         raise UserError(
             f"{asked.path}: every pair has more pieces than the {asked.scorer.longest} of {asked.model.name}"

@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
 from data_prep.readers.tables import TextTable, read_tsv
-from finetuning.files.splits import choose_held_out
+from finetuning.files.held_out import choose_held_out
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file

@@ -36,6 +36,7 @@ class LeftToRight(Objective):
     sees: ClassVar[Sees] = "before"
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    sum_of_pieces = "pieces"
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),

@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import MASK
+from data_prep.vocabulary.wordpiece import FastWordPiece
 from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import find_objective
-from pretraining.scoring.sentences import PREDICTS_PIECES, Sentences, pieces_of, require_pieces
+from pretraining.scoring.sentences import PREDICTS_PIECES, Sentences, require_pieces
 
 
 class Filling(NamedTuple):
@@ -49,9 +51,10 @@ def fill(model: Model, text: str, best: int) -> list[list[Filling]]:
     return [[Filling(pieces[piece], share) for piece, share in zip(*row, strict=True)] for row in rows]
 
 
-def with_masks(parts: Sequence[str], model: Model) -> tuple[Sentences, np.typing.NDArray[np.int64]]:
+def with_masks(parts: Sequence[str], model: Model) -> tuple[Sentences, Array]:
     """A sentence of parts that are joined by [MASK], and where its masks stand."""
-    special, cut = model.vocabulary.special, pieces_of(model.vocabulary, parts)
+    vocabulary, special = model.vocabulary, model.vocabulary.special
+    cut = FastWordPiece(vocabulary.pipeline(), vocabulary.cased).encode_texts(parts)
     between = np.insert(cut.ids.astype(np.int64), cut.ends[:-1], special.mask)
     pieces = np.concatenate([[special.cls], between, [special.sep]])
     masks = 1 + cut.ends[:-1] + np.arange(len(parts) - 1)

@@ -75,6 +75,12 @@ def are_right(scores: Array) -> Array:
     return right
 
 
+def are_scored(scores: Array) -> Array:
+    """Whether both sentences of every pair have a score."""
+    scored: Array = np.isfinite(scores).all(axis=1)
+    return scored
+
+
 def tallies(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
     """Counts right pairs by names, such as their paradigms, in the order of the names; what was not scored is left
     out."""

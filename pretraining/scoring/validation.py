@@ -103,10 +103,21 @@ def score_shards(
         found = add_up(objective, bert.shape, bert, read(), device)
     totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
     figures = objective.score(objective.measure(totals))
-    bits = totals[objective.sum_of_pieces] / math.log(2) / characters if objective.sum_of_pieces and characters else None
-    counted = (int(totals["sequences"]), int(totals["predictions"]), characters)
-    said = objective.said(figures)
-    return ShardScores(model.name, str(folder), manifest.fingerprint, split, length, *counted, bits, figures, said, notes)
+    nats = totals[objective.sum_of_pieces] if objective.sum_of_pieces else None
+    return ShardScores(
+        model=model.name,
+        data=str(folder),
+        fingerprint=manifest.fingerprint,
+        split=split,
+        length=length,
+        examples=int(totals["sequences"]),
+        predictions=int(totals["predictions"]),
+        characters=characters,
+        bits_per_character=nats / math.log(2) / characters if nats is not None and characters else None,
+        figures=figures,
+        said=objective.said(figures),
+        notes=notes,
+    )
 
 
 def longest_for(manifest: Manifest, positions: int, folder: Path) -> int:
