@@ -77,7 +77,7 @@ def are_right(scores: Array) -> Array:
 
 def are_scored(scores: Array) -> Array:
     """Whether both sentences of every pair have a score."""
-    scored: Array = np.isfinite(scores).all(axis=1)
+    scored: Array = np.asarray(np.isfinite(scores).all(axis=1))
     return scored
 
 
