@@ -65,7 +65,15 @@ class Tags(Section):
 
 
 LayerChoice = Literal[
-    "", "embeddings", "last", "second-to-last", "sum-all", "weighted-last-four", "weighted-all", "concat-last-four"
+    "",
+    "embeddings",
+    "last",
+    "second-to-last",
+    "sum-all",
+    "weighted-last-four",
+    "weighted-all",
+    "concat-last-four",
+    "mix",
 ]
 
 
@@ -73,11 +81,14 @@ class Features(Section):
     """Frozen activations instead of fine-tuning: a BiLSTM on what layers of the encoder give."""
 
     layers: LayerChoice = ""
-    """Which layers; empty: fine-tune the whole model."""
+    """Which layers; mix: as weighted-all, but with the embeddings, as in ELMo; empty: fine-tune the whole model."""
     hidden: Positive = 768
     """Width of the BiLSTM, for each direction half of it."""
     depth: Positive = 2
     """Layers of the BiLSTM."""
+    cache_gb: Annotated[float, Field(ge=0)] = 4.0
+    """Keep the activations of all items beside the results where they take no more than this, 10⁹ bytes; otherwise they
+    are computed again in every epoch."""
 
 
 class BiLstm(Section):

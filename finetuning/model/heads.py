@@ -6,7 +6,7 @@ n pieces, s sequences, m tagged words, H hidden; an item of a task has one seque
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
@@ -39,6 +39,8 @@ class TaskBatch(Batch):
     """How many of these words every item has."""
     choices: int = 1
     """Sequences of an item."""
+    kept: Callable[[], Tensor] | None = None
+    """Reads what frozen encoders give of these items, where that is kept."""
 
     @property
     def items(self) -> int:
@@ -142,8 +144,12 @@ class TaskModel(Encoder):
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
 
     def _linear(self, x: Tensor) -> Tensor:
-        """The head in fp32: of a score, 16 bits would keep two decimals."""
-        return F.linear(x.float(), self.head.weight.float(), self.head.bias.float())
+        return in_fp32(self.head, x)
+
+
+def in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
+    """The head in fp32: of a score, 16 bits would keep two decimals."""
+    return F.linear(x.float(), head.weight.float(), head.bias.float())
 
 
 @torch.inference_mode()

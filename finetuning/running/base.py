@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from finetuning.model.features import EncoderWeights
 from finetuning.settings import DropoutShares
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import Model
@@ -26,12 +27,21 @@ class Base:
 
     model: Model
     from_scratch: bool = False
+    backward: Model | None = None
+    """One that sees what is after a piece, whose frozen features stand beside those of the first."""
 
     def shape_for(self, dropout: DropoutShares) -> Shape:
         """Its sizes, with what the settings say of dropout."""
         given = {"dropout": dropout.hidden, "attention_dropout": dropout.attention}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(self.model.shape, **values)
+
+    @property
+    def beside(self) -> EncoderWeights | None:
+        """The encoder whose features stand beside those of the first, if there is one."""
+        if self.backward is None:
+            return None
+        return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
 
     def weights_for(self, task: Task) -> Mapping[str, Tensor]:
         """The weights that a run of a task begins with."""
@@ -43,7 +53,11 @@ class Base:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """A checksum by which it is recognised, in JSON: another training of the same name has another."""
-        seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
+        own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
+        return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
+
+    def _checksum(self, model: Model) -> str:
+        seen = hashlib.sha256(f"{model.vocabulary.sha256} {asdict(model.shape)}".encode())
+        for name, weight in sorted({} if self.from_scratch else model.encoder.items()):
             seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
-        return {"from_scratch": self.from_scratch, "checksum": seen.hexdigest()[:16]}
+        return seen.hexdigest()[:16]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -156,4 +157,5 @@ def pack(encoded: Encoded, chosen: Array, numbers: Array | None = None, labelled
         words=torch.from_numpy(words),
         words_of_items=tuple(words_of_items.tolist()),
         choices=taken.choices,
+        kept=None if taken.kept is None else partial(taken.kept, own),
     )

@@ -192,7 +192,7 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     task, settings, folder = run.task, run.settings, run.folder
     begin(run, context)
     shape, weights = base.shape_for(settings.dropout), base.weights_for(task)
-    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after)
+    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after, base.beside)
     predicted = [*task.dev, *task.test]
     try:
         state = tuner.train(partial(keep, base=base))
