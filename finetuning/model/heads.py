@@ -104,8 +104,8 @@ class TaskModel(Encoder):
         return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned))
 
     @property
-    def sees_first(self) -> bool:
-        """Whether the head sees the first piece of a sequence, [CLS], and no other."""
+    def sees_one(self) -> bool:
+        """Whether the head sees one piece of a sequence, that which stands for it, and no other."""
         return self.kind not in ("spans", "tags") and not self.has_bilstm
 
     def logits(self, batch: TaskBatch) -> Tensor:
@@ -125,7 +125,7 @@ class TaskModel(Encoder):
             return hidden
         if self.kind == "tags":
             return hidden[batch.words]
-        return highest(hidden, batch.lengths) if self.has_bilstm else hidden[batch.starts[:-1].long()]
+        return highest(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
 
     def say(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes the logits of the hidden states that the head sees."""
@@ -134,7 +134,7 @@ class TaskModel(Encoder):
         if self.kind == "tags":
             return self._linear(self._drop(seen, batch, batch.words))
         pooled = seen if self.has_bilstm else torch.tanh(self.pooler(seen))
-        logits = self._linear(self._drop(pooled, batch, batch.starts[:-1].long()))
+        logits = self._linear(self._drop(pooled, batch, self.sequence_places(batch)))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
     def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:

@@ -59,11 +59,11 @@ class ServedModel:
     def __init__(self, model: TaskModel, int8: bool = False) -> None:
         """`int8`: layers multiply in 8 bits, which `check_int8` has allowed; all else stays in the model's numbers."""
         self.model = model
-        self.encoder = ServedEncoder(model, model.sees_first, QuantisedProduct if int8 else product)
+        self.encoder = ServedEncoder(model, model.sees_one, QuantisedProduct if int8 else product)
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
         model, encoder = self.model, self.encoder
-        if model.sees_first:
-            return model.say(encoder.one(batch, batch.starts[:-1].long()), batch)
+        if model.sees_one:
+            return model.say(encoder.one(batch, model.sequence_places(batch)), batch)
         return model.say(model.seen(encoder.all(batch), batch), batch)

@@ -78,7 +78,7 @@ class Model(Section):
         hidden = self.hidden or hidden
         sizes = {"layers": layers, "hidden": hidden, "heads": max(1, hidden // 64), "intermediate": 4 * hidden}
         has_pairs = pairs and learns.pairs != "unused"
-        values = {**sizes, **given, "objective": objective.name, "pairs": has_pairs, "causal": learns.causal}
+        values = {**sizes, **given, "objective": objective.name, "pairs": has_pairs, "sees": learns.sees}
         return Shape(vocabulary=vocabulary, **values)
 
 

@@ -11,11 +11,15 @@ import torch
 
 from data_prep.common.errors import UserError
 from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
-from pretraining.model.shape import OBJECTIVE, Shape
+from pretraining.model.shape import OBJECTIVE, Sees, Shape
 from pretraining.objectives.declaration import find_objective, objectives
 
+OWN_TYPES: dict[Sees, str] = {"before": "cloze-ltr", "after": "cloze-rtl"}
+"""The types of models that no class of transformers computes, by which pieces one sees. It refuses to load them, where
+it would take them for an ordinary BERT."""
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("bert",),
+    "model_type": ("bert", *OWN_TYPES.values()),
+    "is_decoder": (False, True),
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute",),
     "add_cross_attention": (False,),
@@ -46,6 +50,8 @@ PROBLEMS: dict[str, Kind] = {
     "regression": "score",
 }
 """What transformers calls the kinds of a head for whole sequences."""
+OWN_NAMES = ("Bert", "Cloze")
+"""How the names of classes of transformers begin, and what stands there for a model that only has the same heads."""
 GENERIC = re.compile(r"LABEL_\d+")
 """What transformers calls labels that nobody has named."""
 
@@ -55,19 +61,28 @@ def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None 
 
     `pad` is the id of the piece `[PAD]`.
     """
+    architecture = head.architecture if head else find_objective(shape).architecture(shape)
+    theirs = is_theirs(shape, head)
     return {
-        "architectures": [head.architecture if head else find_objective(shape).architecture(shape)],
-        "model_type": "bert",
+        "architectures": [architecture if theirs else architecture.replace(*OWN_NAMES)],
+        "model_type": "bert" if theirs else OWN_TYPES[shape.sees],
         "hidden_act": "gelu",
         **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
         **{theirs: getattr(shape, ours) for ours, theirs in RATES.items()},
         "initializer_range": 0.02,
         "pad_token_id": pad,
         "tie_word_embeddings": True,
-        **({"is_decoder": True} if shape.causal else {}),
+        **({"is_decoder": True} if theirs and shape.one_way else {}),
         "dtype": str(dtype).removeprefix("torch."),
         **(_labels_of(head) if head else {}),
     }
+
+
+def is_theirs(shape: Shape, head: TaskHead | None = None) -> bool:
+    """Whether a class of transformers computes the same model: there pieces see both ways or those before them, and
+    the pooler sees [CLS], which must see all."""
+    pooled = head.has_pooler if head else "pooler" in find_objective(shape).exported(shape)
+    return shape.sees == "both" or (shape.sees == "before" and not pooled)
 
 
 def _labels_of(head: TaskHead) -> dict[str, Any]:
@@ -85,10 +100,9 @@ def _labels_of(head: TaskHead) -> dict[str, Any]:
 
 def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     """Reads the sizes in a config.json; UserError where its model is not one that ours computes."""
-    looking = tuple(sorted({objective.causal for objective in objectives().values()}))
     faults = [
         f"{name} is {config[name]!r}; only {values[0]!r} is supported"
-        for name, values in {**SUPPORTED, "is_decoder": looking}.items()
+        for name, values in SUPPORTED.items()
         if config.get(name, values[0]) not in values
     ]
     refuse_faults(where, faults)  # alone, since another kind of model may have other sizes too
@@ -107,21 +121,28 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     if not faults and sizes["hidden"] % sizes["heads"]:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
-    causal = bool(config.get("is_decoder"))
-    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "causal": causal}
+    values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "sees": _sees(config)}
     return _with_objective(Shape(**values), _class_of(config))
 
 
+def _sees(config: Mapping[str, Any]) -> Sees:
+    """Which pieces one sees in the model of a config.json."""
+    own: list[Sees] = [sees for sees, name in OWN_TYPES.items() if name == config.get("model_type")]
+    return own[0] if own else "before" if config.get("is_decoder") else "both"
+
+
 def _class_of(config: Mapping[str, Any]) -> str:
-    """The class of transformers that a config.json names; nothing where it names none."""
+    """The class of transformers whose heads a config.json names; nothing where it names none."""
     named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    theirs, ours = OWN_NAMES
+    return name.replace(ours, theirs) if config.get("model_type") in OWN_TYPES.values() else name
 
 
 def _with_objective(shape: Shape, architecture: str) -> Shape:
     """The shape with an objective whose pieces look the same way, if possible one that exports this class; the usual
     one where several do."""
-    looking = [name for name, objective in objectives().items() if objective.causal == shape.causal]
+    looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
     looking.sort(key=lambda name: name != OBJECTIVE)
     shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import UserError
+from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import read_fine_tuned, read_folder
 from pretraining.huggingface.weights import TaskHead
 from pretraining.model.batch import Batch, PretrainingBatch, pack
@@ -43,7 +44,7 @@ def verify_export(folder: Path, shape: Shape, state: Mapping[str, Tensor]) -> li
         raise UserError(f"{folder}: not exported: {read_shape} was read back, without {missing}; wanted {shape}")
     found = {"Cloze": _our_logits(read_shape, read_state, batch)}
     objective = find_objective(shape)
-    if (model := _load_theirs(folder, objective.architecture(shape))) is not None:
+    if is_theirs(shape) and (model := _load_theirs(folder, objective.architecture(shape))) is not None:
         found["transformers"] = _their_logits(model, objective, batch)
     results = []
     for reader, logits in found.items():
@@ -69,7 +70,7 @@ def verify_fine_tuned(
         if (read_shape, read_head) != (shape, head):
             raise UserError(f"{folder}: not exported: {read_shape}, {read_head} were read back; wanted {shape}, {head}")
         found = {"Cloze": logits_of(read_shape, read_head, read_state, batch)}
-        if (model := _load_theirs(folder, head.architecture)) is not None:
+        if is_theirs(shape, head) and (model := _load_theirs(folder, head.architecture)) is not None:
             found["transformers"] = _their_task_logits(model, head, batch)
     return [(reader, _difference(folder, reader, head.kind, wanted, logits)) for reader, logits in found.items()]
 

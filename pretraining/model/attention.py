@@ -41,18 +41,18 @@ class Layout(Protocol):
 
 
 def lay_out(
-    starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False, causal: bool = False
+    starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, compiled: bool = False, one_way: bool = False
 ) -> Layout:
     """Chooses by the hidden states, (n, hidden), how sequences are attended over; nothing here waits for a GPU.
 
-    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers, `causal`
-    whether a piece sees itself and those before it alone.
+    `starts` is (s + 1,) int32; `compiled` says whether torch.compile translates the layers, `one_way`
+    whether a piece sees itself and those that lie before it alone.
     """
-    if kernels.usable(states) and not compiled and not causal:
-        return Grouped(starts, lengths)
+    if kernels.usable(states) and not compiled:
+        return Grouped(starts, lengths, one_way)
     if has_flash(states, heads):
-        return Packed(starts, max(lengths), causal)
-    return Padded(starts, max(lengths), len(states), causal)
+        return Packed(starts, max(lengths), one_way)
+    return Padded(starts, max(lengths), len(states), one_way)
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -67,15 +67,15 @@ def has_flash(states: Tensor, heads: int) -> bool:
 class Packed(Layout):
     """Sequences as they lie, for kernels that are told where they begin."""
 
-    def __init__(self, starts: Tensor, longest: int, causal: bool = False):
-        self.starts, self.longest, self.causal = starts, longest, causal
+    def __init__(self, starts: Tensor, longest: int, one_way: bool = False):
+        self.starts, self.longest, self.one_way = starts, longest, one_way
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         query, key, value = (qkv + bias).view(len(qkv), 3, heads, -1).unbind(1)  # (n, heads, size) each
         where = (self.starts, self.starts, self.longest, self.longest)
         # what scaled_dot_product_attention ends in too: its own way there takes the host longer than the GPU computes
         out, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *where, dropout.probability, self.causal, False
+            query, key, value, *where, dropout.probability, self.one_way, False
         )
         return out.reshape(len(qkv), -1)
 
@@ -83,7 +83,7 @@ class Packed(Layout):
 class Padded(Layout):
     """Sequences padded to the longest, which any device and type can compute."""
 
-    def __init__(self, starts: Tensor, longest: int, pieces: int, causal: bool = False):
+    def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool = False):
         length = -(-longest // 16) * 16
         device, begins = starts.device, starts[:-1]
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
@@ -94,7 +94,7 @@ class Padded(Layout):
         """(n,): the place of every piece among all s * length"""
         self.inside = (at < starts.diff()[:, None])[:, None, None]
         """(s, 1, 1 or length, length): whether a piece is there, and is seen"""
-        if causal:
+        if one_way:
             self.inside = self.inside & torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
@@ -120,7 +120,8 @@ class Group:
 class Grouped(Layout):
     """Sequences by their lengths, rounded up, for our kernels on a CPU."""
 
-    def __init__(self, starts: Tensor, lengths: tuple[int, ...]):
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False):
+        self.one_way = one_way
         rounded: dict[int, list[int]] = {}
         for number, length in enumerate(lengths):
             rounded.setdefault(-(-length // GRAIN), []).append(number)
@@ -131,7 +132,7 @@ class Grouped(Layout):
             self.groups.append(Group(starts[members], sizes[members], -(-longest // 16) * 16))
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
-        return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout)
+        return _GroupedAttention.apply(qkv, bias, self.groups, heads, dropout, self.one_way)
 
     def spare_rows(self, states: Tensor, packed: bool = False) -> int:
         """Rounds the rows up, by an eighth at most, so that few numbers of them occur.
@@ -147,7 +148,9 @@ class Grouped(Layout):
 
 class _GroupedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, bias: Tensor, groups: list[Group], heads: int, dropout: Dropout, one_way: bool
+    ) -> Tensor:
         n, hidden, size = len(qkv), qkv.shape[1] // 3, qkv.shape[1] // 3 // heads
         out = qkv.new_empty(n, hidden)
         out[_pieces(groups) :] = 0
@@ -160,18 +163,18 @@ class _GroupedAttention(torch.autograd.Function):
             shares = query @ key.transpose(1, 2)  # (s * heads, length, length): scores, then softmax
             dropped = torch.empty_like(shares) if dropout.probability else shares
             where = (group.starts, group.lengths, *dropout.for_kernels)
-            kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, s, heads, length)
+            kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, int(one_way), s, heads, length)
             context = dropped @ value
             kernels.call("merge_heads", context, group.starts, group.lengths, out, None, 1, *shape)
             saved += [parts, shares]
         ctx.save_for_backward(*saved)
-        ctx.groups, ctx.heads, ctx.dropout = groups, heads, dropout
+        ctx.groups, ctx.heads, ctx.dropout, ctx.one_way = groups, heads, dropout, one_way
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        heads, dropout = ctx.heads, ctx.dropout
+        heads, dropout, one_way = ctx.heads, ctx.dropout, int(ctx.one_way)
         n, hidden = grad.shape
         size, grad = hidden // heads, grad.contiguous()
         grad_qkv, grad_bias = grad.new_empty(n, 3 * hidden), torch.zeros(3 * hidden)
@@ -186,15 +189,16 @@ class _GroupedAttention(torch.autograd.Function):
             if dropout.probability:
                 dropped = torch.empty_like(shares)
                 where = (group.starts, group.lengths, *dropout.for_kernels)
-                kernels.call("redo_dropout", shares, *where, dropped, s, heads, length)
+                kernels.call("redo_dropout", shares, *where, dropped, one_way, s, heads, length)
             grad_scores = grad_context @ value.transpose(1, 2)
             grad_parts = torch.empty_like(parts)
             torch.bmm(dropped.transpose(1, 2), grad_context, out=grad_parts[2])
-            kernels.call("softmax_backward", grad_scores, shares, dropped, group.lengths, size**-0.5, s, heads, length)
+            inputs = (shares, dropped, group.lengths, size**-0.5, one_way)
+            kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)
             torch.bmm(grad_scores, key, out=grad_parts[0])
             torch.bmm(grad_scores.transpose(1, 2), query, out=grad_parts[1])
             kernels.call("merge_heads", grad_parts, group.starts, group.lengths, grad_qkv, grad_bias, 3, *shape)
-        return grad_qkv, grad_bias.to(grad.dtype), None, None, None
+        return grad_qkv, grad_bias.to(grad.dtype), None, None, None, None
 
 
 def _pieces(groups: list[Group]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -37,6 +37,19 @@ class Batch:
             if isinstance(value, Tensor):
                 values[name] = (value.pin_memory() if pin else value).to(device, non_blocking=True)
         return type(self)(**values)
+
+    def turns(self) -> Tensor:
+        """(n,) int64: for every place the piece that lies there when each sequence is turned round; twice is not at
+        all."""
+        counts = self.starts.diff().long()
+        lengths = torch.repeat_interleave(counts, counts, output_size=len(self.pieces))
+        return torch.arange(len(self.pieces), device=self.pieces.device) + lengths - 1 - 2 * self.positions
+
+    def turned(self: AnyBatch) -> AnyBatch:
+        """The same sequences with their last pieces first; every piece keeps its position and its segment."""
+        turns = self.turns()
+        pieces, segments, positions = (ids[turns] for ids in (self.pieces, self.segments, self.positions))
+        return replace(self, pieces=pieces, segments=segments, positions=positions)
 
 
 @dataclass(frozen=True)

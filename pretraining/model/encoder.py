@@ -190,14 +190,27 @@ class Encoder(Trainable):
 
     def encode(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
-        return deque(self.states(batch), maxlen=1)[0]
+        return self.in_order(deque(self._states(self.laid(batch)), maxlen=1)[0], batch)
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         """Computes the hidden states, (n, H), that the embeddings give, then those of each layer."""
+        return (self.in_order(x, batch) for x in self._states(self.laid(batch)))
+
+    def laid(self, batch: Batch) -> Batch:
+        """The batch as the layers go through it: sequences are turned round where a piece sees those after it, so that
+        attention knows one direction alone."""
+        return batch.turned() if self.shape.sees == "after" else batch
+
+    def in_order(self, x: Tensor, batch: Batch) -> Tensor:
+        """Hidden states of the layers, in the order of the text."""
+        return x.index_select(0, batch.turns()) if self.shape.sees == "after" else x
+
+    def _states(self, batch: Batch) -> Iterator[Tensor]:
+        """Computes the hidden states of a batch as the layers go through it."""
         hidden, attention = self.dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
-        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.causal)
+        layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
             x, keys = F.pad(x, (0, 0, 0, spare)), F.pad(hidden.keys, (0, spare))
@@ -212,10 +225,13 @@ class Encoder(Trainable):
             yield x[:n] if spare else x
 
     def sequence_states(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Picks the hidden states that stand for their sequences, (s, H): those of [CLS], which see all pieces, or
-        where no piece sees those after it, of the last."""
-        places = batch.starts[1:] - 1 if self.shape.causal else batch.starts[:-1]
-        return hidden[places.long()]
+        """Picks the hidden states that stand for their sequences, (s, H)."""
+        return hidden[self.sequence_places(batch)]
+
+    def sequence_places(self, batch: Batch) -> Tensor:
+        """(s,) int64: where the pieces lie that stand for their sequences, since they see all of it: [CLS], or the last
+        piece where none sees those after it."""
+        return (batch.starts[1:] - 1 if self.shape.sees == "before" else batch.starts[:-1]).long()
 
     def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """What is dropped of hidden states, and what of the probabilities of attention."""

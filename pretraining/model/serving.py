@@ -129,18 +129,21 @@ class LastLayer(ServedLayer):
         self.query, self.key, self.value = weight.view(3, self.heads, -1, weight.shape[1])  # (heads, size, H) each
         self.query_bias, _, self.value_bias = bias.view(3, self.heads, 1, -1)  # (heads, 1, size) each
 
-    def one(self, x: Tensor, batch: Batch, places: Tensor) -> Tensor:
-        """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H)."""
+    def one(self, x: Tensor, batch: Batch, places: Tensor, seen: Tensor) -> Tensor:
+        """Computes the next hidden states of the pieces at these places among all, one of every sequence: (s, H).
+
+        `seen` is (s,): how many pieces of its sequence each of them sees, from the first on.
+        """
         runs, starts, lengths = parts(batch.lengths, MOST_PADDED), batch.starts, batch.lengths
-        found = [self._run(x, starts[a : b + 1], lengths[a:b], places[a:b]) for a, b in runs]
+        found = [self._run(x, starts[a:b], lengths[a:b], places[a:b], seen[a:b]) for a, b in runs]
         return torch.cat(found)
 
-    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int], places: Tensor) -> Tensor:
+    def _run(self, x: Tensor, starts: Tensor, lengths: Sequence[int], places: Tensor, seen: Tensor) -> Tensor:
         """Computes the next hidden states of these pieces of some sequences, padded to the longest."""
         s, length = len(lengths), -(-max(lengths) // 16) * 16
         at = torch.arange(length, dtype=torch.int32, device=x.device)
-        inside = at < starts.diff()[:, None]
-        rows = torch.where(inside, starts[:-1, None] + at, starts[:-1, None])  # at padding, any piece
+        inside = at < seen[:, None]
+        rows = torch.where(inside, starts[:, None] + at, starts[:, None])  # at what is not seen, any piece
         chosen, states = x[places], x.index_select(0, rows.view(-1)).view(s, length, -1)
         query = torch.baddbmm(self.query_bias, chosen.expand(self.heads, s, -1), self.query.transpose(1, 2))
         sought = torch.bmm(query, self.key).transpose(0, 1)  # (s, heads, H)
@@ -180,18 +183,20 @@ class ServedEncoder:
     def all(self, batch: Batch) -> Tensor:
         """Computes the last hidden states, (n, H)."""
         x, layout = self._below(batch)
-        return self.last(x, layout)[: len(batch.pieces)]
+        return self.encoder.in_order(self.last(x, layout)[: len(batch.pieces)], batch)
 
     def one(self, batch: Batch, places: Tensor) -> Tensor:
         """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
         assert isinstance(self.last, LastLayer)
-        return self.last.one(self._below(batch)[0], batch, places)
+        places = self.encoder.in_order(torch.arange(len(batch.pieces), device=places.device), batch)[places]
+        seen = places + 1 - batch.starts[:-1] if self.encoder.shape.one_way else batch.starts.diff()
+        return self.last.one(self._below(batch)[0], batch, places, seen)
 
     def _below(self, batch: Batch) -> tuple[Tensor, Layout]:
-        """Computes what the last layer sees, with rows of zeros where the layout asks for them."""
+        """Computes what the last layer sees, as `laid` has it, with rows of zeros where the layout asks for them."""
         shape = self.encoder.shape
-        x = self.encoder.embeddings(batch, KEEPS)
-        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, causal=shape.causal)
+        x = self.encoder.embeddings(self.encoder.laid(batch), KEEPS)
+        layout = lay_out(batch.starts, batch.lengths, x, shape.heads, one_way=shape.one_way)
         spare = layout.spare_rows(x, packed=isinstance(self.last.outer, PackedProduct))
         x = F.pad(x, (0, 0, 0, spare)) if spare else x
         for layer in self.layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 SIZES = {  # layers, hidden
     "tiny": (2, 128),
@@ -20,6 +20,8 @@ DROPOUT = ("dropout", "attention_dropout")
 """Numbers of a shape that its weights do not depend on."""
 OBJECTIVE = "mlm"
 """The objective of a model where nothing names another one."""
+Sees = Literal["both", "before", "after"]
+"""Which pieces a piece sees besides itself: all of its sequence, those before it, or those after it."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Shape:
     """what it learns by, which decides about its heads"""
     pairs: bool = True
     """whether it has the heads that only pairs of segments train"""
-    causal: bool = False
-    """whether a piece sees itself and those before it alone, so that the last one stands for the sequence"""
+    sees: Sees = "both"
+    """which pieces a piece sees besides itself; one that sees all of a sequence stands for it: the last piece where
+    pieces see those before them, otherwise the first"""
 
     @classmethod
     def named(cls, size: str, vocabulary: int) -> Shape:
@@ -64,6 +67,11 @@ class Shape:
         return [(name, here, there) for name, here, there in values if here != there]
 
     @property
+    def one_way(self) -> bool:
+        """Whether a piece sees itself and the pieces on one side of it alone."""
+        return self.sees != "both"
+
+    @property
     def padded_vocabulary(self) -> int:
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
@@ -79,5 +87,5 @@ class Shape:
         """Useful operations of the layers, forward: linear layers, and attention over what a piece sees."""
         h = self.hidden
         linear = 2 * (4 * h * h + 2 * h * self.intermediate) * sum(lengths)
-        seen = sum(length * (length + 1) / 2 if self.causal else length * length for length in lengths)
+        seen = sum(length * (length + 1) / 2 if self.one_way else length * length for length in lengths)
         return self.layers * (linear + 4 * h * seen)

@@ -5,7 +5,7 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
 (`objective.name = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
 
     class LeftToRight(Objective):
-        causal = True                        # a piece sees itself and those before it alone
+        sees = "before"                      # a piece sees itself and those before it
 
         def predictions(self, length, masked, done):
             return length - 1                # for memory, micro-batches that are "auto", and hours
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 from data_prep.common.declared import declared_in, foreign_values, joined_settings
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection
-from pretraining.model.shape import OBJECTIVE, Shape
+from pretraining.model.shape import OBJECTIVE, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,8 +79,8 @@ class Objective(ABC):
 
     settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings
     """the settings of all objectives, and its own"""
-    causal: ClassVar[bool] = False
-    """whether a piece sees itself and those before it alone; the last one then stands for the sequence"""
+    sees: ClassVar[Sees] = "both"
+    """which pieces a piece sees besides itself, in pre-training and in all that follows"""
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"

@@ -78,7 +78,7 @@ def _called(changes: Iterable[Change], request: Request) -> Iterator[Change]:
         "vocabulary": "pieces of the vocabulary",
         "pairs": find_objective(request.shape).pairs_head,
         "objective": "objective",
-        "causal": "which pieces one sees",
+        "sees": "which pieces one sees",
     }
     for name, then, now in changes:
         yield names.get(name, f"model.{name}"), then, now

@@ -45,13 +45,12 @@ class FlashKernels(TorchDispatchMode):
         return_mask: bool,
     ) -> tuple[Tensor, ...]:
         _demand(query, key, value, starts, starts_of_keys, longest, longest_of_keys)
-        assert not causal
         assert not return_mask
         self.dropouts.append(dropout)
         sums = torch.empty(query.shape[1], len(query), dtype=torch.float32)
         state = torch.empty(2, dtype=torch.uint64)
         unused = torch.empty((), dtype=torch.uint64)
-        return _attend(query, key, value, starts), sums, state, unused, query.new_empty(0)
+        return _attend(query, key, value, starts, causal), sums, state, unused, query.new_empty(0)
 
     def _backward(
         self,
@@ -66,6 +65,7 @@ class FlashKernels(TorchDispatchMode):
         longest: int,
         longest_of_keys: int,
         dropout: float,
+        causal: bool,
         *_: Any,
         **__: Any,
     ) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ class FlashKernels(TorchDispatchMode):
         assert grad.dtype == query.dtype
         assert sums.shape == (query.shape[1], len(query))
         self.dropouts.append(dropout)
-        return _slopes(query, key, value, grad, starts)
+        return _slopes(query, key, value, grad, starts, causal)
 
 
 def _demand(
@@ -103,18 +103,23 @@ def _sequences(starts: Tensor, *parts: Tensor) -> Iterator[list[Tensor]]:
         yield [part[begin:end].transpose(0, 1).float() for part in parts]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> Tensor:
-    scale = query.shape[-1] ** -0.5
-    outputs = [
-        torch.softmax(q @ k.transpose(1, 2) * scale, -1) @ v for q, k, v in _sequences(starts, query, key, value)
-    ]
+def _shares(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    scores = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
+    behind = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return torch.softmax(scores.masked_fill(behind & causal, -torch.inf), -1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, causal: bool) -> Tensor:
+    outputs = [_shares(q, k, causal) @ v for q, k, v in _sequences(starts, query, key, value)]
     return torch.cat([out.transpose(0, 1) for out in outputs]).to(query.dtype)
 
 
-def _slopes(query: Tensor, key: Tensor, value: Tensor, grad: Tensor, starts: Tensor) -> tuple[Tensor, ...]:
+def _slopes(
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, starts: Tensor, causal: bool
+) -> tuple[Tensor, ...]:
     scale, found = query.shape[-1] ** -0.5, []
     for q, k, v, g in _sequences(starts, query, key, value, grad):
-        shares = torch.softmax(q @ k.transpose(1, 2) * scale, -1)
+        shares = _shares(q, k, causal)
         of_shares = g @ v.transpose(1, 2)
         of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
         found.append([of_scores @ k, of_scores.transpose(1, 2) @ q, shares.transpose(1, 2) @ g])

@@ -47,12 +47,15 @@ void merge_heads(const T* heads_first, const int32_t* starts, const int32_t* len
         }
 }
 
-// scores (sequences, heads, length, length) become softmax(scale * scores) over each sequence's own pieces;
-// dropped = dropout of it
+// How many pieces the i-th of n sees: all, or, one way, none behind itself
+inline int64_t seen_by(int64_t i, int64_t n, int64_t one_way) { return one_way ? i + 1 : n; }
+
+// scores (sequences, heads, length, length) become softmax(scale * scores) over the pieces of its sequence that a piece
+// sees; dropped = dropout of it
 template <class T>
 void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
-                     double probability, double scale, T* dropped, int64_t sequences, int64_t heads, int64_t length,
-                     int64_t threads) {
+                     double probability, double scale, T* dropped, int64_t one_way, int64_t sequences, int64_t heads,
+                     int64_t length, int64_t threads) {
 #pragma omp parallel num_threads(threads_for(sequences* heads, threads))
     {
         const Dropout dropout(probability, site);
@@ -64,24 +67,25 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
             const int64_t s = b / heads, n = lengths[s];
             const uint32_t head = uint32_t(b % heads) << 16;
             for (int64_t i = 0; i < n; ++i) {
+                const int64_t seen = seen_by(i, n, one_way);
                 T* to = scores + (b * length + i) * length;
                 T* also = dropped + (b * length + i) * length;
                 float largest = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : largest)
-                for (int64_t j = 0; j < n; ++j) {
+                for (int64_t j = 0; j < seen; ++j) {
                     row[j] = factor * load(to[j]);
                     largest = row[j] > largest ? row[j] : largest;
                 }
-                for (int64_t j = 0; j < n; ++j) sum += row[j] = exponential(row[j] - largest);
+                for (int64_t j = 0; j < seen; ++j) sum += row[j] = exponential(row[j] - largest);
                 const float share = 1.0f / sum;
-                for (int64_t j = 0; j < n; ++j) store(to[j], row[j] *= share);
+                for (int64_t j = 0; j < seen; ++j) store(to[j], row[j] *= share);
                 if (dropout.drops()) {
                     const uint32_t key = dropout.key(keys[starts[s] + i]);
 #pragma omp simd
-                    for (int64_t j = 0; j < n; ++j) store(also[j], row[j] * dropout(key, head | uint32_t(j)));
-                    std::memset(also + n, 0, (length - n) * sizeof(T));
+                    for (int64_t j = 0; j < seen; ++j) store(also[j], row[j] * dropout(key, head | uint32_t(j)));
+                    std::memset(also + seen, 0, (length - seen) * sizeof(T));
                 }
-                std::memset(to + n, 0, (length - n) * sizeof(T));
+                std::memset(to + seen, 0, (length - seen) * sizeof(T));
             }
             std::memset(scores + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
             if (dropout.drops())
@@ -93,19 +97,20 @@ void softmax_forward(T* scores, const int32_t* starts, const int32_t* lengths, c
 // What was kept of the shares, once more
 template <class T>
 void redo_dropout(const T* shares, const int32_t* starts, const int32_t* lengths, const uint32_t* keys, int64_t site,
-                  double probability, T* dropped, int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
+                  double probability, T* dropped, int64_t one_way, int64_t sequences, int64_t heads, int64_t length,
+                  int64_t threads) {
 #pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const Dropout dropout(probability, site);
         const int64_t s = b / heads, n = lengths[s];
         const uint32_t head = uint32_t(b % heads) << 16;
         for (int64_t i = 0; i < n; ++i) {
-            const int64_t at = (b * length + i) * length;
+            const int64_t at = (b * length + i) * length, seen = seen_by(i, n, one_way);
             const uint32_t key = dropout.key(keys[starts[s] + i]);
 #pragma omp simd
-            for (int64_t j = 0; j < n; ++j)
+            for (int64_t j = 0; j < seen; ++j)
                 store(dropped[at + j], load(shares[at + j]) * dropout(key, head | uint32_t(j)));
-            std::memset(dropped + at + n, 0, (length - n) * sizeof(T));
+            std::memset(dropped + at + seen, 0, (length - seen) * sizeof(T));
         }
         std::memset(dropped + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
     }
@@ -114,18 +119,18 @@ void redo_dropout(const T* shares, const int32_t* starts, const int32_t* lengths
 // grad (of what was kept) becomes the gradient of the scores
 template <class T>
 void softmax_backward(T* grad, const T* shares, const T* dropped, const int32_t* lengths, double scale,
-                      int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
+                      int64_t one_way, int64_t sequences, int64_t heads, int64_t length, int64_t threads) {
     const float factor = float(scale);
 #pragma omp parallel for num_threads(threads_for(sequences* heads, threads)) schedule(static)
     for (int64_t b = 0; b < sequences * heads; ++b) {
         const int64_t n = lengths[b / heads];
         for (int64_t i = 0; i < n; ++i) {
-            const int64_t at = (b * length + i) * length;
+            const int64_t at = (b * length + i) * length, seen = seen_by(i, n, one_way);
             float inner = 0;
-            for (int64_t j = 0; j < n; ++j) inner += load(dropped[at + j]) * load(grad[at + j]);
-            for (int64_t j = 0; j < n; ++j)
+            for (int64_t j = 0; j < seen; ++j) inner += load(dropped[at + j]) * load(grad[at + j]);
+            for (int64_t j = 0; j < seen; ++j)
                 store(grad[at + j], factor * (load(dropped[at + j]) * load(grad[at + j]) - load(shares[at + j]) * inner));
-            std::memset(grad + at + n, 0, (length - n) * sizeof(T));
+            std::memset(grad + at + seen, 0, (length - seen) * sizeof(T));
         }
         std::memset(grad + (b * length + n) * length, 0, (length - n) * length * sizeof(T));
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +17,7 @@ from pretraining.model.batch import Batch, pack
 from pretraining.model.encoder import Linear
 from pretraining.model.rows import Rows
 from pretraining.model.serving import PackedProduct, PlainProduct, ServedEncoder, can_pack, product
+from pretraining.model.shape import Sees
 from pretraining.objectives.declaration import build_model
 
 LENGTHS = np.array([7, 3, 31, 2, 7, 40])
@@ -25,10 +30,11 @@ def batch_of() -> Batch:
     return pack(rows, pieces, none, none)
 
 
+@pytest.mark.parametrize("sees", get_args(Sees))
 @torch.inference_mode()
-def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5() -> None:
+def test_all_pieces_and_any_one_of_every_sequence_are_equal_to_1e_5(sees: Sees) -> None:
     batch = batch_of()
-    models = [build_model(SHAPE) for _ in range(3)]
+    models = [build_model(replace(SHAPE, sees=sees)) for _ in range(3)]
     for model in models:
         model.load_state_dict(our_weights())
     expected = models[0].eval().encode(batch)

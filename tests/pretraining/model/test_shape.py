@@ -21,5 +21,5 @@ def test_weights_do_not_depend_on_dropout() -> None:
 
 
 def test_every_number_has_its_name_in_the_recipe_or_one_in_words() -> None:
-    names = {field.name for field in fields(Shape)} - {*DROPOUT, "vocabulary", "objective", "pairs", "causal"}
+    names = {field.name for field in fields(Shape)} - {*DROPOUT, "vocabulary", "objective", "pairs", "sees"}
     assert names <= set(Model.model_fields)

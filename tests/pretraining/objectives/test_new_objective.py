@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     length: object
 
 class LeftToRight(Objective):
-    causal = True
+    sees = "before"
     learns = "says the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
     figures = (

@@ -1,0 +1,115 @@
+"""Every piece from those before it: what a language model learns by, and half of what ELMo does.
+
+The shards are those of masked pieces: what the masks hide is put back, so that objectives are compared on the very same
+text. Segments stay, where the data has pairs; whether B follows A is not asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pretraining.model.shape import Sees, Shape
+from pretraining.objectives.declaration import Figure, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from data_prep.common.arrays import Array
+    from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+    from pretraining.model.bert import Bert
+    from pretraining.model.rows import Draw, Rows
+
+
+class PieceLosses(NamedTuple):
+    """The loss and the right predictions of all pieces, summed over a batch."""
+
+    pieces: Tensor
+    """cross-entropy of the pieces"""
+    correct: Tensor
+
+
+class LeftToRight(Objective):
+    """Predicts every piece of a sequence from those before it; [CLS] begins them all, and is never predicted."""
+
+    sees: ClassVar[Sees] = "before"
+    learns = "predicts the next piece"
+    tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    figures = (
+        Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
+        Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),
+        Figure("piece_accuracy", "piece accuracy", "%", "pieces that are the model's first choice"),
+    )
+
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
+        return length - 1
+
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:  # noqa: ARG002
+        from pretraining.model.batch import pack
+
+        text = rows.original()
+        chosen, predicted = self._asked(rows)
+        return pack(rows, text, chosen, text[predicted])
+
+    def _asked(self, rows: Rows) -> tuple[Array, Array]:
+        """Where the model is asked for a piece, all but the last, and where that piece stands: behind it."""
+        import numpy as np
+
+        chosen = np.delete(np.arange(len(rows.pieces)), rows.starts + rows.lengths - 1)
+        return chosen, chosen + 1
+
+    def heads(self, shape: Shape) -> dict[str, str]:  # noqa: ARG002
+        return {"masked_head": "language head"}
+
+    def build(self, shape: Shape) -> dict[str, nn.Module]:
+        from pretraining.model.bert import MaskedHead
+
+        return {"masked_head": MaskedHead(shape)}
+
+    def parameters(self, shape: Shape) -> int:
+        h = shape.hidden
+        return h * h + h + 2 * h + shape.vocabulary
+
+    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
+        h = shape.hidden
+        return 2 * (h * h + h * shape.vocabulary) * predictions
+
+    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> PieceLosses:
+        decoder = model.embeddings.word.weight
+        return PieceLosses(*model.head("masked_head")(hidden[batch.chosen], decoder, batch.labels))
+
+    def sums(self, shape: Shape) -> tuple[str, ...]:  # noqa: ARG002
+        return PieceLosses._fields
+
+    def loss(self, losses: PieceLosses, batches: PretrainingBatches) -> Tensor:
+        return losses.pieces / max(batches.predictions, 1)
+
+    def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
+        predictions = max(totals["predictions"], 1)
+        return {"piece_loss": totals["pieces"] / predictions, "piece_accuracy": totals["correct"] / predictions}
+
+    def total(self, figures: Mapping[str, float]) -> float:
+        return figures["piece_loss"]
+
+    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
+        return {**figures, "perplexity": math.exp(min(figures["piece_loss"], 700.0))}
+
+    def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
+        parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
+        return parts + [f"perplexity {figures['perplexity']:.2f}"] * ("perplexity" in figures)
+
+    def architecture(self, shape: Shape) -> str:  # noqa: ARG002
+        return "BertLMHeadModel"
+
+    def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+        return {"language": model.head("masked_head").logits(hidden[batch.chosen], model.embeddings.word.weight)}
+
+    def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
+        return {"language": output.logits[0, chosen]}
+
+    def described(self, shape: Shape) -> str:  # noqa: ARG002
+        return "language head, which predicts every piece from those before it"
+
+
+OBJECTIVE = LeftToRight()
