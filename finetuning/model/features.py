@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from finetuning.model.bilstm import build_bilstm, highest, read_both_ways
-from finetuning.model.heads import Output, TaskBatch, in_fp32, loss_of
+from finetuning.model.heads import Output, TaskBatch, in_fp32, loss_of, no_loss
 from finetuning.scale import Scale
 from finetuning.settings import Features, LayerChoice
 from pretraining.huggingface.weights import TaskHead
@@ -114,7 +114,8 @@ class FeatureModel(Trainable):
 
     def forward(self, batch: TaskBatch) -> Output:
         learned = self._learned(batch)
-        return Output(loss_of(self.kind, learned, batch, self.task_scale), self.task_scale.said(learned))
+        loss = loss_of(self.kind, learned, batch, self.task_scale)
+        return Output(loss, self.task_scale.said(learned), no_loss(loss))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""

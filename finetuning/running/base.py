@@ -43,12 +43,13 @@ class Base:
             return None
         return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
 
-    def weights_for(self, task: Task) -> Mapping[str, Tensor]:
-        """The weights that a run of a task begins with."""
+    def weights_for(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
+        """The weights that a run of a task begins with; those of the `language` head too where it goes on to learn."""
         if self.from_scratch:
             return {}
         wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
-        return {name: weight for name, weight in self.model.encoder.items() if name in wanted}
+        known = {name: weight for name, weight in self.model.encoder.items() if name in wanted}
+        return {**known, **self.model.language_head} if language else known
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from finetuning.results import MODEL
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner, build_model
 from finetuning.settings import BiLstm, FineTuning
-from pretraining.checkpoint.models import Model
+from pretraining.checkpoint.models import LANGUAGE, Model
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -52,6 +52,7 @@ def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: 
     """Writes what a run has learned as a folder of transformers, or what transformers does not have as one of ours;
     `use` is what must be known to use it."""
     use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
+    weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
     if tuner.settings.features.layers:
         _write_features(folder, base, tuner, weights, use)
     elif tuner.settings.bilstm.hidden:

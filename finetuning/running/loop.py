@@ -78,7 +78,7 @@ def find_start(
         restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
-    meter, state = Meter(engine.device, ("loss",), ("labels", "items")), TuningState()
+    meter, state = Meter(engine.device, ("loss", "language"), ("labels", "items", "predictions")), TuningState()
     if checkpoint is not None:
         record = restore_engine(checkpoint, engine)
         meter.restore(record.rank_states, context.world.rank, context.world.size)
@@ -106,7 +106,8 @@ def build_model(
             nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
         return model
     recompute = settings.compute.checkpoint_activations
-    whole = TaskModel(shape, head, recompute, scale, settings.bilstm).initialize(settings.seed)
+    whole = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
+    whole.initialize(settings.seed)
     if fresh:
         if whole.has_bilstm:  # it takes the place of the pooler
             weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
@@ -193,7 +194,8 @@ class Tuner(Loop):
         learning_rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
 
         def loss_of(output: Output, batches: TaskBatches) -> Tensor:
-            return output.loss / batches.labels
+            own, share = output.loss / batches.labels, self.settings.language_loss
+            return own + share * output.language / max(batches.predictions, 1) if share else own
 
         mark, gives_up = context.watch.mark, context.control.asked_anywhere
         with shortage_told():
@@ -202,7 +204,8 @@ class Tuner(Loop):
         for batch, output in zip(batches.micro, result.outputs, strict=True):
             if batch.labels is not None:
                 pieces = sum(batch.lengths)
-                self.meter.add([output.loss], labels=len(batch.labels), items=batch.items, pieces=pieces)
+                counts = {"labels": len(batch.labels), "items": batch.items, "predictions": pieces - len(batch.lengths)}
+                self.meter.add([output.loss, output.language], **counts, pieces=pieces)
         self.meter.step(learning_rate, waited)
 
     def after_step(self) -> None:
@@ -225,7 +228,13 @@ class Tuner(Loop):
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
         record = TuningStep.of(
-            self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
+            self.meter,
+            self.state.step,
+            self.steps,
+            self.epoch,
+            self.engine.gradient_norm,
+            self.seconds_left(),
+            self.settings.language_loss > 0,
         )
         if not math.isfinite(record.loss):
             raise BrokenError(f"the loss is {record.loss} at step {self.state.step}")
