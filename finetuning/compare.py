@@ -3,8 +3,9 @@
 
     python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue
 
-Beside a difference stands what chance alone may do, given how many items were scored. What is not alike has none: other
-items, another figure, or the best of several runs against that of fewer.
+Below the tasks of GLUE stand their averages, where a folder has all of them. Beside a difference stands what chance
+alone may do, given how many items were scored. What is not alike has none: other items, another figure, or the best of
+several runs against that of fewer.
 """
 
 import sys
@@ -29,7 +30,8 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import open_console
-from finetuning.results import RESULTS, TaskResult
+from finetuning.averages import Average, averages
+from finetuning.results import AVERAGES, RESULTS, TaskResult
 
 RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
 
@@ -51,6 +53,8 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
         raise UserError(f"{folder}: no {RESULTS}; name the folder that a command of finetuning/ had as --out") from None
     if isinstance(content, dict) and "metric" in content:
         raise UserError(f"{folder}: the results of one task or run alone; name the folder above it")
+    if isinstance(content, dict):
+        content.pop(AVERAGES, None)
     try:
         results = RESULTS_OF_TASKS.validate_python(content)
     except ValidationError:
@@ -84,7 +88,29 @@ def compared(folders: tuple[Path, ...]) -> Group:
             if unlike:
                 of_them = f" ({name})" * (len(folders) > 2)
                 notes.append(f"{task}: not alike{of_them}: {'; '.join(unlike)}")
-    return Group(table, *notes)
+    return Group(table, *notes, *add_averages(table, every, distinct(folders)))
+
+
+def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[str]) -> list[str]:
+    """Adds rows of GLUE's averages where one of the folders has them; returns lines on what the others lack."""
+    notes = []
+    for row in zip(*map(averages, every), strict=True):
+        if all(average.score is None for average in row):
+            continue
+        scores = ["" if average.score is None else f"{100 * average.score:.1f}" for average in row]
+        unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
+        table.add_row(row[0].name, "", *scores, *(() if len(every) < 2 else _apart(row[0], row[-1], unlike)))
+        lacking = ((name, average.missing) for name, average in zip(names, row, strict=True) if average.missing)
+        notes += [f"{row[0].name}: {name} has none: {', '.join(missing)} missing" for name, missing in lacking]
+    return notes
+
+
+def _apart(first: Average, last: Average, unlike: bool) -> tuple[str, str]:
+    """How far two averages are apart, and what of it may be chance."""
+    if first.score is None or last.score is None or unlike:
+        return "", ""
+    chance = None if first.chance is None or last.chance is None else math.hypot(first.chance, last.chance)
+    return _spelled_difference(last.score - first.score, chance)
 
 
 def _spelled(result: TaskResult | None) -> str:
@@ -97,11 +123,14 @@ def _difference(first: TaskResult | None, last: TaskResult | None) -> tuple[str,
     were asked about the same items differ less by chance, so that it is rather too much."""
     if not first or not last or first.score is None or last.score is None or find_unlike(first, last):
         return "", ""
-    difference = last.score - first.score
     one, other = (each.spread_of(first_split(each), each.metric) for each in (first, last))
-    if one is None or other is None:
+    chance = None if one is None or other is None else math.hypot(one, other)
+    return _spelled_difference(last.score - first.score, chance)
+
+
+def _spelled_difference(difference: float, chance: float | None) -> tuple[str, str]:
+    if chance is None:
         return f"{100 * difference:+.1f}", ""
-    chance = math.hypot(one, other)
     return f"{100 * difference:+.1f}", f"± {100 * chance:.1f}" + ", within it" * (abs(difference) <= chance)
 
 

@@ -1,9 +1,9 @@
 """Files that the commands of fine-tuning leave in folders: their names, and the content of those in JSON.
 
 OUT/plan.json                  the runs that the last command was to make, by task
-OUT/results.json               all tasks
+OUT/results.json               all tasks, and the averages of GLUE where it has all tasks of them
 OUT/sst2/
-  results.json                 all runs, the best, median and spread
+  results.json                 all runs, the best, mean, median and spread
   model/                       the best model: a folder of transformers
   predictions/                 what it says of dev and test
   lr5e-05-seed1/               one run
@@ -23,6 +23,8 @@ from data_prep.common.files import read_json, write_json
 
 BEGUN, RESULTS, MODEL, PREDICTIONS = "begun.json", "results.json", "model", "predictions"
 PLAN = "plan.json"
+AVERAGES = "averages"
+"""The key of OUT/results.json that is no task."""
 Figures = dict[str, float]
 """Figures of a split by their names, as fractions: accuracy 0.93, f1 0.91."""
 ClassFigures = dict[str, int | float | None]
@@ -121,6 +123,7 @@ class TaskResult(SplitScores):
     best: str | None = None
     """The name of the best run."""
     score: FiniteFloat | None = None
+    mean: float | None = None
     median: float | None = None
     spread: list[float] | None = None
     """The lowest and the highest score."""

@@ -43,7 +43,7 @@ WINGS = {
         ["run_glue", "run_squad", "run_swag", "run_ner", "run_task", "predict", "evaluate_squad", "compare", "fetch"],
         ["session", "prediction", "fetching", "reference"],
         ["running"],
-        ["tasks", "model"],
+        ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],
         ["ragged", "results", "scale"],
     ],

@@ -88,19 +88,29 @@ def _compare(fault: Fault | None, own: BaseException | None = None) -> None:
 
 
 def _connect() -> Any:
-    """Connects the ranks; raises UserError where MPI does not connect those that the launcher started."""
-    from mpi4py import MPI
-
+    """Connects the ranks; raises UserError where MPI is missing, or does not connect all that the launcher started."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # a RuntimeError where there is no library of MPI
+        raise _alone(
+            f"{mpi_size()} processes were started, which cannot meet: {sys.executable}: {error}\n"
+            "python -m pip install -e '.[mpi]' brings mpi4py and Open MPI; one process without mpirun or srun needs "
+            "neither, and uses all cores of its machine"
+        ) from None
     comm = MPI.COMM_WORLD
     if comm.Get_size() != mpi_size():
-        if mpi_rank():  # rank 0 tells the same, where it is not this rank alone
-            time.sleep(LATER)
-        name = f"rank {mpi_rank()} on {socket.gethostname()}: " if mpi_rank() else ""
-        raise UserError(
-            f"{name}the launcher started {mpi_size()} processes, but MPI connects {comm.Get_size()} of them\n"
+        raise _alone(
+            f"the launcher started {mpi_size()} processes, but MPI connects {comm.Get_size()} of them\n"
             "under Slurm: srun --mpi=pmix (srun --mpi=list shows what there is)"
         )
     return comm
+
+
+def _alone(fault: str) -> UserError:
+    """The error of a rank that did not meet the others, which rank 0 tells first, where it has the same."""
+    if mpi_rank():
+        time.sleep(LATER)
+    return UserError(f"rank {mpi_rank()} on {socket.gethostname()}: {fault}" if mpi_rank() else fault)
 
 
 def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -140,9 +150,9 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     `work` is the folder in which ranks are to hear of one another, as the user of rank 0 has named it.
     When rank 0 fails while others are busy, nothing is waited for: those that watch over the ranks end them.
     """
+    comm = _connect()
     from mpi4py.futures import MPICommExecutor
 
-    comm = _connect()
     token, given = comm.bcast((secrets.token_hex(8), str(work)))
     hosts = comm.allgather(socket.gethostname())
     if mpi_rank():

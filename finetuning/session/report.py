@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from data_prep.common.files import replaced_name
+from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
+from finetuning.averages import averages, known_averages
+from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
-from finetuning.results import MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
+from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe, percent
 from finetuning.running.search import Run, best_of, remove_worse_models, results_of
@@ -96,6 +98,7 @@ def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
         metric=task.metric,
         best=best,
         score=kept.score,
+        mean=mean(scores) if scores else None,
         median=median(scores) if scores else None,
         spread=[min(scores), max(scores)] if scores else None,
         **{name: getattr(kept, name) for name in SplitScores.model_fields},
@@ -119,15 +122,24 @@ def replace_folder(source: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def write_results(results: Sequence[TaskResult], out: Path) -> None:
+    """Writes the results of all tasks of a command, with the averages of GLUE where it has all tasks of them."""
+    known = known_averages({result.task: result for result in results})
+    of_tasks = {result.task: result.as_dict() for result in results}
+    write_json(out / RESULTS, {**of_tasks, AVERAGES: known} if known else of_tasks)
+
+
 def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType]:
     """What came of every task: its runs, the best first; how much they differ; all scores of the best; what is next."""
     runs = table_of("task", "run", ">score", ">time", "")
-    tasks = table_of("task", "metric", ">best", ">median", ">lowest", ">highest", ">runs")
+    tasks = table_of("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = table_of("task", "split", ">items", "scores of the best run, ± by chance")
     for result in results:
         for row in rows_of(result.runs):
             runs.add_row(result.task, *row)
-        figures = [percent(figure) for figure in (result.score, result.median, *(result.spread or (None, None)))]
+        figures = [
+            percent(figure) for figure in (result.score, result.mean, result.median, *(result.spread or (None, None)))
+        ]
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
             said = [f"{name} {percent(value, result.spread_of(split, name))}" for name, value in table.items()]
@@ -135,6 +147,7 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
             for begin in range(0, len(said), TOGETHER):
                 scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
     yield from ("", runs, "", tasks, "", scores, "")
+    yield from averages_of(results)
     for result in results:
         for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
             if names:
@@ -148,6 +161,18 @@ def summary(results: Sequence[TaskResult], out: Path) -> Iterator[RenderableType
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     if models:
         yield f"next:\n    python finetuning/predict.py {models[0]}"
+
+
+def averages_of(results: Sequence[TaskResult]) -> Iterator[str]:
+    """Lines on the averages of GLUE that there are, and on what the others lack; none where no two are tasks of it."""
+    by_task = {result.task: result for result in results}
+    found = averages(by_task) if len(by_task.keys() & FOLDERS.keys()) > 1 else []
+    for average in found:
+        if average.score is not None:
+            yield f"{average.name}: {percent(average.score, average.chance)}"
+    for average in found[:1]:
+        if average.missing:
+            yield f"no {average.name} of all tasks: {', '.join(average.missing)} missing"
 
 
 def rows_of(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:

@@ -41,7 +41,7 @@ from finetuning.session.charts import draw
 from finetuning.session.fit import doubts_of_fit, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
-from finetuning.session.report import conclude, outcome, plan, summary
+from finetuning.session.report import conclude, outcome, plan, summary, write_results
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
@@ -245,7 +245,7 @@ class Session:
     def _conclude(self) -> None:
         """Tells what came of all runs, and keeps the best of every task."""
         results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
-        write_json(self.out / RESULTS, {result.task: result.as_dict() for result in results})
+        write_results(results, self.out)
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw(task, self.out / task.name, result):
                 self._print(warning)

@@ -77,7 +77,7 @@ def apex_fault() -> str | None:
         importlib.import_module("amp_C")
         return None
     except ImportError:
-        cure = "build NVIDIA's from its source with --cpp_ext --cuda_ext (github.com/NVIDIA/apex)"
+        cure = "build NVIDIA's from its source: docs/training.md has the command"
     try:
         version = importlib.metadata.version("apex")
     except importlib.metadata.PackageNotFoundError:

@@ -175,3 +175,18 @@ def test_a_launcher_that_does_not_connect_its_processes_is_refused(
     done = subprocess.run(command(wiki, tmp_path / "out"), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "srun --mpi=pmix" in done.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_without_mpi4py_are_refused_with_the_cure(
+    rank: str, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n")
+    ranks = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "PYTHONPATH": str(tmp_path)}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(command(wiki, tmp_path / "out"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "python -m pip install -e '.[mpi]'" in done.stderr
+    assert ("rank 1 on" in done.stderr) == (rank == "1")
+    assert "Traceback" not in done.stderr

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from support.recipes import faults, write_plain
 
 from pretraining.config.overrides import load_recipe
 from pretraining.optimizers.lamb import apex_fault
 
 LAMB = ("--optimizer.name", "lamb", "--optimizer.kernels", "apex")
-BUILD = "build NVIDIA's from its source with --cpp_ext --cuda_ext (github.com/NVIDIA/apex)"
+BUILD = "build NVIDIA's from its source: docs/training.md has the command"
+
+
+def test_the_command_for_apex_builds_what_the_image_has() -> None:
+    commit = re.search(r"COMMIT=([0-9a-f]{40})", (ROOT / "cluster/container/install.sh").read_text())
+    assert commit
+    assert f"git+https://github.com/NVIDIA/apex@{commit[1]}" in (ROOT / "docs/training.md").read_text()
 
 
 def test_apex_is_nvidias_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
