@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class PieceLosses(NamedTuple):
     """The loss and the right predictions of all pieces, summed over a batch."""
 
-    pieces: Tensor
+    nats: Tensor
     """cross-entropy of the pieces"""
     correct: Tensor
 
@@ -83,11 +83,11 @@ class LeftToRight(Objective):
         return PieceLosses._fields
 
     def loss(self, losses: PieceLosses, batches: PretrainingBatches) -> Tensor:
-        return losses.pieces / max(batches.predictions, 1)
+        return losses.nats / max(batches.predictions, 1)
 
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         predictions = max(totals["predictions"], 1)
-        return {"piece_loss": totals["pieces"] / predictions, "piece_accuracy": totals["correct"] / predictions}
+        return {"piece_loss": totals["nats"] / predictions, "piece_accuracy": totals["correct"] / predictions}
 
     def total(self, figures: Mapping[str, float]) -> float:
         return figures["piece_loss"]
