@@ -34,6 +34,7 @@ class LeftToRight(Objective):
     """Predicts every piece of a sequence from those before it; [CLS] begins them all, and is never predicted."""
 
     sees: ClassVar[Sees] = "before"
+    logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
     figures = (
@@ -65,7 +66,7 @@ class LeftToRight(Objective):
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         from pretraining.model.bert import MaskedHead
 
-        return {"masked_head": MaskedHead(shape)}
+        return {"masked_head": MaskedHead(shape, self.logits_at_once)}
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
@@ -97,7 +98,7 @@ class LeftToRight(Objective):
 
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
-        return parts + [f"perplexity {figures['perplexity']:.2f}"] * ("perplexity" in figures)
+        return parts + [f"perplexity {figures[name]:.2f}" for name in ("perplexity",) if name in figures]
 
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"
