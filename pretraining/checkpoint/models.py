@@ -43,7 +43,7 @@ from pretraining.processes.group import gather
 
 SHOWN = 10
 """Pieces that were added, of which a card has the first."""
-WORD = "embeddings.word.weight"
+WORD, LANGUAGE = "embeddings.word.weight", "masked_head."
 PARTS = "*-of-*"
 """Files of weights in parts, between the name of the whole and its ending."""
 
@@ -168,6 +168,18 @@ class Model:
         if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
             wanted -= {"pooler.weight", "pooler.bias"}
         return self.cut({name: weight for name, weight in weights.items() if name in wanted})
+
+    @cached_property
+    def language_head(self) -> dict[str, Tensor]:
+        """The weights of the head that predicts pieces, by our names; empty where it has none, as after fine-tuning."""
+        if self.head is not None:
+            return {}
+        weights = {name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)}
+        if weights and self.shape.vocabulary < self.rows:
+            bias = torch.zeros(self.shape.padded_vocabulary)
+            bias[: self.shape.vocabulary] = weights[f"{LANGUAGE}bias"][: self.shape.vocabulary]
+            weights[f"{LANGUAGE}bias"] = bias
+        return weights
 
     def cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leaves out the rows of the embeddings that belong to no piece."""
