@@ -9,12 +9,12 @@ from pydantic import Field
 
 from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
 from benchmarks.reproduction.ledger import Ledger, missing
-from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, Outcome, Score
+from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
 from benchmarks.reproduction.steps import Cell, in_order
 from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
 from finetuning.results import JsonRecord
 
-FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, "perplexity")}
+FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
 
@@ -239,6 +239,10 @@ class Summing:
                 f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale"
             )
         notes += [f"{d.columns[name].title}: no data: {lacking}" for name, lacking in self._missing.items() if lacking]
+        pairs = [
+            f"{column.title}: {' '.join(d.scale.pairs)}" for column in d.measured.values() if column.entry == "pairs"
+        ]
+        notes += pairs if d.scale.pairs else []
         there = {row.name for row in d.rows}
         notes += [
             f"not asked at this scale: {claim.text}" for claim in d.table.claims if len(there & {*claim.rows}) < 2
