@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import EncoderWeights
 from finetuning.settings import DropoutShares
 from finetuning.tasks.task import Task
@@ -58,7 +59,12 @@ class Base:
         return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
 
     def _checksum(self, model: Model) -> str:
-        seen = hashlib.sha256(f"{model.vocabulary.sha256} {asdict(model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else model.encoder.items()):
-            seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
-        return seen.hexdigest()[:16]
+        return checksum_of(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
+
+
+def checksum_of(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
+    """A checksum of a model, of whose weights some numbers stand for all."""
+    seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
+    for name, weight in sorted(weights.items()):
+        seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
+    return seen.hexdigest()[:16]

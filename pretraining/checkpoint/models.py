@@ -36,7 +36,9 @@ from pretraining.huggingface.folders import (
 )
 from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
 from pretraining.huggingface.weights import TaskHead, count_segments, list_weights, with_first_segment_alone
+from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import gather
 
 SHOWN = 10
@@ -138,6 +140,23 @@ class Model:
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
         return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
+
+    def pretrained(self) -> Bert:
+        """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
+        missing: tuple[str, ...] = ()
+        if self.is_checkpoint:
+            shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
+        else:
+            shape, weights, missing = read_folder(self.with_weights())
+        if missing:
+            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
+            raise UserError(
+                f"{self.name}: has no {heads}, so it says of no piece how likely it is: name a model with the heads of "
+                "pre-training: a run, or what export.py made of it"
+            )
+        model = build_model(shape)
+        model.load_state_dict(weights)
+        return model.eval()
 
     @cached_property
     def encoder(self) -> dict[str, Tensor]:
