@@ -88,6 +88,8 @@ class Row(Section):
     """Fine-tune fresh weights of the model's sizes."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
+    recipe: str = ""
+    """The recipe of its fine-tuning, where the scale has none for all."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM stands on, instead of fine-tuning."""
     before: str = ""
@@ -175,6 +177,8 @@ class Scale(Section):
     """Words of each command of fine-tuning."""
     tune_for: dict[str, Words] = Field(default_factory=dict)
     """More of them for single columns."""
+    tune_features: Words = ()
+    """Words of fine-tuning by frozen features, instead of those."""
     pairs: Words = ()
     """Words of run_pairs.py."""
     stand_ins: dict[str, str] = Field(default_factory=dict)
