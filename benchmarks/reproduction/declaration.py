@@ -136,6 +136,8 @@ class Table(Section):
     """What is claimed of them."""
     curve: bool = False
     """Whether the rows are places along a run, which a chart shows."""
+    masks: bool = False
+    """Whether the rows mask text in different ways, which a sentence shows."""
 
     def row(self, name: str) -> Row:
         """The row of this name."""

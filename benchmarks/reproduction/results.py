@@ -78,7 +78,7 @@ class TableResult(JsonRecord):
     curve: bool = False
     """Whether the rows are places along a run."""
     masked: dict[str, list[str]] = Field(default_factory=dict)
-    """A sentence with its masks, drawn several times, by the rows that draw them."""
+    """An example with its masks in several epochs, by the rows that draw them."""
     runs: dict[str, Outcome]
     """What came of every command, by its name."""
 
