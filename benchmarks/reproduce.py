@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
     begin()
 
+import signal
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -85,6 +86,7 @@ def make(wanted: Reproduce, console: Console) -> int:
         console.print("\n".join([total(steps, ledger), *ledger.remarks(in_order(cells))]), markup=False)
         return Code.DONE
     hear_signals()
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
     try:
         stopped = Runner(table, root, ledger, wanted.ranks, console).run(steps)
     except KeyboardInterrupt:

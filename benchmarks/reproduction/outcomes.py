@@ -145,14 +145,25 @@ def here() -> dict[str, Any]:
     return environment(["torch"])
 
 
-def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
-    """What came of a command that has just ended with this code, and whose last words were these."""
-    folder, found = root / step.name, here()
-    ended = {}
+def ended_of(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
+    """How a command has ended that was begun at this time: what its folder says counts more than its code and its last
+    words, since torchrun makes 1 of every code."""
     with suppress(OSError, UserError):
-        ended = read_table(folder / ENDED)
-    if code:  # torchrun makes 1 of every other code
-        code, said = int(ended.get("code") or code), str(ended.get("reason") or said)
+        if code and (folder / ENDED).stat().st_mtime >= begun:
+            ended = read_table(folder / ENDED)
+            code, said = int(ended.get("code") or code), str(ended.get("reason") or said)
+    return code, in_a_line(said)
+
+
+def in_a_line(said: str) -> str:
+    """What a command said, without the places of a traceback."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines)
+
+
+def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
+    """What came of a command that has ended in this way."""
+    folder, found = root / step.name, here()
     scores: list[Score] = []
     curve: list[tuple[int, float]] = []
     trouble = ""

@@ -15,7 +15,7 @@ from benchmarks.measure import DATA, ROOT
 from benchmarks.processes import follow
 from benchmarks.reproduction.declaration import Declared
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.outcomes import Outcome, is_made, look
+from benchmarks.reproduction.outcomes import Outcome, ended_of, is_made, look
 from benchmarks.reproduction.steps import Step
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
@@ -36,9 +36,8 @@ class Runner:
         self._root, self._ledger, self._console = root, ledger, console
         self._ranks = ranks or count_ranks(declared.scale.ranks)
 
-    def run(self, steps: Sequence[Step]) -> int:
-        """Runs the commands; returns how many were stopped before their end, and are to go on."""
-        stopped = 0
+    def run(self, steps: Sequence[Step]) -> bool:
+        """Runs the commands; returns whether one was stopped before its end, as by a time limit, and with it all."""
         for number, step in enumerate(steps, 1):
             self._console.print(f"{number}/{len(steps)}  {step.kind}  {step.label}", markup=False)
             if lacking := self._lacking(step):
@@ -49,8 +48,9 @@ class Runner:
                     continue  # by another process, meanwhile
                 outcome = self._run(step)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
-            stopped += outcome.code in (Code.STOPPED, Code.RANK_LOST)
-        return stopped
+            if outcome.code in (Code.STOPPED, Code.RANK_LOST):
+                return True
+        return False
 
     def _lacking(self, step: Step) -> str:
         """Why a command cannot be run: what it needs was not made."""
@@ -64,7 +64,7 @@ class Runner:
         """Runs a command, and notes what came of it."""
         last: deque[str] = deque(maxlen=50)
         log = self._root / LOGS / f"{step.name}.log"
-        start = time.monotonic()
+        start, begun = time.monotonic(), time.time()
         with self._console.status(step.label) as status:
 
             def say(line: str) -> None:
@@ -72,7 +72,9 @@ class Runner:
                 status.update(f"{step.label}  {line[:100]}")
 
             code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
-        outcome = look(step, self._root, code, last_words(last), self._before(step) + time.monotonic() - start)
+        seconds = self._before(step) + time.monotonic() - start
+        code, said = ended_of(self._root / step.name, code, last_words(last), begun)
+        outcome = look(step, self._root, code, said, seconds)
         outcome.write(self._ledger.note(step))
         return outcome
 
@@ -100,4 +102,4 @@ def count_ranks(wanted: int) -> int:
 def last_words(lines: Sequence[str]) -> str:
     """What a command said last: its errors, or its last lines."""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else " / ".join(list(lines)[-LAST_LINES:])
+    return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])

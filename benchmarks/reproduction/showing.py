@@ -77,11 +77,11 @@ def values_of(row: RowResult, paper: Mapping[str, str]) -> Iterator[str]:
 
 
 def troubles_of(result: TableResult) -> list[str]:
-    """What went wrong in rows, in full, each once."""
-    said: dict[str, None] = {}
+    """What went wrong, in full, each once, with the rows in which it did."""
+    said: dict[str, dict[str, None]] = {}
     for row in result.rows:
-        for name, cell in row.cells.items():
+        for cell in row.cells.values():
             for note in cell.notes:
                 if not note.startswith(("no data", "to do", "one answer")):
-                    said[f"{row.name}, {result.columns[name]}: {note}"] = None
-    return list(said)
+                    said.setdefault(note, {})[row.name] = None
+    return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]

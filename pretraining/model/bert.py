@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import Encoder, Linear
-from pretraining.model.fused import gelu, masked_loss
+from pretraining.model.fused import gelu, log_probabilities, masked_loss
 from pretraining.model.shape import Shape
 from pretraining.model.vocabulary_loss import loss_in_chunks
 
@@ -37,6 +37,10 @@ class MaskedHead(nn.Module):
     def logits(self, hidden: Tensor, decoder: Tensor) -> Tensor:
         """(m, vocabulary)"""
         return F.linear(self.transformed(hidden), decoder, self.bias)[:, : self.vocabulary]
+
+    def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
+        """(m,) how likely each of the labels is"""
+        return log_probabilities(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
 
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         inputs = (self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)

@@ -90,6 +90,8 @@ class Objective(ABC):
     """display name of the heads that only pairs train"""
     figures: ClassVar[tuple[Figure, ...]]
     """all numbers that it tells of training and of validation"""
+    sum_of_pieces: ClassVar[str | None] = None
+    """which of its sums is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
     tag: ClassVar[str]
     """the task that the hub offers such a model for"""
     loads_as: ClassVar[str]

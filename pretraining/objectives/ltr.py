@@ -37,6 +37,7 @@ class LeftToRight(Objective):
     logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    sum_of_pieces = "pieces"
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),
@@ -98,7 +99,7 @@ class LeftToRight(Objective):
 
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
-        return parts + [f"perplexity {figures['perplexity']:.2f}"] * ("perplexity" in figures)
+        return parts + [f"perplexity {figures[name]:.2f}" for name in ("perplexity",) if name in figures]
 
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"

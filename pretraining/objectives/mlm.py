@@ -74,6 +74,7 @@ class MaskedPieces(Objective):
     settings: MaskedSettings
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
+    sum_of_pieces = "masked"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
     figures = (
         Figure("masked_loss", "masked loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),

@@ -17,9 +17,11 @@ from benchmarks.report import page, sections
 from benchmarks.reproduce import Reproduce, make
 from benchmarks.reproduction import drawing, ledger, results, running
 from benchmarks.reproduction.declaration import ScaleName, declared, table_names
+from benchmarks.reproduction.outcomes import ended_of
 from benchmarks.reproduction.showing import read_table_result, tables_of
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
 
 LACKING = "data/glue: not there; fetch it"
 
@@ -283,3 +285,10 @@ def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
     assert not masked.rows
     assert ["MNLI-m: demo task in its place"] in notes.rows
     assert places.rows[0][0] == "BERT"
+
+
+def test_the_end_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:
+    write_json(tmp_path / "ended.json", {"code": 75, "reason": "stopped by a signal"})
+    assert ended_of(tmp_path, 1, "x", begun=0.0) == (75, "stopped by a signal")
+    assert ended_of(tmp_path, 1, "Traceback (most):\n  File\nKeyError: 'y'\n", begun=2.0**33) == (1, "KeyError: 'y'")
+    assert ended_of(tmp_path, 0, "", begun=0.0) == (0, "")
