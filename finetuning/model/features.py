@@ -77,13 +77,13 @@ class FrozenEncoders:
             return [states[0 if self.layers == "embeddings" else -2]]
         return states[-self.count :]
 
-    def fingerprint(self) -> str:
-        """A checksum of all that decides what is computed of a batch, but for rounding."""
-        seen = hashlib.sha256(f"{self.layers} {self.words}".encode())
+    def fingerprint(self, dtype: torch.dtype) -> str:
+        """A checksum of all that decides what is computed of a batch in these numbers, but for rounding."""
+        seen = hashlib.sha256(f"{self.layers} {self.words} {dtype}".encode())
         for encoder in self.encoders:
             seen.update(str(encoder.shape).encode())
             for name, weight in encoder.state_dict().items():
-                seen.update(name.encode() + weight.float().cpu().numpy().tobytes())
+                seen.update(name.encode() + weight.to("cpu", dtype).contiguous().view(torch.uint8).numpy().tobytes())
         return seen.hexdigest()
 
 

@@ -109,13 +109,11 @@ class ActivationFile:
         """Says what is wrong with a file that is there; None where it is whole and of these encoders and items."""
         try:
             found = map_batches(self.path).schema.metadata or {}
-            len(self._parts)
+            if found.get(FINGERPRINT) != self.fingerprint.encode():
+                return f"{self.path}: of another model, other data or another version of Cloze"
+            assert self._parts is not None, "every part was looked at"
         except DamageError as error:
-            self.__dict__.pop("_parts", None)
             return str(error)
-        if found.get(FINGERPRINT) != self.fingerprint.encode():
-            self.__dict__.pop("_parts", None)
-            return f"{self.path}: of another model, other data or another version of Cloze"
         return None
 
     def write(self, items: Items, frozen: FrozenEncoders, device: torch.device) -> Iterator[None]:
@@ -192,10 +190,10 @@ class Keeper:
 
     def _files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
         """The files of all splits, and how many bytes they take together."""
-        files, total, of_encoders = {}, 0, self.frozen.fingerprint()
+        files, total, of_encoders = {}, 0, self.frozen.fingerprint(self.dtype)
         for split, items in splits.items():
             amount = Amount.of(items)
-            seen = hashlib.sha256(f"{FORMAT} {self.dtype} {of_encoders} {amount.checksum}".encode()).hexdigest()
+            seen = hashlib.sha256(f"{FORMAT} {of_encoders} {amount.checksum}".encode()).hexdigest()
             path = self.folder / FOLDER / f"{split}{self.called}.arrow"
             files[split] = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
             total += amount.rows * files[split].row

@@ -11,6 +11,7 @@ from support.base_models import write_bert
 from support.finetuning import Toy, fine_tune, launch, metrics, outcome, stop_at, write_toy
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
+from transformers import AutoModel
 
 from data_prep.common.errors import UserError
 from finetuning.prediction import load
@@ -53,7 +54,8 @@ def losses(out: Path) -> list[float]:
 def test_a_bilstm_on_top_is_stopped_continued_and_asked(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     assert_continues_and_answers(toy, *BILSTM)
-    assert not (toy.folder / "straight" / "toy" / "model" / "config.json").exists()
+    with pytest.raises((OSError, ValueError)):  # rather than an ordinary BERT
+        AutoModel.from_pretrained(toy.folder / "straight" / "toy" / "model")
 
 
 @pytest.mark.slow
