@@ -19,7 +19,7 @@ from data_prep.shards import Manifest
 from pretraining.huggingface.config import OWN_TYPES, SIZES, is_theirs
 from pretraining.huggingface.weights import Kind, TaskHead, list_weights
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Figure, find_objective, num_parameters
+from pretraining.objectives.declaration import MINIMAL_PAIRS, Figure, find_objective, num_parameters
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
@@ -256,11 +256,12 @@ def _validation(scores: EvaluationRecord, length: int | None, figures: Sequence[
     """The scores with their units and meanings."""
     rows = [
         (figure.title, figure.shown(scores.learns[figure.name]), figure.meaning)
-        for figure in figures
+        for figure in (*figures, MINIMAL_PAIRS)
         if figure.name in scores.learns
     ]
+    held_out = f"On {scores.scored_examples:,} examples of length {length} held out from training, after "
     return (
-        f"## Validation\n\nOn {scores.scored_examples:,} examples of length {length} held out from training, after "
+        f"## Validation\n\n{held_out if scores.scored_examples else 'After '}"
         f"step {scores.step:,}:\n\n{_table(['score', 'value', 'what it is'], rows)}"
     )
 
