@@ -17,6 +17,9 @@ from finetuning.results import JsonRecord
 FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
+NO_BREAK = "\u00a0"
+"""A space at which no line ends, so that a figure stays with its spread."""
+
 
 class CellResult(JsonRecord):
     """What a row scores in a column, in the units shown."""
@@ -40,7 +43,8 @@ class CellResult(JsonRecord):
         told = [] if self.mean is None else [f"{self.mean:.1f}"]
         told += [] if self.spread is None else [f"± {self.spread:.1f}"]
         told += [f"({counted})"] if self.values and (self.wanted > 1) else []
-        return " ".join([*told, *dict.fromkeys(note.partition(":")[0] for note in self.notes)])
+        figures = " ".join(told).replace(" ", NO_BREAK)
+        return " ".join(filter(None, [figures, *dict.fromkeys(note.partition(":")[0] for note in self.notes)]))
 
 
 class RowResult(JsonRecord):
