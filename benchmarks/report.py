@@ -30,6 +30,9 @@ from rich.console import Console
 from benchmarks.charts import embedded, ratio_chart, scaling_chart
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, commit, read_results, run_command
 from benchmarks.published import read_published
+from benchmarks.reproduction.drawing import chart_of
+from benchmarks.reproduction.ledger import BENCHMARK
+from benchmarks.reproduction.showing import read_table_result, runs_of, tables_of
 from benchmarks.tables import (
     Results,
     ResultTable,
@@ -50,6 +53,7 @@ from pretraining.reporting.metrics_file import METRICS, evaluations, newest_reco
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md", "exactness.md"))
 TITLES = {
+    BENCHMARK: "The paper's tables",
     "throughput": "Steps of pre-training",
     "scaling": "Several processes",
     "finetuning": "Fine-tuning",
@@ -166,8 +170,19 @@ def summary(results: Mapping[str, Results]) -> ResultTable:
     return matrix("", rows)
 
 
+def part_of_paper(name: str, found: Results) -> PagePart:
+    """What a table of the paper says that was measured."""
+    result = read_table_result(found)
+    drawn = chart_of(result)
+    chart = embedded(drawn) if drawn else ""
+    title = f"{result.title}, scale {result.scale}"
+    return PagePart(title, list(tables_of(result)), chart, [runs_of(result)], f"{name}.json")
+
+
 def part_of(name: str, found: Results) -> PagePart:
     """What a file of results says."""
+    if found["benchmark"] == BENCHMARK:
+        return part_of_paper(name, found)
     ratios = {
         f"{model} {contest_name(title, each)}".strip(): times(each)
         for model, contests in contests_of(found)

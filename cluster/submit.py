@@ -4,8 +4,10 @@
     python cluster/submit.py pipeline --text wiki/ --dry-run
     python cluster/submit.py pipeline --text wiki/ --script pretrain_base --tasks rte cola --seeds 3
     python cluster/submit.py pipeline --from finetune --run runs/bert_large_lamb
+    python cluster/submit.py tables --shares 4 --table 5 --scale base
 
-Words that it does not know go to train.py. It needs Python and sbatch alone, so it runs on any login node.
+Words that it does not know go to train.py, those of tables to reproduce.py. It needs Python and sbatch alone, so it
+runs on any login node.
 """
 
 import sys
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         if not (CLUSTER / "functions.sh").exists():
             raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
-        jobs = plan(wanted, words, site)
+        jobs = plan_tables(wanted, words, site) if wanted.chain == "tables" else plan(wanted, words, site)
         check(jobs, words, site)
         submit(jobs, site, wanted.dry_run)
     except UserError as error:
@@ -82,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="submit.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
-    made.add_argument("chain", choices=["pipeline"])
+    made.add_argument("chain", choices=["pipeline", "tables"])
     made.add_argument("--text", help="what shards are made of (default: wiki)")
     made.add_argument("--shards", help="folder of the shards (default: data/ and the name of the text)")
     made.add_argument("--script", default="pretrain_large", help="pretrain_large (default) or pretrain_base")
@@ -94,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--for-finetune", default="", metavar="WORDS", help="more words for fine-tuning, in quotes")
     made.add_argument("--from", dest="first", choices=STEPS, default=STEPS[0], help="step to begin with")
     made.add_argument("--to", dest="last", choices=STEPS, default=STEPS[-1], help="step to end with")
+    made.add_argument("--shares", default="1", help="of tables: jobs that share the runs (default: 1)")
     made.add_argument("--dry-run", action="store_true", help="print the commands, and submit nothing")
     return made
 
@@ -139,6 +142,19 @@ def plan(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, st
     return [with_options(job, site) for job in jobs if job.step in steps]
 
 
+def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
+    """The jobs that make a table of the paper: an array for its runs, then one that puts it beside the paper's."""
+    if not re.fullmatch(r"[1-9]\d{0,3}", wanted.shares):
+        raise UserError(f"--shares {wanted.shares}: give a whole number from 1 to 9999")
+    variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{wanted.shares}"]
+    said = " ".join(words)
+    jobs = [
+        ChainJob("tables", "reproduce", f"{wanted.shares} shares of {said}", variables, every, words),
+        ChainJob("conclude", "reproduce", f"the tables of {said}", {}, (), words, {"tables": "afterany"}),
+    ]
+    return [with_options(job, site) for job in jobs]
+
+
 def with_options(job: ChainJob, site: Mapping[str, str]) -> ChainJob:
     """The job with what the site has for its step, such as CLOZE_PREPARE_OPTIONS="--partition=cpu"."""
     name = f"CLOZE_{job.step.upper()}_OPTIONS"
@@ -164,7 +180,7 @@ def read_seeds(given: "str | None", site: Mapping[str, str]) -> int:
 def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
     """Refuses what would fail hours later, when its turn comes."""
     variables = {job.step: job.variables for job in jobs}
-    if words and "pretrain" not in variables:
+    if words and not {"pretrain", "tables"} & {*variables}:
         raise UserError(f"{' '.join(words)}: not understood")
     text = variables.get("prepare", {}).get("CLOZE_TEXT")
     if text is not None and not Path(text).exists():

@@ -38,7 +38,8 @@ SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it tha
 PIECES, PIECE_BYTES = 0.22, 2.65  # pieces of English for a byte of it, and what one takes in shards
 SAMPLE_BYTES = 8 << 20  # text that goes through the steps
 SAMPLES = 8  # places that it comes from
-EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".zst": 3.5}  # bytes of text for one on the disk, where no sample says it
+EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
+"""Bytes of text for one on the disk, where no sample says it."""
 
 
 @dataclass

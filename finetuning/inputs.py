@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from data_prep.common.arrays import Array, ranges
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 from finetuning.ragged import Ragged
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Sequences(NamedTuple):
@@ -35,6 +38,8 @@ class Encoded:
     """Tags alone: which pieces, counted from [CLS], begin the words that are tagged."""
     choices: int = 1
     """How many sequences an item has, one after another."""
+    kept: Callable[[Array], Tensor] | None = None
+    """Reads what frozen encoders give of items of the split, by their numbers, where that is kept."""
 
     def __len__(self) -> int:
         return len(self.sequences.pieces) // self.choices
@@ -48,6 +53,7 @@ class Encoded:
             None if self.labels is None else self.labels.take(numbers),
             None if self.words is None else self.words.take(numbers),
             self.choices,
+            self.kept,
         )
 
 
@@ -73,10 +79,8 @@ class Cutter:
 
     def cut(self, texts: Sequence[str]) -> Ragged:
         """The ids of the pieces of every text."""
-        encoded = [text.encode(errors="replace") for text in texts]
-        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         with self._lock:  # it remembers words
-            pieces = self._fast.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
+            pieces = self._fast.encode_texts(texts)
         return Ragged(pieces.ids, pieces.ends)
 
     def cut_with_offsets(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:

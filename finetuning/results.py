@@ -137,6 +137,42 @@ class TaskResult(SplitScores):
     runs: dict[str, RunResult]
 
 
+class GroupScore(JsonRecord):
+    """How many minimal pairs of a group a model gets right."""
+
+    accuracy: FiniteFloat
+    spread: FiniteFloat
+    """The standard error of the accuracy."""
+    right: int
+    pairs: int
+
+
+class PairsResult(GroupScore):
+    """How a model scores on minimal pairs, without having learned any task."""
+
+    model: str
+    checksum: str
+    """That of the model, with its heads."""
+    data: str
+    """The file of the pairs."""
+    data_sha256: str
+    chance: FiniteFloat
+    equal: int
+    """Pairs of two equal sentences, which count as wrong."""
+    too_long: int
+    """Pairs with more pieces than the model has positions, which do not count."""
+    phenomena: dict[str, GroupScore]
+    paradigms: dict[str, GroupScore]
+    seconds: FiniteFloat
+    """What this start took to score the pairs that were left."""
+    scored_now: int
+    """The pairs that were left."""
+    dtype: str
+    device: str
+    threads: int
+    torch: str
+
+
 def predictions_file(folder: Path, split: str, ending: str) -> Path:
     """The file of this folder with the answers to a split."""
     return folder / f"predictions_{split}{ending}"

@@ -65,7 +65,15 @@ class Tags(Section):
 
 
 LayerChoice = Literal[
-    "", "embeddings", "last", "second-to-last", "sum-all", "weighted-last-four", "weighted-all", "concat-last-four"
+    "",
+    "embeddings",
+    "last",
+    "second-to-last",
+    "sum-all",
+    "weighted-last-four",
+    "weighted-all",
+    "concat-last-four",
+    "mix",
 ]
 
 
@@ -73,11 +81,14 @@ class Features(Section):
     """Frozen activations instead of fine-tuning: a BiLSTM on what layers of the encoder give."""
 
     layers: LayerChoice = ""
-    """Which layers; empty: fine-tune the whole model."""
+    """Which layers; mix: as weighted-all, but with the embeddings, as in ELMo; empty: fine-tune the whole model."""
     hidden: Positive = 768
     """Width of the BiLSTM, for each direction half of it."""
     depth: Positive = 2
     """Layers of the BiLSTM."""
+    cache_gb: Annotated[float, Field(ge=0)] = 4.0
+    """Keep the activations of all items beside the results where they take no more than this, 10⁹ bytes; otherwise they
+    are computed again in every epoch."""
 
 
 class BiLstm(Section):
@@ -113,6 +124,9 @@ class FineTuning(Computing):
     """Share of the steps in which the learning rate grows to its highest."""
     decay: Literal["linear", "constant"] = "linear"
     """What follows the warm-up."""
+    language_loss: Annotated[float, Field(ge=0)] = 0.0
+    """GPT's λ: this much of the language head's mean loss of a piece, on the same texts, is added to the loss of the
+    task. It needs a model of the objective ltr; 0: none."""
     length: Annotated[int, Field(ge=8, lt=2**31)] = 128
     """Longest sequence, in pieces."""
     evaluations: Positive = 1
@@ -181,6 +195,8 @@ def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = No
     for name, width in (("features.hidden", settings.features.hidden), ("bilstm.hidden", settings.bilstm.hidden)):
         if width % 2:
             faults.append(f"{name} = {width}: one half is for each direction; take an even number, as {width + 1}")
+    if settings.features.layers and settings.language_loss:
+        faults.append("language_loss: frozen encoders do not learn; leave it out, or features.layers")
     if settings.features.layers and settings.bilstm.hidden:
         faults.append("bilstm.hidden: frozen features have a BiLSTM already; give its width as features.hidden")
     return faults

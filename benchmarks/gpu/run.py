@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +34,7 @@ from rich.console import Console
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.parts import FIRST, SETUP, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
+from benchmarks.processes import PATIENCE, end_group
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -43,8 +43,6 @@ MEANT_FOR = "H200"
 RESULTS_FILE, LOG = "results.json", "log.txt"
 SUBJECT = ("gpu", "torch", "commit")
 """What all numbers depend on: where the setup finds another one, parts are measured anew."""
-PATIENCE = 10.0
-"""Seconds that processes have to end by themselves, once they are asked to."""
 Ended = Literal["done", "failed", "ran out of time"]
 
 
@@ -119,7 +117,7 @@ def run_limited(
     except subprocess.TimeoutExpired:
         return "ran out of time"
     finally:
-        _end_group(process)
+        end_group(process)
         reader.join(PATIENCE)
 
 
@@ -127,21 +125,6 @@ def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None
     assert process.stdout is not None
     for line in process.stdout:
         say(line.rstrip("\n"))
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """Ends the process and all that it has started: first asks, then kills."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            process.poll()  # one that nobody asks for its code stays in the group
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.05)
 
 
 def run_part(part: GpuPart, settings: GpuRun, say: Callable[[str], None]) -> dict[str, Any]:

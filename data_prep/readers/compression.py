@@ -1,4 +1,4 @@
-"""Expands .gz, .bz2 and .zst a little at a time: all that comes before a damage, and no bombs.
+"""Expands .gz, .bz2, .xz and .zst a little at a time: all that comes before a damage, and no bombs.
 
 A compressed file is a row of streams: the members of .gz, the frames of .zst, what pbzip2 and multistream dumps write.
 """
@@ -6,6 +6,7 @@ A compressed file is a row of streams: the members of .gz, the frames of .zst, w
 from __future__ import annotations
 
 import bz2
+import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,14 @@ KEEPS = "--errors skip keeps what comes before and lists the file"
 LARGEST_WINDOW = 1 << 31  # bytes: zstd --long=31, the most that there is
 EXPANDS_FREELY = 1 << 30  # bytes that a file may hold however small it is
 MOST_TIMES = 200  # its size, beyond those: more than any text that people wrote, and far less than a bomb
-FAULTS = (zlib.error, zstandard.ZstdError, EOFError, ValueError, OSError)  # OSError without a number: of bz2
+FAULTS = (zlib.error, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError, OSError)
+"""What damage raises; OSError without a number that of bz2."""
 
 
 STREAMS: dict[str, tuple[Callable[[], Any], int]] = {
     ".gz": (lambda: zlib.decompressobj(31), 1 << 14),  # with the header and the checksum of gzip
     ".bz2": (bz2.BZ2Decompressor, 1 << 14),
+    ".xz": (lzma.LZMADecompressor, 1 << 14),
     ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(), 1 << 10),
 }
 """By the suffix of a file: what expands one of its streams, and how many bytes go in at a time."""
@@ -72,14 +75,14 @@ def _pieces(file: BinaryIO, suffix: str, most: int) -> Iterator[tuple[bytes, int
             data, has_more = getattr(expander, "unconsumed_tail", b""), len(piece) >= most
             yield from ((piece[start : start + most], stream) for start in range(0, len(piece), most))
         data = expander.unused_data or file.read(step)
-        if suffix == ".gz":
+        if suffix in (".gz", ".xz"):
             data = _past_padding(data, file)
         stream = file.tell() - len(data)
         yield b"", stream
 
 
 def _past_padding(data: bytes, file: BinaryIO) -> bytes:
-    """Passes over the zeros that may follow a member of .gz, as gzip does: a tape fills its blocks with them."""
+    """Passes over the zeros that may follow a member of .gz or .xz, as gzip does: a tape fills its blocks with them."""
     while data and not data.strip(b"\0"):
         data = file.read(1 << 14)
     return data.lstrip(b"\0")

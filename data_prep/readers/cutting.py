@@ -52,7 +52,7 @@ def _size(path: Path) -> int:
 
 
 def decompressed(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
-    """Yields the content of a file a block at a time; .gz, .bz2 and .zst are expanded.
+    """Yields the content of a file a block at a time; .gz, .bz2, .xz and .zst are expanded.
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
     """

@@ -34,7 +34,7 @@ SIGNATURES = {
     b"\x1f\x8b": Foreign("compressed by gzip", "give it a name that ends in .gz"),
     b"BZh": Foreign("compressed by bzip2", "give it a name that ends in .bz2"),
     b"\x28\xb5\x2f\xfd": Foreign("compressed by Zstandard", "give it a name that ends in .zst"),
-    b"\xfd7zXZ": Foreign("compressed by xz", "unpack it with xz -d"),
+    b"\xfd7zXZ": Foreign("compressed by xz", "give it a name that ends in .xz"),
     b"\xff\xfe": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
     b"\xfe\xff": Foreign("text in UTF-16", "iconv -f utf-16 -t utf-8 FILE > NEW.txt makes UTF-8 of it"),
 }

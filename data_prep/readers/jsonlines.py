@@ -1,6 +1,6 @@
 """Reads JSON lines: an object on every line, its text in one field (`text` unless --text-field says otherwise).
 
-`id` (or `_id`, `docid`) and `title` are taken where they are there; .gz, .bz2 and .zst are expanded.
+`id` (or `_id`, `docid`) and `title` are taken where they are there; .gz, .bz2, .xz and .zst are expanded.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from data_prep.settings import Errors, Formulas
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 LEAVES_OUT = "--errors skip leaves it out and lists it"
-COMPRESSED = (".gz", ".bz2", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def unpacked_name(path: Path) -> str:

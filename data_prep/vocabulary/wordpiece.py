@@ -7,6 +7,7 @@ and again. The other words, which are few, `tokenizers` normalises and cuts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +73,12 @@ class FastWordPiece:
         numbers, word_ends = self._words.number(text, ends)
         self._learn()
         return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops))
+
+    def encode_texts(self, texts: Sequence[str]) -> Pieces:
+        """Cuts texts into pieces; halves of characters, which JSON can hold and UTF-8 cannot, become `?`."""
+        encoded = [text.encode(errors="replace") for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        return self.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def _learn(self) -> None:
         """Cuts the words that are new in the table into pieces, and keeps those; the pipeline cuts the foreign ones."""

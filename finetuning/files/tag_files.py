@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError
-from finetuning.files.tables import choose_held_out, open_parquet, read_objects, read_text
+from data_prep.readers.tables import open_parquet, read_objects, read_text
+from finetuning.files.held_out import choose_held_out
 
 HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 """What the numbers mean that CoNLL-2003 has on the Hugging Face hub, where a file does not say."""

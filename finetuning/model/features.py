@@ -1,20 +1,25 @@
-"""Frozen activations of an encoder as features: a BiLSTM on the states of some layers tags the words.
+"""Frozen activations of encoders as features: a BiLSTM on the states of some layers says what a task asks for.
 
-The encoder is no part of what is trained or saved: it computes without dropout, and its weights stay as they are.
+The encoders are no part of what is trained or saved: they compute without dropout, and their weights stay as they are.
+Two of them, one that sees what is before a piece and one that sees what is after it, stand side by side, layer by
+layer, as in ELMo. What they give of an item is the same in every epoch, so that it may be kept.
+
+n pieces, r rows that the BiLSTM reads, all pieces or the first ones of words; k layers that are chosen, W their width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from finetuning.model.heads import Output, TaskBatch, loss_of
+from finetuning.model.bilstm import build_bilstm, highest, read_both_ways
+from finetuning.model.heads import Output, TaskBatch, in_fp32, loss_of, no_loss
 from finetuning.scale import Scale
-from finetuning.settings import Features
+from finetuning.settings import Features, LayerChoice
 from pretraining.huggingface.weights import TaskHead
 from pretraining.model.encoder import Encoder, Trainable
 from pretraining.model.shape import Shape
@@ -22,57 +27,113 @@ from pretraining.model.shape import Shape
 LAST_FOUR = 4
 
 
-class FeatureModel(Trainable):
-    """A BiLSTM and a linear layer on frozen states of an encoder, for a tag a word."""
+class EncoderWeights(NamedTuple):
+    """An encoder that is known but not made yet."""
 
-    def __init__(self, shape: Shape, head: TaskHead, features: Features, weights: Mapping[str, Tensor]):
-        """`weights` are those of the encoder."""
-        super().__init__(shape)
-        assert head.kind == "tags", "features are for words"
-        self.layers_wanted = features.layers
-        encoder = Encoder(shape)
-        encoder.load_state_dict({name: weight for name, weight in weights.items() if not name.startswith("pooler.")})
-        self._frozen = (encoder.eval().requires_grad_(False),)  # in a tuple, so that it is no part of this module
-        if features.layers.startswith("weighted"):
-            count = LAST_FOUR if features.layers == "weighted-last-four" else shape.layers
-            self.mix = nn.Parameter(torch.zeros(count))
+    shape: Shape
+    weights: Mapping[str, Tensor]
+    """By our names; a pooler may be among them."""
+
+    def filled(self, seed: int) -> EncoderWeights:
+        """The same with fresh weights where some are not known."""
+        return self._replace(weights={**Encoder(self.shape).initialize(seed).state_dict(), **self.weights})
+
+
+def count_layers(layers: LayerChoice, shape: Shape) -> int:
+    """How many layers a choice of them takes, k."""
+    every = {"mix": shape.layers + 1, "weighted-all": shape.layers}
+    return every.get(layers, LAST_FOUR if layers.endswith("last-four") else 1)
+
+
+class FrozenEncoders:
+    """Encoders that do not learn, side by side."""
+
+    def __init__(self, encoders: Sequence[EncoderWeights], layers: LayerChoice, words: bool):
+        """`words`: only the first pieces of words that are tagged are looked at, otherwise all pieces."""
+        self.layers, self.words = layers, words
+        self.count = count_layers(layers, encoders[0].shape)
+        self.width = sum(shape.hidden for shape, _ in encoders)
+        self.encoders = []
+        for shape, weights in encoders:
+            encoder = Encoder(shape)
+            encoder.load_state_dict(
+                {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
+            )
+            self.encoders.append(encoder.eval().requires_grad_(False))
+
+    @torch.no_grad()
+    def rows(self, batch: TaskBatch, dtype: torch.dtype) -> Tensor:
+        """(r, k, W): the chosen states of every row, computed in these numbers."""
+        device = batch.pieces.device
+        of_encoders = [encoder.to(device, dtype).states(batch) for encoder in self.encoders]
+        states = [torch.cat(layer, 1) for layer in zip(*of_encoders, strict=True)]
+        chosen = [state[batch.words] if self.words else state for state in self._chosen(states)]
+        return torch.stack(chosen, 1)
+
+    def _chosen(self, states: list[Tensor]) -> list[Tensor]:
+        if self.layers == "sum-all":
+            return [torch.stack(states[1:]).sum(0)]
+        if self.layers in ("embeddings", "second-to-last"):
+            return [states[0 if self.layers == "embeddings" else -2]]
+        return states[-self.count :]
+
+    def fingerprint(self, dtype: torch.dtype) -> str:
+        """A checksum of all that decides what is computed of a batch in these numbers, but for rounding."""
+        seen = hashlib.sha256(f"{self.layers} {self.words} {dtype}".encode())
+        for encoder in self.encoders:
+            seen.update(str(encoder.shape).encode())
+            for name, weight in encoder.state_dict().items():
+                seen.update(name.encode() + weight.to("cpu", dtype).contiguous().view(torch.uint8).numpy().tobytes())
+        return seen.hexdigest()
+
+
+class FeatureModel(Trainable):
+    """A BiLSTM and a linear layer on frozen states of encoders: for every piece of spans, for every word of tags, and
+    otherwise for a whole sequence by the highest of what the BiLSTM says of its pieces."""
+
+    def __init__(
+        self, encoders: Sequence[EncoderWeights], head: TaskHead, features: Features, scale: Scale | None = None
+    ):
+        """`scale` is that of the numbers it is to learn, as `TaskModel` has it."""
+        super().__init__(encoders[0].shape)
+        self.kind, self.task_scale = head.kind, scale or Scale()
+        frozen = FrozenEncoders(encoders, features.layers, head.kind == "tags")
+        self._frozen = (frozen,)  # in a tuple, so that it is no part of this module
+        self.joins = features.layers == "concat-last-four"
+        if frozen.count > 1 and not self.joins:
+            self.mix = nn.Parameter(torch.zeros(frozen.count))
             self.scale = nn.Parameter(torch.ones(1))
-        width = shape.hidden * (LAST_FOUR if features.layers == "concat-last-four" else 1)
-        half = features.hidden // 2
-        self.lstm = nn.LSTM(width, half, features.depth, batch_first=True, bidirectional=True)
+        width = frozen.width * (frozen.count if self.joins else 1)
+        self.lstm = build_bilstm(width, features.hidden, features.depth)
         self.head = nn.Linear(features.hidden, head.outputs)
 
+    @property
+    def frozen(self) -> FrozenEncoders:
+        """The encoders."""
+        return self._frozen[0]
+
     def forward(self, batch: TaskBatch) -> Output:
-        logits = self.logits(batch)
-        return Output(loss_of("tags", logits, batch, Scale()), logits)
+        learned = self._learned(batch)
+        loss = loss_of(self.kind, learned, batch, self.task_scale)
+        return Output(loss, self.task_scale.said(learned), no_loss(loss))
 
     def logits(self, batch: TaskBatch) -> Tensor:
-        """(m, tags): what the head says of every word, in fp32."""
-        words = torch.split(self._features(batch)[batch.words], list(batch.words_of_items))
-        kept = [item for item in words if len(item)]
-        if not kept:
-            return self.head.weight.new_zeros((0, self.head.out_features), dtype=torch.float32)
-        lengths = torch.tensor([len(item) for item in kept])
-        packed = pack_padded_sequence(
-            pad_sequence(kept, batch_first=True), lengths, batch_first=True, enforce_sorted=False
-        )
-        states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        rows = torch.cat([states[row, :length] for row, length in enumerate(lengths.tolist())])
-        return F.linear(rows.float(), self.head.weight.float(), self.head.bias.float())
+        """Computes the logits of the head, in fp32."""
+        return self.task_scale.said(self._learned(batch))
 
-    def _features(self, batch: TaskBatch) -> Tensor:
-        """(n, width): the chosen states of every piece."""
-        encoder = self._frozen[0].to(batch.pieces.device, self.head.weight.dtype)
-        with torch.no_grad():
-            states = list(encoder.states(batch))
-        layers = self.layers_wanted
-        if layers == "embeddings":
-            return states[0]
-        if layers in ("last", "second-to-last"):
-            return states[-1 if layers == "last" else -2]
-        if layers == "concat-last-four":
-            return torch.cat(states[-LAST_FOUR:], dim=1)
-        if layers == "sum-all":
-            return torch.stack(states[1:]).sum(0)
-        shares = torch.softmax(self.mix.float(), 0).to(states[0].dtype)
-        return self.scale * torch.einsum("l,lnh->nh", shares, torch.stack(states[-len(shares) :]))
+    def _learned(self, batch: TaskBatch) -> Tensor:
+        lengths = batch.words_of_items if self.kind == "tags" else batch.lengths
+        read = read_both_ways(self.lstm, self.features(batch), lengths)
+        if self.kind not in ("tags", "spans"):
+            read = highest(read, lengths)
+        logits = in_fp32(self.head, read)
+        return logits.view(-1, batch.choices) if self.kind == "choice" else logits
+
+    def features(self, batch: TaskBatch) -> Tensor:
+        """(r, width): what the BiLSTM reads, of states that were kept or are computed now: the mean of the layers by
+        learned shares, times a learned factor, γ·Σ softmax(s)_j·h_j, or the layers side by side."""
+        dtype = self.head.weight.dtype
+        rows = self.frozen.rows(batch, dtype) if batch.kept is None else batch.kept().to(batch.pieces.device, dtype)
+        if rows.shape[1] == 1 or self.joins:
+            return rows.flatten(1)
+        return self.scale * torch.einsum("l,nlh->nh", torch.softmax(self.mix.float(), 0).to(dtype), rows)

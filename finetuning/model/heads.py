@@ -6,7 +6,7 @@ n pieces, s sequences, m tagged words, H hidden; an item of a task has one seque
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from finetuning.scale import Scale
 from finetuning.settings import BiLstm
 from pretraining.huggingface.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
+from pretraining.model.bert import MaskedHead
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
 from pretraining.model.shape import Shape
@@ -39,6 +40,8 @@ class TaskBatch(Batch):
     """How many of these words every item has."""
     choices: int = 1
     """Sequences of an item."""
+    kept: Callable[[], Tensor] | None = None
+    """Reads what frozen encoders give of these items, where that is kept."""
 
     @property
     def items(self) -> int:
@@ -58,6 +61,8 @@ class Output(NamedTuple):
     """Summed over the labels, of which a span has two; 0 where there are none."""
     logits: Tensor
     """(items, outputs), (items, choices), for spans (n, 2), for tags (m, outputs)"""
+    language: Tensor
+    """The loss of the language head, summed over all pieces but the first of every sequence; 0 where there is none."""
 
 
 class TaskModel(Encoder):
@@ -70,8 +75,10 @@ class TaskModel(Encoder):
         recompute: bool = False,
         scale: Scale | None = None,
         bilstm: BiLstm = NO_BILSTM,
+        language: bool = False,
     ):
-        """`scale` is that of the numbers it is to learn; a head that was folded to it says them as it is."""
+        """`scale` is that of the numbers it is to learn; a head that was folded to it says them as it is. `language`:
+        it goes on to learn by its language head too, which sees what is before a piece."""
         super().__init__(shape, recompute)
         self.kind, self.scale = head.kind, scale or Scale()
         self.has_bilstm = bilstm.hidden > 0
@@ -80,6 +87,9 @@ class TaskModel(Encoder):
         self.head = nn.Linear(bilstm.hidden or shape.hidden, head.outputs)
         if self.has_bilstm:
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
+        self.has_language = language
+        if language:
+            self.masked_head = MaskedHead(shape)
 
     def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
         """Draws fresh weights, the same for a seed on any ranks."""
@@ -98,8 +108,20 @@ class TaskModel(Encoder):
         return moved.eval()
 
     def forward(self, batch: TaskBatch) -> Output:
-        learned = self._learned(batch)
-        return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned))
+        hidden = self.encode(batch)
+        learned = self.say(self.seen(hidden, batch), batch)
+        language = self._language_loss(hidden, batch) if self.has_language and self.training else no_loss(learned)
+        return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned), language)
+
+    def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
+        """The loss of all pieces but the first of a sequence, from those before them; 0 where none are learned from."""
+        sequences, count = len(batch.lengths), len(hidden) - len(batch.lengths)
+        own = torch.arange(sequences, device=hidden.device)
+        own = torch.repeat_interleave(own, batch.starts.diff().long() - 1, output_size=count)
+        before = torch.arange(count, device=hidden.device) + own
+        decoder = self.embeddings.word.weight
+        loss: Tensor = self.masked_head(hidden[before], decoder, batch.pieces[before + 1])[0]
+        return loss if batch.labels is not None else 0.0 * loss
 
     @property
     def sees_one(self) -> bool:
@@ -108,11 +130,7 @@ class TaskModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.scale.said(self._learned(batch))
-
-    def _learned(self, batch: TaskBatch) -> Tensor:
-        """Computes the logits on the scale on which they are learned."""
-        return self.say(self.seen(self.encode(batch), batch), batch)
+        return self.scale.said(self.say(self.seen(self.encode(batch), batch), batch))
 
     def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every
@@ -142,8 +160,17 @@ class TaskModel(Encoder):
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
 
     def _linear(self, x: Tensor) -> Tensor:
-        """The head in fp32: of a score, 16 bits would keep two decimals."""
-        return F.linear(x.float(), self.head.weight.float(), self.head.bias.float())
+        return in_fp32(self.head, x)
+
+
+def no_loss(like: Tensor) -> Tensor:
+    """A loss of nothing, which has no gradient."""
+    return torch.zeros((), device=like.device)
+
+
+def in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
+    """The head in fp32: of a score, 16 bits would keep two decimals."""
+    return F.linear(x.float(), head.weight.float(), head.bias.float())
 
 
 @torch.inference_mode()

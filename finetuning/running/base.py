@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.model.features import EncoderWeights
 from finetuning.settings import DropoutShares
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.models import Model
@@ -26,6 +28,8 @@ class Base:
 
     model: Model
     from_scratch: bool = False
+    backward: Model | None = None
+    """One that sees what is after a piece, whose frozen features stand beside those of the first."""
 
     def shape_for(self, dropout: DropoutShares) -> Shape:
         """Its sizes, with what the settings say of dropout."""
@@ -33,17 +37,34 @@ class Base:
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(self.model.shape, **values)
 
-    def weights_for(self, task: Task) -> Mapping[str, Tensor]:
-        """The weights that a run of a task begins with."""
+    @property
+    def beside(self) -> EncoderWeights | None:
+        """The encoder whose features stand beside those of the first, if there is one."""
+        if self.backward is None:
+            return None
+        return EncoderWeights(self.backward.shape, {} if self.from_scratch else self.backward.encoder)
+
+    def weights_for(self, task: Task, language: bool = False) -> Mapping[str, Tensor]:
+        """The weights that a run of a task begins with; those of the `language` head too where it goes on to learn."""
         if self.from_scratch:
             return {}
         wanted = {weight.ours for weight in list_weights(self.model.shape, task.head)}
-        return {name: weight for name, weight in self.model.encoder.items() if name in wanted}
+        known = {name: weight for name, weight in self.model.encoder.items() if name in wanted}
+        return {**known, **self.model.language_head} if language else known
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """A checksum by which it is recognised, in JSON: another training of the same name has another."""
-        seen = hashlib.sha256(f"{self.model.vocabulary.sha256} {asdict(self.model.shape)}".encode())
-        for name, weight in sorted({} if self.from_scratch else self.model.encoder.items()):
-            seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
-        return {"from_scratch": self.from_scratch, "checksum": seen.hexdigest()[:16]}
+        own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
+        return own if self.backward is None else {**own, "backward": self._checksum(self.backward)}
+
+    def _checksum(self, model: Model) -> str:
+        return checksum_of(model.vocabulary, model.shape, {} if self.from_scratch else model.encoder)
+
+
+def checksum_of(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
+    """A checksum of a model, of whose weights some numbers stand for all."""
+    seen = hashlib.sha256(f"{vocabulary.sha256} {asdict(shape)}".encode())
+    for name, weight in sorted(weights.items()):
+        seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
+    return seen.hexdigest()[:16]

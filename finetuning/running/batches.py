@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class TaskBatches(StepBatches[TaskBatch]):
 
     labels: int
     """Labels of the global batch: classes, words, or all 0s and 1s."""
+    predictions: int
+    """Pieces of the global batch that have others before them."""
 
 
 class TrainingBatches:
@@ -86,7 +89,9 @@ class TrainingBatches:
             for part in parts
         )
         assert encoded.labels is not None, "nothing can be learned without labels"
-        return TaskBatches(micro, len(chosen) * encoded.choices, int(encoded.labels.lengths[chosen].sum()))
+        sequences = len(chosen) * encoded.choices
+        predictions = int(lengths_of(encoded)[chosen].sum()) - sequences
+        return TaskBatches(micro, sequences, int(encoded.labels.lengths[chosen].sum()), predictions)
 
 
 def lengths_of(encoded: Encoded) -> Array:
@@ -156,4 +161,5 @@ def pack(encoded: Encoded, chosen: Array, numbers: Array | None = None, labelled
         words=torch.from_numpy(words),
         words_of_items=tuple(words_of_items.tolist()),
         choices=taken.choices,
+        kept=None if taken.kept is None else partial(taken.kept, own),
     )

@@ -26,6 +26,7 @@ from finetuning.results import MODEL
 from finetuning.running.base import Base
 from finetuning.running.loop import Tuner, build_model
 from finetuning.settings import BiLstm, FineTuning
+from pretraining.checkpoint.models import LANGUAGE, Model
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, task_card
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -51,6 +52,7 @@ def write_learned(base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: 
     """Writes what a run has learned as a folder of transformers, or what transformers does not have as one of ours;
     `use` is what must be known to use it."""
     use, folder = {"task": tuner.task.name, **use}, tuner.folder / MODEL
+    weights = {name: weight for name, weight in weights.items() if not name.startswith(LANGUAGE)}
     if tuner.settings.features.layers:
         _write_features(folder, base, tuner, weights, use)
     elif tuner.settings.bilstm.hidden:
@@ -84,17 +86,18 @@ def _write_fine_tuned(
 def _write_features(
     folder: Path, base: Base, tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]
 ) -> None:
-    found, head = base.model, tuner.task.head
-    name = found.name if found.on_hub else str(found.folder.resolve())
+    head, named = tuner.task.head, {"base": base.model, "backward": base.backward}
+    names = {key: _found_again(model) for key, model in named.items() if model is not None}
     content = {
         **use,
         "kind": head.kind,
         "labels": head.labels,
         "features": tuner.settings.features.model_dump(mode="json"),
         "seed": tuner.settings.seed,
-        "base": {"name": name, **base.identity},
+        "base": {**base.identity, "name": names.pop("base")},
+        **names,
     }
-    card = FEATURES_CARD.format(task=tuner.task.name, base=summary_of(found).name)
+    card = FEATURES_CARD.format(task=tuner.task.name, base=summary_of(base.model).name)
     write_bare(folder, weights, card, content)
 
 
@@ -153,10 +156,19 @@ def _read_features(
     with _told(folder):
         known, scratch = task["base"], task["base"]["from_scratch"]
         settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
+        names = [known["name"], *([task["backward"]] if "backward" in task else [])]
     try:
-        model = find_model(known["name"])
+        base = Base(find_model(names[0]), scratch, *map(find_model, names[1:]))
     except UserError as error:
         raise UserError(f"{folder}: stands on a model that is not there; put it back\n{error}") from error
-    if Base(model, scratch).identity["checksum"] != known["checksum"]:
-        raise UserError(f"{folder}: {known['name']} is not the model that it learned on; put that one back")
-    return build_model(head, model.shape, {} if scratch else model.encoder, settings), model.vocabulary
+    checksums = [base.identity.get(key) != known.get(key) for key in ("checksum", "backward")]
+    if any(checksums):
+        changed = names[checksums.index(True)]
+        raise UserError(f"{folder}: {changed} is not the model that it learned on; put that one back")
+    weights = {} if scratch else base.model.encoder
+    return build_model(head, base.model.shape, weights, settings, backward=base.beside), base.model.vocabulary
+
+
+def _found_again(model: Model) -> str:
+    """The name by which a model is found from anywhere."""
+    return model.name if model.on_hub else str(model.folder.resolve())

@@ -13,10 +13,12 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from finetuning.model.features import FeatureModel
+from finetuning.inputs import Items
+from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.model.heads import Output, TaskModel
 from finetuning.results import ModelScores
 from finetuning.running.batches import TaskBatches, TrainingBatches
+from finetuning.running.kept import Keeper
 from finetuning.running.outputs import BrokenError, Outputs, outputs_of, scores_of, shortage_told, with_certainty
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from finetuning.scale import Scale
@@ -28,7 +30,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import GivenUpError, Seeds, train_step
 from pretraining.huggingface.weights import TaskHead
-from pretraining.model.encoder import INITIAL_RANGE, Encoder
+from pretraining.model.encoder import INITIAL_RANGE
 from pretraining.model.shape import Shape
 from pretraining.processes.context import Context
 from pretraining.processes.stopping import Decision
@@ -61,16 +63,22 @@ class TuningState(BaseModel):
 
 
 def find_start(
-    task: Task, shape: Shape, weights: Weights, settings: FineTuning, folder: Path, context: Context
+    task: Task,
+    shape: Shape,
+    weights: Weights,
+    settings: FineTuning,
+    folder: Path,
+    context: Context,
+    backward: EncoderWeights | None = None,
 ) -> tuple[Engine, Meter, TuningState]:
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
     checkpoint = newest_whole(folder, context.warn)
-    model = build_model(task.head, shape, weights, settings, fresh=checkpoint is None, scale=task.scale)
+    model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)
     if checkpoint is not None:
         restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
-    meter, state = Meter(engine.device, ("loss",), ("labels", "items")), TuningState()
+    meter, state = Meter(engine.device, ("loss", "language"), ("labels", "items", "predictions")), TuningState()
     if checkpoint is not None:
         record = restore_engine(checkpoint, engine)
         meter.restore(record.rank_states, context.world.rank, context.world.size)
@@ -85,17 +93,21 @@ def build_model(
     settings: FineTuning,
     fresh: bool = True,
     scale: Scale | None = None,
+    backward: EncoderWeights | None = None,
 ) -> TaskModel | FeatureModel:
-    """Makes the model for a task; a `fresh` one has the weights that are known, and draws the others by the seed."""
+    """Makes the model for a task; a `fresh` one has the weights that are known, and draws the others by the seed.
+    `backward` is the encoder that stands beside the first, where features are frozen."""
     if settings.features.layers:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            known = {**Encoder(shape).initialize(settings.seed).state_dict(), **weights}
-            model = FeatureModel(shape, head, settings.features, known)
+            encoders = [EncoderWeights(shape, weights), *([] if backward is None else [backward])]
+            known = [encoder.filled(settings.seed + number) for number, encoder in enumerate(encoders)]
+            model = FeatureModel(known, head, settings.features, scale)
             nn.init.normal_(model.head.weight, std=INITIAL_RANGE)
         return model
     recompute = settings.compute.checkpoint_activations
-    whole = TaskModel(shape, head, recompute, scale, settings.bilstm).initialize(settings.seed)
+    whole = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
+    whole.initialize(settings.seed)
     if fresh:
         if whole.has_bilstm:  # it takes the place of the pooler
             weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
@@ -118,12 +130,14 @@ class Tuner(Loop):
         folder: Path,
         context: Context,
         epochs_after: float = 0.0,
+        backward: EncoderWeights | None = None,
     ) -> None:
         """Begins with weights, or goes on from the newest checkpoint in `folder`, which is the run's own. After it the
-        other runs of the task will go through its items so many times."""
-        engine, meter, self.state = find_start(task, shape, weights, settings, folder, context)
+        other runs of the task will go through its items so many times. `backward` is that of `build_model`."""
+        engine, meter, self.state = find_start(task, shape, weights, settings, folder, context, backward)
         super().__init__(folder, context, engine, meter, self.state.step, settings.logging, settings.checkpoints)
-        self.task, self.settings, self.folder = task, settings, folder
+        self.task, self.settings, self.folder, self.fresh = task, settings, folder, not weights
+        self.items: Mapping[str, Items] = {"train": task.train, **task.dev, **task.test}
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
@@ -133,21 +147,31 @@ class Tuner(Loop):
     def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
         """Trains what is left; `keep` is called with the outputs of all splits when the weights are worth keeping."""
         self._keep, control = keep, self.context.control
-        batches = closing(self.batches.iterate(self.state.step))
-        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES), batches as ahead:
-            self.meter.begin()
-            self.begun = time.monotonic()
+        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
-                self.score_where_due()  # a stop may have come before it
-                while not self.is_over:
-                    self.show_progress()
-                    self.step(*next(ahead))
-                    self.after_step()
+                self.keep_activations()
+                with closing(self.batches.iterate(self.state.step)) as ahead:
+                    self.meter.begin()
+                    self.begun = time.monotonic()
+                    self.score_where_due()  # a stop may have come before it
+                    while not self.is_over:
+                        self.show_progress()
+                        self.step(*next(ahead))
+                        self.after_step()
             except GivenUpError:
                 self.stop(control.decide(wrong=False, saving=0.0))
             except CollapseError:
                 raise BrokenError(f"gradients overflow after step {self.state.step}") from None
         return self.state
+
+    def keep_activations(self) -> None:
+        """Has frozen encoders look at every item once, where there is room to keep what they give."""
+        model, settings, world = self.engine.model, self.settings, self.context.world
+        if isinstance(model, FeatureModel):
+            called = f"-seed{settings.seed}" if self.fresh else ""
+            parts = (self.engine.dtype, self.folder.parent, settings.features.cache_gb, self.context, self.log.say)
+            self.items = Keeper(model.frozen, *parts, called).keep(self.items)
+            self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
 
     def close(self) -> None:
         """Waits for what is being saved, and lets go of the memory, so that another run can follow."""
@@ -170,7 +194,8 @@ class Tuner(Loop):
         learning_rate, seeds = self.schedule.learning_rate(step), Seeds.of(self.settings.seed, step, context.world.rank)
 
         def loss_of(output: Output, batches: TaskBatches) -> Tensor:
-            return output.loss / batches.labels
+            own, share = output.loss / batches.labels, self.settings.language_loss
+            return own + share * output.language / max(batches.predictions, 1) if share else own
 
         mark, gives_up = context.watch.mark, context.control.asked_anywhere
         with shortage_told():
@@ -179,7 +204,8 @@ class Tuner(Loop):
         for batch, output in zip(batches.micro, result.outputs, strict=True):
             if batch.labels is not None:
                 pieces = sum(batch.lengths)
-                self.meter.add([output.loss], labels=len(batch.labels), items=batch.items, pieces=pieces)
+                counts = {"labels": len(batch.labels), "items": batch.items, "predictions": pieces - len(batch.lengths)}
+                self.meter.add([output.loss, output.language], **counts, pieces=pieces)
         self.meter.step(learning_rate, waited)
 
     def after_step(self) -> None:
@@ -202,7 +228,13 @@ class Tuner(Loop):
     def log_step(self) -> None:
         """Writes what happened since the last line of the log."""
         record = TuningStep.of(
-            self.meter, self.state.step, self.steps, self.epoch, self.engine.gradient_norm, self.seconds_left()
+            self.meter,
+            self.state.step,
+            self.steps,
+            self.epoch,
+            self.engine.gradient_norm,
+            self.seconds_left(),
+            self.settings.language_loss > 0,
         )
         if not math.isfinite(record.loss):
             raise BrokenError(f"the loss is {record.loss} at step {self.state.step}")
@@ -235,13 +267,14 @@ class Tuner(Loop):
         if state.scored == state.step or not self.batches.ends_stretch(state.step):
             return
         with self.meter.watch.pause():
-            outputs = outputs_of(self.engine, task.head.kind, task.dev, self.context)
+            dev, test = ({name: self.items[name] for name in splits} for splits in (task.dev, task.test))
+            outputs = outputs_of(self.engine, task.head.kind, dev, self.context)
             scores = scores_of(task, outputs)
             score = next(iter(scores.values()))[task.metric]
             better = state.best is None or score > state.best
             kept = better if self.settings.patience else state.step == self.steps
             if kept:
-                outputs |= outputs_of(self.engine, task.head.kind, task.test, self.context)
+                outputs |= outputs_of(self.engine, task.head.kind, test, self.context)
             self.log.write(ScoreRecord(state.step, self.epoch, scores, task.metric))
             state.best, state.worse = (score, 0) if better else (state.best, state.worse + 1)
             if kept:

@@ -27,7 +27,7 @@ class TuningStep(Record):
     epoch: float
     """Epochs that are done, with the part of the one at work."""
     loss: float
-    """What is minimised: the mean over labels."""
+    """What is minimised: the mean over labels, to which a share of the `language_loss` may be added."""
     learning_rate: float
     gradient_norm: float | None
     """The norm of the whole gradient before it was clipped."""
@@ -42,10 +42,19 @@ class TuningStep(Record):
     """Steps of the whole run."""
     all_left: float = 0.0
     """Seconds that all runs of the task will still take; 0 where this is the last."""
+    language_loss: float | None = None
+    """The mean loss of a piece by the language head, in files too; None where it does not learn."""
 
     @classmethod
     def of(
-        cls, meter: Meter, step: int, total: int, epoch: float, norm: Tensor | float | None, left: tuple[float, float]
+        cls,
+        meter: Meter,
+        step: int,
+        total: int,
+        epoch: float,
+        norm: Tensor | float | None,
+        left: tuple[float, float],
+        language: bool = False,
     ) -> TuningStep:
         """The figures of the steps up to this one of a run, which with its task takes so many seconds more; the meter
         begins anew. All ranks call it together."""
@@ -53,18 +62,21 @@ class TuningStep(Record):
         totals, speed = meter.flush(seconds_left=left[0])
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
         norm, loss = None if norm is None else float(norm), totals["loss"] / max(totals["labels"], 1)
-        return cls(step, epoch, loss, learning_rate, norm, items / seconds, speed, items, seconds, total, left[1])
+        of_pieces = totals["language"] / max(totals["predictions"], 1) if language else None
+        pace = (learning_rate, norm, items / seconds, speed, items, seconds, total, left[1])
+        return cls(step, epoch, loss, *pace, language_loss=of_pieces)
 
     def figures(self) -> dict[str, float | None]:
         figures = {name: value for name, value in vars(self).items() if name not in UNWRITTEN}
         speed = {name: value for name, value in vars(self.speed).items() if name != "padded_pieces_per_second"}
-        return {**figures, **speed}
+        own = {} if self.language_loss is None else {"language_loss": self.language_loss}
+        return {**figures, **own, **speed}
 
     def line(self) -> str:
         parts = [
             steps_done(self.step, self.total_steps),
             f"epoch {self.epoch:.2f}",
-            f"loss {self.loss:.4f}",
+            *self._losses(),
             *self._pace(),
         ]
         return "  ".join([*parts, *left(self.speed.seconds_left), *self._all_left()])
@@ -75,10 +87,14 @@ class TuningStep(Record):
 
     def details(self) -> Text:
         """The figures in one line of a terminal."""
-        return cropped("  " + "  ".join([f"loss {self.loss:.4f}", *self._pace(), *self._all_left()]))
+        return cropped("  " + "  ".join([*self._losses(), *self._pace(), *self._all_left()]))
 
     def _all_left(self) -> list[str]:
         return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
+
+    def _losses(self) -> list[str]:
+        language = [] if self.language_loss is None else [f"language {self.language_loss:.4f}"]
+        return [f"loss {self.loss:.4f}", *language]
 
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
@@ -163,5 +179,5 @@ def percent(figure: float | None, spread: float | None = None) -> str:
 
 PATIENCE = 5.0
 """Seconds of a run after which it says how far it is, where the output is no terminal."""
-UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left")
+UNWRITTEN = ("speed", "items", "seconds", "total_steps", "all_left", "language_loss")
 """Fields of a step that are in no file under these names."""

@@ -30,7 +30,10 @@ from pretraining.processes.group import gather, shared_errors
 
 SHOWN = 8
 """Differences that a message names."""
-NOT_COMPARED = {"search", "logging", "checkpoints", "micro_batch", "parallel", "compute"}
+NOT_COMPARED: dict[str, Any] = {
+    **dict.fromkeys(("search", "logging", "checkpoints", "micro_batch", "parallel", "compute"), True),
+    "features": {"cache_gb"},
+}
 """Settings that may change while a search goes on: they do not change a run's outcome but for rounding."""
 
 NO_SCORES = ModelScores()
@@ -191,8 +194,8 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     so many epochs after it. All ranks call it together."""
     task, settings, folder = run.task, run.settings, run.folder
     begin(run, context)
-    shape, weights = base.shape_for(settings.dropout), base.weights_for(task)
-    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after)
+    shape, weights = base.shape_for(settings.dropout), base.weights_for(task, settings.language_loss > 0)
+    tuner = Tuner(task, shape, weights, settings, folder, context, epochs_after, base.beside)
     predicted = [*task.dev, *task.test]
     try:
         state = tuner.train(partial(keep, base=base))

@@ -33,6 +33,9 @@ class TuningFlags:
 
     model: str | None = None
     """A run, a BERT folder of transformers, or a name on the Hugging Face hub (default: the newest exported model)."""
+    backward: str | None = None
+    """A second model, whose frozen features stand beside those of the first, layer by layer: with --features.layers mix
+    and one model that sees what is before a piece, the other what is after it, ELMo's scheme."""
     out: Path | None = None
     """Where results go (default: runs/MODEL/…)."""
     recipe: str | None = None
@@ -49,6 +52,8 @@ class TuningFlags:
     """Begin with fresh weights of the model's sizes, to see what pre-training is worth."""
     evaluate: bool = False
     """Score a model that is fine-tuned for the task already, without training."""
+    cache_gb: float | None = None
+    """Keep what frozen encoders give of all items beside the results where it takes no more than this (default: 4)."""
     share: bool = False
     """Go through runs beside other commands in the same folder, and leave what follows from all of them to one without
     this flag."""
@@ -75,6 +80,7 @@ class TuningFlags:
             "batch": self.batch_size,
             "epochs": self.epochs,
             "search.seeds": self.seeds,
+            "features.cache_gb": self.cache_gb,
         }
         return [f"--{name}={toml_value(value)}" for name, value in values.items() if value is not None]
 

@@ -30,7 +30,6 @@ from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
-from finetuning.model.features import LAST_FOUR
 from finetuning.model.models import RUNS, find_model, find_order, fine_tuned_head, notes_on, summary_of
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
@@ -39,12 +38,12 @@ from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outp
 from finetuning.running.search import Run
 from finetuning.session import workers
 from finetuning.session.charts import draw
+from finetuning.session.fit import doubts_of_fit, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
 from finetuning.session.report import conclude, outcome, plan, summary, write_results
-from finetuning.settings import FORM, FineTuning, load_settings
+from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
-from pretraining.checkpoint.models import Model
 from pretraining.engine.precision import set_arithmetic
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending, exit_now
@@ -108,12 +107,13 @@ class Session:
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
         """Reads the model, the settings and the tasks; all faults of them end the command."""
         self.model = find_model(self.flags.model)
+        self.backward = find_model(self.flags.backward) if self.flags.backward else None
         recipe = self._read_settings(device)
         self._read_tasks()
         self._list_runs()
         self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*notes_on(self.model), *length_doubts(self.settings, self.model), *of_tasks):
+        for note in (*notes_on(self.model), *doubts_of_fit(self.settings, self.model, self.backward), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
             for line in look(task, trains=not self.flags.evaluate):
@@ -129,12 +129,13 @@ class Session:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
             self.overrides = [*as_it_was_trained(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
-        require_room(self.settings, model)
+        require_fit(self.settings, model, self.backward, flags.from_scratch)
         if flags.evaluate and self.settings.features.layers:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
-        title = summary_of(model).name + "-from-scratch" * flags.from_scratch
+        names = [summary_of(each).name for each in (model, self.backward) if each is not None]
+        title = "+".join(names) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
-        for flag in ("data", "model"):
+        for flag in ("data", "model", "backward"):
             read = getattr(flags, flag, None)
             if read is not None and os.path.exists(read) and self.out.exists() and self.out.samefile(read):
                 raise UserError(f"--out {self.out}: is --{flag} {read}, which is read; name another --out")
@@ -148,16 +149,13 @@ class Session:
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
-        others = [task.name for task in self.tasks if task.head.kind != "tags"]
-        if self.settings.features.layers and others:
-            raise UserError(f"features.layers: is for tags of words alone, and not for {', '.join(others)}")
         for task in self.tasks if self.flags.evaluate else ():
             if outputs_without_model(task) is None:
                 find_order(task.head, fine_tuned_head(self.model), self.model.name)
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks, which go on in their folders only as they were begun."""
-        self.base = Base(self.model, self.flags.from_scratch)
+        self.base = Base(self.model, self.flags.from_scratch, self.backward)
         self.runs = {}
         for task in self.tasks:
             trains = not self.flags.evaluate and outputs_without_model(task) is None
@@ -266,28 +264,6 @@ class Session:
 def say(console: Console, what: RenderableType) -> None:
     """Prints a line as it is, or a table."""
     console.print(what, markup=False, highlight=False)
-
-
-def require_room(settings: FineTuning, model: Model) -> None:
-    """Refuses settings that ask for more positions or layers than the model has."""
-    name, shape, layers = model.name, model.shape, settings.features.layers
-    if settings.length > shape.positions:
-        raise UserError(
-            f"length = {settings.length}: {name} has {shape.positions} positions; take --length {shape.positions}"
-        )
-    if layers.endswith("last-four") and shape.layers < LAST_FOUR:
-        raise UserError(f"features.layers = {layers}: {name} has {shape.layers} layers; take last or weighted-all")
-
-
-def length_doubts(settings: FineTuning, model: Model) -> list[str]:
-    """A line for the user where sequences may be longer than the model has ever seen."""
-    longest = model.trained
-    if settings.length <= longest:
-        return []
-    return [
-        f"{model.name}: was trained on texts of {longest} pieces at most; longer ones, up to --length "
-        f"{settings.length}, have positions that it knows nothing of"
-    ]
 
 
 def done_on_rank_0(run: Run) -> bool:

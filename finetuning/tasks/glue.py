@@ -12,6 +12,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
+from data_prep.readers.tables import TextTable, read_parquet, read_tsv
 from finetuning.files.splits import (
     AX,
     AX_FOLDER,
@@ -25,7 +26,6 @@ from finetuning.files.splits import (
     plain,
     task_folder,
 )
-from finetuning.files.tables import TextTable, read_parquet, read_tsv
 from finetuning.ragged import Ragged
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, join, read_classes, read_scores, tsv_bytes

@@ -21,8 +21,8 @@ from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import absence
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
+from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import name_files
-from finetuning.files.tables import TextTable, read_table
 from finetuning.files.tag_files import Fields
 from finetuning.tasks import scores
 from finetuning.tasks.ner import open_tags

@@ -13,7 +13,8 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
-from finetuning.files.tables import TextTable, choose_held_out, read_tsv
+from data_prep.readers.tables import TextTable, read_tsv
+from finetuning.files.held_out import choose_held_out
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, predictions_file

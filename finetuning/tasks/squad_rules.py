@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from data_prep.common.errors import UserError
-from finetuning.files.tables import open_parquet
+from data_prep.readers.tables import open_parquet
 
 Version = Literal["1.1", "2.0"]
 Numbers = dict[str, float]

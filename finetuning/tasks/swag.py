@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.common.arrays import Array
+from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import find_splits, name_files, on_the_hub
-from finetuning.files.tables import TextTable, read_table
 from finetuning.inputs import Encoded
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join, read_classes

@@ -36,12 +36,14 @@ from pretraining.huggingface.folders import (
 )
 from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
 from pretraining.huggingface.weights import TaskHead, count_segments, list_weights, with_first_segment_alone
+from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import gather
 
 SHOWN = 10
 """Pieces that were added, of which a card has the first."""
-WORD = "embeddings.word.weight"
+WORD, LANGUAGE = "embeddings.word.weight", "masked_head."
 PARTS = "*-of-*"
 """Files of weights in parts, between the name of the whole and its ending."""
 
@@ -139,6 +141,23 @@ class Model:
         weights = read_weights_together(self.folder, parameter_sizes(saved.record.shape))
         return with_first_segment_alone(weights) if saved.run.state.trained_segments == 1 else weights
 
+    def pretrained(self) -> Bert:
+        """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
+        missing: tuple[str, ...] = ()
+        if self.is_checkpoint:
+            shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
+        else:
+            shape, weights, missing = read_folder(self.with_weights())
+        if missing:
+            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
+            raise UserError(
+                f"{self.name}: has no {heads}, so it says of no piece how likely it is: name a model with the heads of "
+                "pre-training: a run, or what export.py made of it"
+            )
+        model = build_model(shape)
+        model.load_state_dict(weights)
+        return model.eval()
+
     @cached_property
     def encoder(self) -> dict[str, Tensor]:
         """The weights of the encoder, and of the pooler where it has one that was trained."""
@@ -149,6 +168,18 @@ class Model:
         if count_segments(weights) == 1 < self.shape.segments:  # no pairs, which alone train a pooler
             wanted -= {"pooler.weight", "pooler.bias"}
         return self.cut({name: weight for name, weight in weights.items() if name in wanted})
+
+    @cached_property
+    def language_head(self) -> dict[str, Tensor]:
+        """The weights of the head that predicts pieces, by our names; empty where it has none, as after fine-tuning."""
+        if self.head is not None:
+            return {}
+        weights = {name: weight for name, weight in self.read_weights().items() if name.startswith(LANGUAGE)}
+        if weights and self.shape.vocabulary < self.rows:
+            bias = torch.zeros(self.shape.padded_vocabulary)
+            bias[: self.shape.vocabulary] = weights[f"{LANGUAGE}bias"][: self.shape.vocabulary]
+            weights[f"{LANGUAGE}bias"] = bias
+        return weights
 
     def cut(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leaves out the rows of the embeddings that belong to no piece."""

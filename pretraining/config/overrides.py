@@ -63,10 +63,8 @@ def load_recipe_and_data(
         raise UserError("\n".join([str(error), *faults])) from None
     if manifest and recipe.model.segments < 2 and manifest.has_pairs:
         faults.append("model.segments = 1: the data has pairs, of two segments; make it with shard.py --pairs none")
-    if manifest and configured(recipe.objective).pairs == "needed" and not manifest.has_pairs:
-        faults.append(
-            f'objective.name = "{recipe.objective.name}": needs pairs; make the data with shard.py --pairs nsp'
-        )
+    if manifest:
+        faults += configured(recipe.objective).data_faults(manifest)
     if faults:
         raise UserError("\n".join(faults))
     return recipe, manifest

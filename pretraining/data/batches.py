@@ -70,10 +70,10 @@ def step_batches(
     dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
 ) -> PretrainingBatches:
     """Reads one rank's part of the global batch of a step."""
-    examples, draw = order.examples(step), order.draw(step)
-    lengths, predictions = dataset.sizes(examples, draw.done)
+    examples, keys, done = order.examples(step), order.keys(step), order.done(step)
+    lengths, predictions = dataset.sizes(examples, done)
     mine = deal(lengths, ranks, accumulation)[rank]
-    micro = tuple(dataset.batch(examples.take(chosen), draw.take(chosen)) for chosen in mine)
+    micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
     return PretrainingBatches(micro, order.batch_size, int(predictions.sum()))
 
 

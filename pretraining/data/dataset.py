@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,9 +91,20 @@ class Dataset:
             lengths, masked, _ = self._stored_sizes(examples)
         return lengths, self._objective.predictions(lengths, masked, done)
 
-    def batch(self, examples: Examples, draw: Draw | None = None) -> PretrainingBatch:
-        """Reads examples as a batch of their objective; without a draw as validation has them, the same every time."""
+    def batch(self, examples: Examples) -> PretrainingBatch:
+        """Reads examples as a batch of their objective, the same every time."""
+        return self._objective.batch(self.read(examples))
+
+    def training_batch(self, examples: Examples, keys: Array, done: float) -> PretrainingBatch:
+        """Reads examples as a batch for which the objective may draw; `keys` and `done` are those of a `Draw`."""
+        draw = Draw(keys, done, self.vocabulary_size, self._mask_piece)
         return self._objective.batch(self.read(examples), draw)
+
+    @cached_property
+    def _mask_piece(self) -> int:
+        from data_prep.vocabulary.source import read_vocabulary  # with what compiles, which the order does without
+
+        return read_vocabulary(self.folder).special.mask
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
         lengths, predictions, boundaries = self._stored_sizes(examples)

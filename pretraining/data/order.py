@@ -15,7 +15,6 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import BITS_64, GOLDEN, hash_key, scramble_bits
-from pretraining.model.rows import Draw
 
 ROUNDS = 4
 DRAWN = BITS_64
@@ -168,11 +167,10 @@ class BatchOrder:
         """The examples of a step's batch."""
         return self._order.examples(self.number(step) * self.batch_size, self.batch_size)
 
-    def draw(self, step: int) -> Draw:
-        """What may be drawn for these examples: each has its own key in every epoch, since its index is another."""
+    def keys(self, step: int) -> Array:
+        """Numbers for what is drawn for these examples: others in every epoch, since their indices are others."""
         start = self.number(step) * self.batch_size
-        keys = hash_key(self._order.seed, DRAWN, np.arange(start, start + self.batch_size))
-        return Draw(keys, self.done(step))
+        return hash_key(self._order.seed, DRAWN, np.arange(start, start + self.batch_size))
 
     def done(self, step: int) -> float:
         """The share of the run's steps that lies behind a step: 0 at its first and 1 at its last."""

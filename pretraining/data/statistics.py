@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from data_prep.shards import Manifest
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, find_objective, step_flops
@@ -49,9 +51,10 @@ def measure_sequences(
         flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
-    pieces = sum(count * min(size, length) for size, count in enumerate(counts))
-    masked = sum(shards.masked for shards in sets) * pieces / sum(shards.pieces for shards in sets)
-    predictions = examples * objective.predictions(pieces / examples, masked / examples, HALF_WAY)
+    sizes = np.minimum(np.arange(len(counts)), length)
+    pieces = int(np.dot(counts, sizes))
+    masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
+    predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, HALF_WAY)))
     flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),

@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import Encoder, Linear
-from pretraining.model.fused import gelu, masked_loss
+from pretraining.model.fused import gelu, log_probabilities, masked_loss
 from pretraining.model.shape import Shape
+from pretraining.model.vocabulary_loss import loss_in_chunks
 
 
 class MaskedHead(nn.Module):
     """Predicts what stood at a masked position; the decoder's weight is that of the word embeddings."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: Shape, at_once: int | None = None):
+        """`at_once`: how many predictions have their logits at the same time; all of them where it is not said."""
         super().__init__()
+        self.at_once = at_once
         self.transform = Linear(shape.hidden, shape.hidden)
         self.norm = nn.LayerNorm(shape.hidden, shape.epsilon)
         self.bias = nn.Parameter(torch.zeros(shape.padded_vocabulary))
@@ -35,8 +38,13 @@ class MaskedHead(nn.Module):
         """(m, vocabulary)"""
         return F.linear(self.transformed(hidden), decoder, self.bias)[:, : self.vocabulary]
 
+    def log_probabilities(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> Tensor:
+        """(m,) how likely each of the labels is"""
+        return log_probabilities(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
+
     def forward(self, hidden: Tensor, decoder: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return masked_loss(self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
+        inputs = (self.transformed(hidden), decoder, self.bias, labels, self.vocabulary)
+        return masked_loss(*inputs) if self.at_once is None else loss_in_chunks(*inputs, self.at_once)
 
 
 class ObjectiveOfModel(Protocol):

@@ -15,6 +15,9 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
 
+MOST_LOGITS = 1 << 22
+"""Logits that are in memory at once where log-probabilities alone are asked for."""
+
 
 @dataclass(frozen=True)
 class Dropout:
@@ -85,6 +88,23 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
         return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
     logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+
+
+@torch.no_grad()
+def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
+    """(m,) the log-probability of the label of every row, in fp32; the logits of some rows at a time are in memory."""
+    rows = max(1, MOST_LOGITS // len(weight))
+    parts = zip(hidden.split(rows), labels.split(rows), strict=True)
+    return torch.cat([_log_probabilities(part, weight, bias, wanted, vocabulary) for part, wanted in parts])
+
+
+def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
+    logits = F.linear(hidden, weight)
+    if kernels.usable(hidden):
+        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
+        return -losses
+    return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 
 
 class _Gelu(torch.autograd.Function):

@@ -67,14 +67,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Draw:
-    """What an objective may draw for examples in a step of training, whichever rank reads them."""
+    """What an objective may draw for s examples in a step of training, whichever rank reads them."""
 
     keys: Array  # (s,) uint64: a number for each example in this epoch, of which random numbers are made
     done: float  # the share of the run's steps that lies behind
-
-    def take(self, chosen: Array) -> Draw:
-        """That of some of them."""
-        return Draw(self.keys[chosen], self.done)
+    vocabulary: int  # pieces of the vocabulary
+    mask_piece: int  # which of them is [MASK]
 
 
 @dataclass(frozen=True)

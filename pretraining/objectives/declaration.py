@@ -42,6 +42,7 @@ from pretraining.model.shape import OBJECTIVE, Sees, Shape
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.bert import Bert
     from pretraining.model.rows import Draw, Rows
@@ -81,12 +82,16 @@ class Objective(ABC):
     """the settings of all objectives, and its own"""
     sees: ClassVar[Sees] = "both"
     """which pieces a piece sees besides itself, in pre-training and in all that follows"""
+    logits_at_once: ClassVar[int | None] = None
+    """how many predictions have their logits at the same time; None where all of a micro-batch have"""
     learns: ClassVar[str]
     """what its model does, as messages say it: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"
     """display name of the heads that only pairs train"""
     figures: ClassVar[tuple[Figure, ...]]
     """all numbers that it tells of training and of validation"""
+    sum_of_pieces: ClassVar[str | None] = None
+    """which of its sums is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
     tag: ClassVar[str]
     """the task that the hub offers such a model for"""
     loads_as: ClassVar[str]
@@ -103,6 +108,12 @@ class Objective(ABC):
     def faults(self, timed: bool) -> Iterator[str]:  # noqa: ARG002
         """Whatever its settings cannot be, each with its cure; `timed` where the clock decides how long a run is."""
         yield from ()
+
+    def data_faults(self, manifest: Manifest) -> Iterator[str]:
+        """What it needs and this data has not, each with its cure."""
+        if self.pairs == "needed" and not manifest.has_pairs:
+            cure = "make the data with shard.py --pairs nsp"
+            yield f'objective.name = "{self.settings.name}": needs pairs, which the data has not; {cure}'
 
     # Its data.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class PieceLosses(NamedTuple):
     """The loss and the right predictions of all pieces, summed over a batch."""
 
-    pieces: Tensor
+    nats: Tensor
     """cross-entropy of the pieces"""
     correct: Tensor
 
@@ -34,8 +34,10 @@ class LeftToRight(Objective):
     """Predicts every piece of a sequence from those before it; [CLS] begins them all, and is never predicted."""
 
     sees: ClassVar[Sees] = "before"
+    logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
+    sum_of_pieces = "pieces"
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),
@@ -65,7 +67,7 @@ class LeftToRight(Objective):
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         from pretraining.model.bert import MaskedHead
 
-        return {"masked_head": MaskedHead(shape)}
+        return {"masked_head": MaskedHead(shape, self.logits_at_once)}
 
     def parameters(self, shape: Shape) -> int:
         h = shape.hidden
@@ -83,11 +85,11 @@ class LeftToRight(Objective):
         return PieceLosses._fields
 
     def loss(self, losses: PieceLosses, batches: PretrainingBatches) -> Tensor:
-        return losses.pieces / max(batches.predictions, 1)
+        return losses.nats / max(batches.predictions, 1)
 
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         predictions = max(totals["predictions"], 1)
-        return {"piece_loss": totals["pieces"] / predictions, "piece_accuracy": totals["correct"] / predictions}
+        return {"piece_loss": totals["nats"] / predictions, "piece_accuracy": totals["correct"] / predictions}
 
     def total(self, figures: Mapping[str, float]) -> float:
         return figures["piece_loss"]
@@ -97,7 +99,7 @@ class LeftToRight(Objective):
 
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
-        return parts + [f"perplexity {figures['perplexity']:.2f}"] * ("perplexity" in figures)
+        return parts + [f"perplexity {figures[name]:.2f}" for name in ("perplexity",) if name in figures]
 
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"

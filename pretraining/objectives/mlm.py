@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
+
+from data_prep.common.toml_text import shown
+from pretraining.model.masks import Split, mask_anew, num_masked
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from data_prep.shards import Manifest
     from pretraining.model.batch import PretrainingBatch, PretrainingBatches
     from pretraining.model.bert import Bert
     from pretraining.model.rows import Draw, Rows
@@ -38,11 +43,28 @@ class Losses(NamedTuple):
     """sequences whose B does not follow A"""
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
 class MaskedSettings(ObjectiveSettings):
     """What masked pieces add to the settings of all objectives."""
 
     next_sentences: bool = True
     """mlm: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
+    masks: Literal["static", "dynamic"] = "static"
+    """mlm: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same text. A
+    validation has those of the data in any case."""
+    rate: Rate = 0.15
+    """mlm, dynamic masks: share of the pieces that is predicted."""
+    last_rate: Rate | None = None
+    """mlm, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it stays)."""
+    split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)
+    """mlm, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece, stay."""
+
+
+DYNAMIC = ("rate", "last_rate", "split")
+"""Settings that static masks have not: theirs are in the data."""
 
 
 class MaskedPieces(Objective):
@@ -52,6 +74,7 @@ class MaskedPieces(Objective):
     settings: MaskedSettings
     learns = "predicts masked pieces"
     pairs_head = "the head for next sentences"
+    sum_of_pieces = "masked"
     tag, loads_as = "fill-mask", "AutoModelForMaskedLM"
     figures = (
         Figure("masked_loss", "masked loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),
@@ -74,20 +97,60 @@ class MaskedPieces(Objective):
     )
 
     def used_settings(self, shape: Shape) -> list[str]:
-        unused = set() if shape.pairs or not self.settings.next_sentences else {"next_sentences"}
+        unused = set() if self.is_dynamic else set(DYNAMIC)
+        if self.settings.next_sentences and not shape.pairs:  # as the data decided
+            unused.add("next_sentences")
         return [name for name in super().used_settings(shape) if name not in unused]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether masks are drawn anew in every epoch."""
+        return self.settings.masks == "dynamic"
+
+    def rate(self, done: float) -> float:
+        """The share of the pieces that dynamic masks hide when this share of the steps is done."""
+        first, last = self.settings.rate, self.settings.last_rate
+        return first if last is None else first + (last - first) * done
+
+    def faults(self, timed: bool) -> Iterator[str]:
+        settings = self.settings
+        if not self.is_dynamic:
+            for name in DYNAMIC:
+                if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
+                    yield (
+                        f"objective.{name} = {shown(value)}: static masks are in the data already; take "
+                        'objective.masks = "dynamic", or make other data with shard.py --mask-rate and --mask-split'
+                    )
+        if timed and settings.last_rate is not None:
+            yield (
+                f"objective.last_rate = {shown(settings.last_rate)}: moves with the steps of a run, which nobody knows "
+                "where the clock decides (hours); give steps, or leave it out"
+            )
+        if abs(sum(settings.split) - 1) > 1e-6:
+            made = f"the shares make {sum(settings.split):g}; they must make 1"
+            yield f"objective.split = {shown(settings.split)}: {made}"
+
+    def data_faults(self, manifest: Manifest) -> Iterator[str]:
+        yield from super().data_faults(manifest)
+        if self.is_dynamic and manifest.settings.masking != "token":
+            yield (
+                'objective.masks = "dynamic": masks single pieces, and in this data whole words are masked; take '
+                '"static", or make the data with shard.py --masking token'
+            )
 
     @property
     def pairs(self) -> Literal["used", "unused"]:
         return "used" if self.settings.next_sentences else "unused"
 
-    def predictions(self, length: Any, masked: Any, done: float) -> Any:  # noqa: ARG002
-        return masked
+    def predictions(self, length: Any, masked: Any, done: float) -> Any:
+        return num_masked(length, self.rate(done)) if self.is_dynamic else masked
 
-    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:  # noqa: ARG002
+    def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack
 
-        return pack(rows, rows.pieces, rows.masked, rows.labels)
+        if draw is None or not self.is_dynamic:
+            return pack(rows, rows.pieces, rows.masked, rows.labels)
+        return pack(rows, *mask_anew(rows, self.rate(draw.done), Split(*self.settings.split), draw))
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {"masked_head": "masked head"}
@@ -164,10 +227,14 @@ class MaskedPieces(Objective):
         return parts
 
     def note(self, shape: Shape) -> str | None:
-        if shape.pairs:
-            return None
-        why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
-        return f"{why}: the model learns from masked pieces alone"
+        notes = []
+        if not shape.pairs:
+            why = "the data has no pairs" if self.settings.next_sentences else "next sentences are left out"
+            notes.append(f"{why}: the model learns from masked pieces alone")
+        if self.is_dynamic:
+            shares = dict.fromkeys(f"{self.rate(done):.3g}" for done in (0.0, 1.0))
+            notes.append(f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces")
+        return "\n".join(notes) or None
 
     def architecture(self, shape: Shape) -> str:
         return "BertForPreTraining" if shape.pairs else "BertForMaskedLM"

@@ -152,8 +152,12 @@ def plan_activations(
     embeddings = pieces * (3 * size * h + h)
     if predictions is None:
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
-    logits = sequences * predictions * shape.vocabulary * (size + 4 + 4)  # as computed, in fp32, and their gradients
-    heads = sequences * predictions * 4 * size * h + logits
+    asked, at_once = sequences * predictions, find_objective(shape).logits_at_once
+    heads = asked * 4 * size * h
+    if at_once is None:
+        heads += asked * shape.vocabulary * (size + 4 + 4)  # logits as computed, in fp32, and their gradients
+    else:  # logits in fp32, twice while they are summed up; and gradients, of weights too, for the backward pass
+        heads += min(asked, at_once) * shape.vocabulary * 8 + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
     return Activations(
         kept=embeddings + shape.layers * layer + heads,
         recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
@@ -189,7 +193,9 @@ class Heaviest:
     def sizes(self, share: int, on_cpu: bool) -> list[int]:
         """What may be tried, in sequences, the smallest first: all that divides the share of a rank in the batch."""
         widest = max(3 * self.shape.hidden, self.shape.intermediate)
-        elements = max(self.length * widest, self.predictions * self.shape.padded_vocabulary)  # of a sequence
+        in_chunks = find_objective(self.shape).logits_at_once is not None
+        logits = 0 if in_chunks else self.predictions * self.shape.padded_vocabulary
+        elements = max(self.length * widest, logits)  # of a sequence
         limit = CPU_PIECES // self.length if on_cpu else GPU_ELEMENTS // elements
         return [size for size in divisors(share) if size <= max(limit, 1)]
 

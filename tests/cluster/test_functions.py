@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,12 @@ class Job:
     def make_shards(self, name: str) -> None:
         write_json(self.folder / "data" / name / "manifest.json", {})
 
-    def start(self, restart: int = 0, **variables: str) -> tuple[int, str]:
+    def start(
+        self, restart: int = 0, script: str = "pretrain_base", words: Sequence[str] = (), **variables: str
+    ) -> tuple[int, str]:
         """Begins the job, the first time or again; returns its code and its log."""
         done = subprocess.run(
-            ["bash", "cluster/pretrain_base.slurm"],
+            ["bash", f"cluster/{script}.slurm", *words],
             cwd=self.folder,
             env={**self.variables, "SLURM_RESTART_COUNT": str(restart), **variables},
             stdout=subprocess.PIPE,
@@ -192,3 +195,17 @@ def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job, word: str
     name, _, value = word.partition("=")
     code, log = job.start(0, **{name: value})
     assert (code, log.startswith(f"error: {word}: ")) == (2, True), log
+
+
+def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
+    words = ("--table", "5", "--scale", "base")
+    job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
+    code, log = job.start(script="reproduce", words=words)
+    assert code == 0, log
+    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
+    code, log = job.start(script="reproduce", words=words, TRAIN="exit 75")
+    assert code == 75, log
+    assert "requeue" in log
+    del job.variables["SLURM_ARRAY_TASK_ID"]
+    code, log = job.start(script="reproduce", words=words)
+    assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log

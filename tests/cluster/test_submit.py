@@ -58,12 +58,12 @@ def write_task(folder: Path) -> None:
         (folder / f"{split}.tsv").write_text("index\n")
 
 
-def submit(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def submit(folder: Path, *words: str, chain: str = "pipeline", **variables: str) -> subprocess.CompletedProcess[str]:
     """What a user types in that folder, whose jobs run in an image unless the test says otherwise: then there is no
     Python to look at the recipe, which takes long."""
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CLOZE_IMAGE": "a.sif", "CLOZE_DATA": str(folder), **variables}
-    command = [sys.executable, "cluster/submit.py", "pipeline", *words]
+    command = [sys.executable, "cluster/submit.py", chain, *words]
     return subprocess.run(
         command,
         cwd=folder,
@@ -93,6 +93,16 @@ def test_every_step_waits_for_the_one_before(folder: Path) -> None:
     assert "--array=0-5" in finetune
     assert "--dependency=afterok:102,afterany:103" in gather
     assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["101", "102", "103", "104"]
+
+
+def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path) -> None:
+    words = ("--table", "5", "--scale", "base")
+    done = submit(folder, "--shares", "3", *words, chain="tables", CLOZE_TABLES_OPTIONS="--partition=gpu")
+    assert done.returncode == 0, done.stderr
+    tables, conclude = calls(folder)
+    assert tables.endswith("--partition=gpu --array=1-3 cluster/reproduce.slurm --table 5 --scale base")
+    assert "--dependency=afterany:101 --kill-on-invalid-dep=yes cluster/reproduce.slurm --table 5" in conclude
+    assert submit(folder, "--shares", "no", *words, chain="tables").returncode == 2
 
 
 def test_a_dry_run_prints_what_a_shell_can_run(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from support.transformers_models import our_weights
@@ -10,15 +11,25 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import objectives
 
 
-def write_bert(folder: Path, vocabulary: Path | Vocabulary, positions: int = 64, hidden: int = 32) -> Path:
-    """A folder of transformers with two layers, and the vocabulary of another folder or one of its own."""
+def write_bert(
+    folder: Path,
+    vocabulary: Path | Vocabulary,
+    positions: int = 64,
+    hidden: int = 32,
+    objective: str = "mlm",
+    layers: int = 2,
+) -> Path:
+    """A model of few layers that learned by an objective, with the vocabulary of another folder or one of its own."""
     if isinstance(vocabulary, Vocabulary):
         source = folder.with_name(f"{folder.name}-vocabulary")
         vocabulary.write(source)
         vocabulary = source
-    shape = Shape(2, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
+    shape = Shape(layers, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
+    learned_by = objectives()[objective]
+    shape = replace(shape, objective=objective, sees=learned_by.sees, pairs=learned_by.pairs != "unused")
     write_folder(folder, shape, our_weights(shape=shape), vocabulary, "a model of tests\n")
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
+    ".xz": lzma.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }
 

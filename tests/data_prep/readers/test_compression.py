@@ -27,7 +27,7 @@ def content(path: Path) -> bytes:
     return b"".join(decompressed(path))
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize("block", [7, 1000, 1 << 20])
 def test_streams_one_after_another_are_read_to_the_end(tmp_path: Path, suffix: str, block: int) -> None:
     draw = random.Random(1)
@@ -66,7 +66,7 @@ def bomb(folder: Path, suffix: str, lines: int) -> Path:
     return write(folder / f"x.jsonl{suffix}", COMPRESS[suffix](LINE * 1000) * (lines // 1000))
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "EXPANDS_FREELY", 1 << 20)
     path = bomb(tmp_path, suffix, 20_000)
@@ -83,7 +83,7 @@ def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.Monk
     assert len(read(plain, "jsonl")[0]) == 20_000
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_text_with_much_that_comes_again_is_no_bomb(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +98,7 @@ def test_text_with_much_that_comes_again_is_no_bomb(
     assert content(path) == data
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_bomb_takes_little_memory(tmp_path: Path, suffix: str) -> None:
     """One record of a gigabyte, or as much of it as is expanded before it is refused, in a process of its own."""
     mebibyte = bytes(1 << 20)
@@ -132,7 +132,7 @@ def test_the_head_of_a_bomb_is_read_at_once(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 0.5
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_the_text_before_a_cut_is_the_same_in_blocks_of_any_size(tmp_path: Path, suffix: str) -> None:
     data = COMPRESS[suffix](b"a " * 100_000 + random.Random(1).randbytes(1_000_000).hex().encode())
     for cut in (60, 100, 150, len(data) // 100, len(data) * 2 // 3, len(data) - 8, len(data) - 1):

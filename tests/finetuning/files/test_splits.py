@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
+from finetuning.files.held_out import choose_held_out
 from finetuning.files.splits import find_splits, name_files, on_the_hub
-from finetuning.files.tables import choose_held_out
 
 NAMES = {"train": ("train.csv", *on_the_hub("train")), "test": ("test.csv",)}
 

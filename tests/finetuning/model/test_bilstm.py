@@ -9,18 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
-from finetuning.inputs import Encoded, Sequences
 from finetuning.model.bilstm import build_bilstm, highest, initialize_bilstm, read_both_ways
 from finetuning.model.heads import TaskModel
-from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from finetuning.settings import BiLstm
-from pretraining.huggingface.weights import KINDS, Kind, TaskHead
+from pretraining.huggingface.weights import KINDS, Kind
 
-LENGTHS = [6, 2, 9, 4]
-NAMES = ("a", "b", "c")
 QUIET = replace(SHAPE, dropout=0.0, attention_dropout=0.0)
 SIZES = BiLstm(hidden=8, depth=2)
 
@@ -51,31 +48,14 @@ def test_a_seed_decides_the_fresh_weights_whatever_was_drawn_before() -> None:
     assert all(float(weight.detach().abs().max()) <= 0.5 for weight in first.parameters())  # 1 / √4
 
 
-def encoded(kind: Kind) -> Encoded:
-    """Items of several lengths, with labels of this kind."""
-    choices = 2 if kind == "choice" else 1
-    random = np.random.default_rng(1)
-    pieces = Ragged.of([random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in LENGTHS * choices])
-    items = len(LENGTHS)
-    words = Ragged.of([np.arange(length - 1) for length in LENGTHS])
-    labels = {
-        "score": Ragged.even(random.normal(size=(items, 1)).astype(np.float32)),
-        "labels": Ragged.even(random.integers(0, 2, (items, 3))),
-        "spans": Ragged.even(np.tile([0, 1], (items, 1))),
-        "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
-    }.get(kind, Ragged.even(random.integers(0, 2, (items, 1))))
-    return Encoded(Sequences(pieces, pieces.lengths), labels, words if kind == "tags" else None, choices)
-
-
 def model_of(kind: Kind) -> TaskModel:
-    head = TaskHead(kind, NAMES if kind in ("classes", "labels", "tags") else ())
-    return TaskModel(QUIET, head, bilstm=SIZES).initialize(3)
+    return TaskModel(QUIET, head_of(kind), bilstm=SIZES).initialize(3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_says_what_a_plain_one_does_of_items_in_any_company(kind: Kind) -> None:
     """The reference reads one item after another, by the module itself."""
-    model, items = model_of(kind).eval(), encoded(kind)
+    model, items = model_of(kind).eval(), items_of(kind)
     chosen = np.array([2, 0, 3])
     with torch.no_grad():
         ours = model.logits(pack(items, chosen))
@@ -93,7 +73,7 @@ def test_the_head_says_what_a_plain_one_does_of_items_in_any_company(kind: Kind)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_it_learns(kind: Kind) -> None:
-    model, items = model_of(kind), encoded(kind)
+    model, items = model_of(kind), items_of(kind)
     assert not hasattr(model, "pooler")
     model(pack(items, np.arange(len(LENGTHS)))).loss.backward()
     moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}

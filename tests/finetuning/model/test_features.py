@@ -17,7 +17,7 @@ from support.training import assert_ended, assert_well
 
 from data_prep.common.errors import UserError
 from finetuning.inputs import Encoded, Sequences
-from finetuning.model.features import FeatureModel
+from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.prediction import load
 from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
@@ -46,7 +46,7 @@ def test_every_choice_of_layers_learns_and_leaves_the_encoder(layers: LayerChoic
     torch.manual_seed(1)
     weights = Encoder(SHAPE).initialize(1).state_dict()
     before = {name: weight.clone() for name, weight in weights.items()}
-    model = FeatureModel(SHAPE, HEAD, Features(layers=layers, hidden=8), weights)
+    model = FeatureModel([EncoderWeights(SHAPE, weights)], HEAD, Features(layers=layers, hidden=8))
     batch = pack(batch_of([6, 9, 4]), np.arange(3))
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     losses = []
@@ -59,13 +59,13 @@ def test_every_choice_of_layers_learns_and_leaves_the_encoder(layers: LayerChoic
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
     assert not [name for name, _ in model.named_parameters() if name.startswith(("embeddings", "layers"))]
-    assert all(torch.equal(model._frozen[0].state_dict()[name], weight) for name, weight in before.items())
+    assert all(torch.equal(model.frozen.encoders[0].state_dict()[name], weight) for name, weight in before.items())
 
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_features_are_the_states_that_they_are_called(layers: LayerChoice) -> None:
     weights = Encoder(SHAPE).initialize(1).state_dict()
-    model = FeatureModel(SHAPE, HEAD, Features(layers=layers, hidden=8), weights)
+    model = FeatureModel([EncoderWeights(SHAPE, weights)], HEAD, Features(layers=layers, hidden=8))
     batch = pack(batch_of([6, 9, 4]), np.arange(3))
     encoder = Encoder(SHAPE)
     encoder.load_state_dict(weights)
@@ -81,13 +81,14 @@ def test_features_are_the_states_that_they_are_called(layers: LayerChoice) -> No
             "weighted-last-four": (states[2] + states[3] + states[4] + states[5]) / 4,
             "weighted-all": (states[1] + states[2] + states[3] + states[4] + states[5]) / 5,
             "concat-last-four": torch.cat([states[2], states[3], states[4], states[5]], dim=1),
+            "mix": (states[0] + states[1] + states[2] + states[3] + states[4] + states[5]) / 6,
         }
-        torch.testing.assert_close(model._features(batch), wanted[layers])
+        torch.testing.assert_close(model.features(batch), wanted[layers][batch.words])
 
 
 def test_a_sentence_is_tagged_the_same_in_any_company() -> None:
     torch.manual_seed(1)
-    model = FeatureModel(SHAPE, HEAD, Features(layers="last", hidden=8), Encoder(SHAPE).initialize(1).state_dict())
+    model = FeatureModel([EncoderWeights(SHAPE, {}).filled(1)], HEAD, Features(layers="last", hidden=8))
     together = batch_of([6, 2, 9, 4])  # the second has no word
     with torch.no_grad():
         all_at_once = model.logits(pack(together, np.arange(4)))

@@ -96,19 +96,6 @@ def test_a_model_with_fewer_positions_names_a_length_that_fits(toy: Toy, capsys:
     assert call("run_task", toy.command("out", "--length", "64", "--check")) == 0
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ("concat-last-four", "features.layers = concat-last-four: {model} has 2 layers; take last or weighted-all"),
-        ("last", "features.layers: is for tags of words alone, and not for toy"),
-    ],
-)
-def test_features_that_cannot_be(toy: Toy, layers: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("run_task", toy.command("out", "--features.layers", layers)) == 2
-    assert message.format(model=toy.model) in capsys.readouterr().err
-    assert not (toy.folder / "out").exists()
-
-
 @pytest.mark.parametrize("flag", ["--model", "--data"])
 def test_results_go_beside_what_is_read(flag: str, toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     read = toy.model if flag == "--model" else toy.data

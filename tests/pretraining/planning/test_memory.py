@@ -7,13 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.live_tensors import LiveTensors
 
 from pretraining.config.overrides import RECIPES, load_recipe
-from pretraining.config.settings import divisors
+from pretraining.config.settings import Dtype, divisors
+from pretraining.data.batches import full_sequences
+from pretraining.engine.precision import DTYPES
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
-from pretraining.planning.memory import CPU_PIECES, GPU_ELEMENTS, Heaviest, Room, largest_that_fits
+from pretraining.objectives.declaration import build_model, objectives
+from pretraining.planning.memory import (
+    CPU_PIECES,
+    GPU_ELEMENTS,
+    Heaviest,
+    Room,
+    largest_that_fits,
+    plan_activations,
+)
 from pretraining.planning.plan import Target
 
 BASE = Heaviest(Shape.named("base", 30522), "bf16", length=128, predictions=20, recompute=False)
@@ -66,3 +80,25 @@ def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
     assert not fits(128, size=1.1 * needed)
     assert not fits(64, size=1.1 * needed, on_cpu=True)
     assert BASE.activations(64, on_cpu=True) > BASE.activations(64, on_cpu=False), "it keeps the probabilities"
+
+
+@pytest.mark.parametrize("sequences", [8, 40])
+@pytest.mark.parametrize(("name", "dtype"), [("ltr", "fp32"), ("rtl", "bf16"), ("mlm", "fp32")])
+def test_a_step_takes_what_is_planned_however_many_pieces_it_predicts(
+    name: str, dtype: Dtype, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors are counted; in 16 bits those of PyTorch's own operations, which a GPU computes with."""
+    monkeypatch.setattr(kernels, "usable", lambda x: x.dtype == torch.float32)
+    objective = objectives()[name]
+    shape = Shape(2, 64, 2, 256, 9000, objective=name, pairs=False, sees=objective.sees)
+    predictions = int(objective.predictions(64, 10, 0.5))
+    model = build_model(shape).initialize(1).to(DTYPES[dtype]).train()
+    batch = full_sequences(sequences, 64, predictions, objective)
+    with LiveTensors() as live:
+        loss = objective.loss(model(batch), PretrainingBatches((batch,), sequences, len(batch.labels)))
+        torch.autograd.backward(loss)
+    of_parameters = sum(parameter.nbytes for parameter in model.parameters())
+    words = shape.padded_vocabulary * shape.hidden
+    planned = plan_activations(shape, dtype, sequences, 64, fused_attention=False, predictions=predictions).kept
+    planned += of_parameters + words * (4 if dtype == "fp32" else 2)
+    assert planned / 2 < live.peak < planned

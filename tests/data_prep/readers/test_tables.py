@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
-from finetuning.files.tables import read_table, read_tsv
+from data_prep.readers.tables import read_table, read_tsv
 
 
 def write(path: Path, content: str | bytes) -> Path:

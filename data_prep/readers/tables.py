@@ -1,9 +1,8 @@
-"""Tables in TSV, CSV, JSON lines and Parquet, with the place of every row for messages; and which rows are held out."""
+"""Tables in TSV, CSV, JSON lines and Parquet, compressed or not, with the place of every row for messages."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -19,8 +18,10 @@ import pyarrow.parquet as pq
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.readers.compression import expanded
 from data_prep.readers.csv_tables import delimiter_of
 from data_prep.readers.foreign import not_text
+from data_prep.readers.reader import COMPRESSED, UnreadableError, unpacked_name
 
 HEAD = 4096  # bytes that tell what a file is
 LONGEST_FIELD = 2**31 - 1  # csv refuses more than 131,072 characters by itself
@@ -70,9 +71,10 @@ def read_table(path: Path) -> TextTable:
         ".jsonl": read_jsonl,
         ".parquet": read_parquet,
     }
-    if path.suffix.lower() not in readers:
+    ending = Path(unpacked_name(path)).suffix.lower()
+    if ending not in readers:
         raise UserError(f"{path}: the name ends in none of {', '.join(readers)}, so its format is not known")
-    return readers[path.suffix.lower()](path)
+    return readers[ending](path)
 
 
 def read_tsv(path: Path, names: Sequence[str] | None = None, *, skip_short: bool = False) -> TextTable:
@@ -234,9 +236,11 @@ def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError
 def read_text(path: Path) -> str:
     """Reads a text file that is not empty, without its byte-order mark and with `\\n` alone at the ends of lines."""
     try:
-        content = path.read_bytes()
+        content = _read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except UnreadableError as error:
+        raise UserError(error.what) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     try:
@@ -248,20 +252,9 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[Array, str]:
-    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all. A
-    note for the user calls them `what`.
-
-    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
-    """
-    digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
-    keys = np.frombuffer(b"".join(digests), ">u8")
-    if len(keys) < 2:
-        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
-    held = min(max(1, round(share * len(keys))), len(keys) - 1)
-    order = np.argsort(keys, kind="stable")
-    chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
-    if chosen.all():
-        chosen[order[held:]] = False
-    note = f"{place}: {chosen.sum():,} of its {len(keys):,} {what} are held out from training and scored"
-    return chosen, note
+def _read_bytes(path: Path) -> bytes:
+    """Reads a file, which is expanded where its name says that it is compressed."""
+    if path.suffix not in COMPRESSED:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        return b"".join(block for block, _ in expanded(file, path))

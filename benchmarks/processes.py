@@ -1,0 +1,67 @@
+"""Commands that a benchmark starts: nothing of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from data_prep.common.supervision import end_with_parent
+
+PATIENCE = 10.0
+"""Seconds that processes have to end by themselves, once they are asked to."""
+SAVING = 120.0
+"""The same for a run that saves first."""
+
+
+def follow(
+    command: Sequence[str], log: Path, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
+) -> int:
+    """Runs a command to its end, and returns its exit code. Its lines go to a log, where they follow those of earlier
+    starts, and to `say`. A Ctrl-C asks the command to save and stop, and goes on when it has."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    )
+    assert process.stdout is not None
+    try:
+        with log.open("a") as file:
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                say(line.rstrip("\n"))
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SAVING)
+        raise
+    finally:
+        end_group(process)
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """Ends the process and all that it has started: first asks, then kills."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            process.poll()  # one that nobody asks for its code stays in the group
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Makes a table of the paper: pre-trains its rows, fine-tunes them, and puts what came of it beside the paper's values.
+
+    python benchmarks/reproduce.py --table 5 --scale demo
+    python benchmarks/reproduce.py --figure 5 --scale tiny --plan
+    python benchmarks/reproduce.py --table 8 --scale base --share 2/4
+
+What is there already is used, what was stopped goes on by the same command. docs/reproducing.md tells more.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import signal
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from benchmarks.measure import RESULTS, Keeper, run_command
+from benchmarks.reproduction.declaration import ScaleName, declared
+from benchmarks.reproduction.ledger import BENCHMARK, Ledger, missing
+from benchmarks.reproduction.planning import plan_table, read_share, total
+from benchmarks.reproduction.results import Summing
+from benchmarks.reproduction.running import Runner
+from benchmarks.reproduction.showing import tables_of
+from benchmarks.reproduction.steps import Planner, divided, in_order
+from benchmarks.tables import show
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+from data_prep.common.supervision import INTERRUPTED, hear_signals
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Makes a table of the paper at a scale."""
+
+    table: int | None = None
+    """Number of a table: 1 GLUE, 2 SQuAD 1.1, 3 SQuAD 2.0, 4 SWAG, 5 tasks of pre-training, 6 size, 7 features,
+    8 masks."""
+    figure: int | None = None
+    """Number of a figure: 5, scores along the pre-training."""
+    scale: ScaleName = "demo"
+    """demo: a quarter of an hour on 2 cores; tiny, mini: hours of them; base, large: the paper's own."""
+    plan: bool = False
+    """Print the runs, how long they take and what is there already, and stop."""
+    share: str = ""
+    """Run part I of N of the list, as I/N, beside other commands in the same folder; one without this concludes."""
+    trivia: Path | None = None
+    """A file in SQuAD's format, such as TriviaQA's, for the rows that are fine-tuned on it first."""
+    ranks: int | None = None
+    """Processes of a pre-training (default: one for each GPU, or as the scale has it)."""
+    out: Path = Path("build/reproduction")
+    """Folder for all that is made, with a folder for each scale that its tables share."""
+    results: Path = RESULTS
+    """Folder of the tables that were measured, from which a table goes on."""
+
+    @property
+    def name(self) -> str:
+        """The table's own name, as table5."""
+        if (self.table is None) == (self.figure is None):
+            raise UserError("which table? give --table 1 to 8, or --figure 5")
+        return f"table{self.table}" if self.figure is None else f"figure{self.figure}"
+
+
+def make(wanted: Reproduce, console: Console) -> int:
+    """Makes the table, or says what that takes; returns the exit code."""
+    table = declared(wanted.name, wanted.scale)
+    part = read_share(wanted.share)
+    root = wanted.out / wanted.scale
+    ledger = Ledger(table, root, wanted.results)
+    cells = [*Planner(table, wanted.trivia).cells()]
+    there = [cell for cell in cells if not missing(table.measured[cell.column])]
+    steps = ledger.to_do(there)
+    if part is not None:
+        number, shares = part
+        own = {step.name for step in divided(in_order(there), shares)[number - 1]}
+        steps = [step for step in steps if step.name in own]
+    if wanted.plan:
+        show(console, [plan_table(table.title, in_order(there), steps, ledger)])
+        console.print("\n".join([total(steps, ledger), *ledger.remarks(in_order(cells))]), markup=False)
+        return Code.DONE
+    hear_signals()
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
+    try:
+        stopped = Runner(table, root, ledger, wanted.ranks, console).run(steps)
+    except KeyboardInterrupt:
+        console.print(INTERRUPTED.strip())
+        return Code.INTERRUPTED
+    if part is None:
+        result = Summing(table, cells, ledger).result()
+        console.print(result.title, markup=False)
+        show(console, tables_of(result))
+        keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
+        console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)
+    return Code.STOPPED if stopped else Code.DONE
+
+
+if __name__ == "__main__":
+    run_command(Reproduce, make)

@@ -1,0 +1,237 @@
+"""What came of a command, as its folder shows it: scores, a curve, or what went wrong; and where it was computed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from benchmarks.measure import ROOT, environment
+from benchmarks.reproduction.steps import Kind, Step
+from data_prep.common.codes import CHECKPOINT, ENDED
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_table, sha256
+from data_prep.shards import MANIFEST
+from finetuning.compare import read_results
+from finetuning.results import RESULTS, Figures, JsonRecord, RunResult
+from pretraining.reporting.loss_chart import PLACES
+from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
+
+ROOMS: Mapping[Kind, tuple[str, ...]] = {
+    "task": ("data_prep", "finetuning"),
+    "shards": ("data_prep",),
+    "train": ("data_prep", "pretraining"),
+    "tune": ("data_prep", "pretraining", "finetuning"),
+    "pairs": ("data_prep", "pretraining", "finetuning"),
+}
+"""The rooms whose code decides what comes of a command."""
+SOURCES = {".py", ".cpp", ".h"}
+PRODUCTS: Mapping[Kind, str] = {
+    "task": "package.toml",
+    "shards": MANIFEST,
+    "train": "export/config.json",
+    "tune": RESULTS,
+    "pairs": RESULTS,
+}
+"""The file that a command writes when it is done."""
+HELD_OUT = "held out"
+"""What a run's own text that is held out is called as a split."""
+PAIRS = "pairs"
+"""The same of minimal pairs."""
+
+
+class Score(JsonRecord):
+    """The scores of one restart."""
+
+    seed: int = 0
+    """Number of the restart."""
+    figures: dict[str, Figures] = Field(default_factory=dict)
+    """The figures of every split."""
+    errors: dict[str, Figures] = Field(default_factory=dict)
+    """How far they are by the choice of the items."""
+    degenerate: bool = False
+    """Whether the model says the same of every item."""
+    failed: str | None = None
+    """Why there are no figures."""
+
+
+class Outcome(JsonRecord):
+    """What came of a command."""
+
+    label: str
+    """What it was to make."""
+    command: str
+    """The command, with folders by their names."""
+    code: int
+    """Its exit code."""
+    said: str = ""
+    """What went wrong, in its own words."""
+    diverged: bool = False
+    """Whether a pre-training has learned nothing, so that going on is of no use."""
+    seconds: float
+    """How long it took."""
+    date: str
+    """Where and by what it was computed: the day, …"""
+    commit: str
+    hardware: str
+    processor: str
+    cores: int
+    sources: str
+    """A checksum of the code that decides what comes of it."""
+    identity: str = ""
+    """A checksum of what it made."""
+    made_from: dict[str, str] = Field(default_factory=dict)
+    """The identities of what it was made from, by the names of the commands that had made that."""
+    scores: list[Score] = Field(default_factory=list)
+    """What it has measured, a score for each restart."""
+    curve: list[tuple[int, float]] = Field(default_factory=list)
+    """Of a pre-training, the loss on text that is held out, by steps."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it has ended as it should, and has learned something."""
+        return self.code == 0 and not self.diverged
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """The outcome that a file tells of; None where there is none, or it cannot be read."""
+    with suppress(OSError, UserError, ValidationError):
+        return as_outcome(read_table(path))
+    return None
+
+
+def as_outcome(content: Mapping[str, object]) -> Outcome:
+    """An outcome of what JSON has of it."""
+    return Outcome.model_validate(content, strict=False)
+
+
+@cache
+def sources_of(kind: Kind) -> str:
+    """A checksum of the code that decides what comes of a command."""
+    seen = hashlib.sha256()
+    for room in ROOMS[kind]:
+        for path in sorted(path for path in (ROOT / room).rglob("*") if path.suffix in SOURCES):
+            seen.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return seen.hexdigest()[:12]
+
+
+def is_made(step: Step, root: Path) -> bool:
+    """Whether what a command makes is there."""
+    return (root / step.name / PRODUCTS[step.kind]).is_file()
+
+
+def identity_of(step: Step, root: Path) -> str:
+    """A checksum of what a command has made: the data's fingerprint, a checkpoint's own checksum, or that of a file."""
+    folder = root / step.name
+    if not is_made(step, root):
+        return ""
+    if step.kind == "shards":
+        return str(read_table(folder / MANIFEST).get("fingerprint", ""))[:16]
+    if step.kind == "train":
+        newest = max((folder / "checkpoints").glob(f"step-*/{CHECKPOINT}"), default=None)
+        return "" if newest is None else str(read_table(newest).get("sha256", ""))[:16]
+    return sha256(folder / PRODUCTS[step.kind])[:16]
+
+
+@cache
+def here() -> dict[str, Any]:
+    """What decides the outcomes of this command."""
+    return environment(["torch"])
+
+
+def ended_of(folder: Path, code: int, said: str, begun: float) -> tuple[int, str]:
+    """How a command has ended that was begun at this time: what its folder says counts more than its code and its last
+    words, since torchrun makes 1 of every code."""
+    with suppress(OSError, UserError):
+        if code and (folder / ENDED).stat().st_mtime >= begun:
+            ended = read_table(folder / ENDED)
+            code, said = int(ended.get("code") or code), str(ended.get("reason") or said)
+    return code, in_a_line(said)
+
+
+def in_a_line(said: str) -> str:
+    """What a command said, without the places of a traceback."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines)
+
+
+def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcome:
+    """What came of a command that has ended in this way."""
+    folder, found = root / step.name, here()
+    scores: list[Score] = []
+    curve: list[tuple[int, float]] = []
+    trouble = ""
+    if step.kind == "train":
+        curve, trouble = curve_of(folder / METRICS)
+        scores = [Score(figures={HELD_OUT: last_figures(folder / METRICS)})]
+    elif code == 0 and step.kind == "tune":
+        scores = scores_of(folder)
+    elif code == 0 and step.kind == "pairs":
+        scores = scores_of_pairs(folder)
+    return Outcome(
+        label=step.label,
+        command=" ".join((step.script, *step.words)),
+        code=code,
+        said=said if code else trouble,
+        diverged=bool(trouble) and not code,
+        seconds=round(seconds, 1),
+        **{name: found[name] for name in ("date", "commit", "hardware", "processor", "cores")},
+        sources=sources_of(step.kind),
+        identity=identity_of(step, root),
+        made_from={need.name: identity_of(need, root) for need in step.needs},
+        scores=scores,
+        curve=curve,
+    )
+
+
+def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
+    """The losses on text that is held out; and what is wrong where the run is no better than at its start."""
+    if not metrics.is_file():
+        return [], ""
+    curve = [(each.step, each.figures["loss"]) for each in evaluations(metrics) if "loss" in each.figures]
+    trained = [each.figures["loss"] for each in step_records(metrics, PLACES)]
+    if len(trained) < 2:
+        return curve, ""
+    first, last = trained[0], trained[-1]
+    if all(map(math.isfinite, (first, last, *(loss for _, loss in curve)))) and last < first:
+        return curve, ""
+    return curve, f"diverged: its loss was {first:.2f} at the start, and is {last:.2f} at the end"
+
+
+def last_figures(metrics: Path) -> Figures:
+    """The figures of the last validation of a run."""
+    found = list(evaluations(metrics)) if metrics.is_file() else []
+    return {name: float(value) for name, value in found[-1].figures.items()} if found else {}
+
+
+def scores_of(folder: Path) -> list[Score]:
+    """The scores of every restart of a task: of what it has tried, the best by the figure that runs are compared by."""
+    [result] = read_results(folder).values()
+    seeds: dict[int, list[RunResult]] = {}
+    for run in result.runs.values():
+        seeds.setdefault(int(run.settings.get("seed", 0)), []).append(run)
+    best = {seed: max(runs, key=lambda run: (run.score is not None, run.score or 0.0)) for seed, runs in seeds.items()}
+    return [
+        Score(seed=seed, figures=run.scores, errors=run.spreads, degenerate=run.degenerate, failed=run.failed)
+        for seed, run in sorted(best.items())
+    ]
+
+
+def scores_of_pairs(folder: Path) -> list[Score]:
+    """The share of minimal pairs that a model gets right, over all and by phenomenon."""
+    found = read_table(folder / RESULTS)
+    pairs = int(found.get("pairs", 0)) or 1
+    share = float(found["accuracy"])
+    figures = {"accuracy": share}
+    by_phenomenon = found.get("phenomena", {})
+    figures |= {
+        name: float(each["accuracy"] if isinstance(each, Mapping) else each) for name, each in by_phenomenon.items()
+    }
+    error = math.sqrt(share * (1 - share) / pairs)
+    return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": error}})]

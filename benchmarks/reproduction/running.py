@@ -1,0 +1,105 @@
+"""Runs the commands of a table one after another, notes what came of each, and goes on without those that fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.measure import DATA, ROOT
+from benchmarks.processes import follow
+from benchmarks.reproduction.declaration import Declared
+from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.outcomes import Outcome, ended_of, is_made, look
+from benchmarks.reproduction.steps import Step
+from data_prep.common.capacity import num_cores
+from data_prep.common.codes import Code
+from data_prep.common.locks import locked
+from data_prep.common.progress import duration
+
+LOGS, LOCKS = "logs", "locks"
+LAST_LINES = 3
+"""Lines of a command that failed which are told of it, where none says that it is an error."""
+FOR_EVER = 10.0**9
+"""Seconds: a command that another process runs is waited for."""
+
+
+class Runner:
+    """Runs commands in the folder of a scale."""
+
+    def __init__(self, declared: Declared, root: Path, ledger: Ledger, ranks: int | None, console: Console) -> None:
+        self._root, self._ledger, self._console = root, ledger, console
+        self._ranks = ranks or count_ranks(declared.scale.ranks)
+
+    def run(self, steps: Sequence[Step]) -> bool:
+        """Runs the commands; returns whether one was stopped before its end, as by a time limit, and with it all."""
+        for number, step in enumerate(steps, 1):
+            self._console.print(f"{number}/{len(steps)}  {step.kind}  {step.label}", markup=False)
+            if lacking := self._lacking(step):
+                self._console.print(f"    not run: {lacking}", markup=False)
+                continue
+            with locked(self._root / LOCKS / step.name, step.name, "{owner} is at it", patience=FOR_EVER):
+                if self._ledger.find(step)[0] == "done" and is_made(step, self._root):
+                    continue  # by another process, meanwhile
+                outcome = self._run(step)
+            self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
+            if outcome.code in (Code.STOPPED, Code.RANK_LOST):
+                return True
+        return False
+
+    def _lacking(self, step: Step) -> str:
+        """Why a command cannot be run: what it needs was not made."""
+        for need in step.needs:
+            outcome = self._ledger.find(need)[1]
+            if outcome is None or not outcome.is_well:
+                return f"{need.label}: {outcome.said if outcome else 'not made'}"
+        return ""
+
+    def _run(self, step: Step) -> Outcome:
+        """Runs a command, and notes what came of it."""
+        last: deque[str] = deque(maxlen=50)
+        log = self._root / LOGS / f"{step.name}.log"
+        start, begun = time.monotonic(), time.time()
+        with self._console.status(step.label) as status:
+
+            def say(line: str) -> None:
+                last.append(line)
+                status.update(f"{step.label}  {line[:100]}")
+
+            code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
+        seconds = self._before(step) + time.monotonic() - start
+        code, said = ended_of(self._root / step.name, code, last_words(last), begun)
+        outcome = look(step, self._root, code, said, seconds)
+        outcome.write(self._ledger.note(step))
+        return outcome
+
+    def _before(self, step: Step) -> float:
+        """Seconds that earlier starts of a command took, which was stopped."""
+        earlier = self._ledger.find(step)[1]
+        return earlier.seconds if earlier is not None and earlier.code == Code.STOPPED else 0.0
+
+    def _command(self, step: Step) -> list[str]:
+        """The command, with a launcher where it is one of several ranks."""
+        python = [sys.executable]
+        if step.kind == "train" and self._ranks > 1:
+            python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
+        script, *words = step.command(self._root, DATA)
+        return [*python, str(ROOT / script), *words]
+
+
+def count_ranks(wanted: int) -> int:
+    """The processes of a pre-training: one for each GPU, or as many as the scale has, up to the cores."""
+    import torch
+
+    return torch.cuda.device_count() or min(wanted, num_cores())
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a command said last: its errors, or its last lines."""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])

@@ -1,0 +1,87 @@
+"""A table that was measured, in words: for the console, for the page of report.py, and for docs/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.reproduction.results import RowResult, TableResult
+from benchmarks.tables import ResultTable, matrix
+from data_prep.common.progress import duration
+
+
+def read_table_result(found: Mapping[str, Any]) -> TableResult:
+    """A table from its file of results."""
+    return TableResult.model_validate(found, strict=False)
+
+
+def tables_of(result: TableResult) -> Iterator[ResultTable]:
+    """Ours beside the paper's; what holds of what is claimed; and what is to be said of both."""
+    yield scores_table(result)
+    yield claims_table(result)
+    masked = [[row, text] for row, many in result.masked.items() for text in many]
+    yield ResultTable("A sentence with its masks, drawn several times", ["row", ""], masked)
+    yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
+    places = [[row.name, place] for row in result.rows for place in row.processors]
+    yield ResultTable("Where rows were computed", ["row", "processor"], places)
+
+
+def scores_table(result: TableResult) -> ResultTable:
+    """Ours beside the paper's, with what the row of fresh weights says of each column."""
+    paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
+    head = ["", *result.columns.values(), *(f"paper: {title}" for title in paper.values())]
+    rows = [[row.name, *cells_of(row, result), *values_of(row, paper)] for row in result.rows]
+    if any(result.signals.values()):
+        rows.append(["", *(result.signals.get(name) or "" for name in result.columns), *[""] * len(paper)])
+    return ResultTable(f"Mean ± spread over {result.units}", head, rows)
+
+
+def claims_table(result: TableResult) -> ResultTable:
+    """What holds of what is claimed, and how sure that is."""
+    rows, before = [], ""
+    for each in result.verdicts:
+        column = result.columns[each.column]
+        rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
+        before = each.claim
+    return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
+
+
+def runs_of(result: TableResult) -> ResultTable:
+    """What came of every command."""
+    rows = [
+        {
+            "run": name,
+            "time": duration(each.seconds),
+            "date": each.date,
+            "commit": each.commit,
+            "processor": each.processor,
+            "cores": each.cores,
+            "ended": each.said or "well",
+            "command": each.command,
+        }
+        for name, each in result.runs.items()
+    ]
+    return matrix("Runs", rows)
+
+
+def cells_of(row: RowResult, result: TableResult) -> Iterator[str]:
+    """The cells of a row in words."""
+    for name in result.columns:
+        yield row.cells[name].text if name in row.cells else ""
+
+
+def values_of(row: RowResult, paper: Mapping[str, str]) -> Iterator[str]:
+    """The paper's values of a row."""
+    for name in paper:
+        yield f"{row.paper[name]:g}" if name in row.paper else ""
+
+
+def troubles_of(result: TableResult) -> list[str]:
+    """What went wrong, in full, each once, with the rows in which it did."""
+    said: dict[str, dict[str, None]] = {}
+    for row in result.rows:
+        for cell in row.cells.values():
+            for note in cell.notes:
+                if not note.startswith(("no data", "to do", "one answer")):
+                    said.setdefault(note, {})[row.name] = None
+    return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]

@@ -1,0 +1,216 @@
+"""From a table to the commands that fill it, each of which is named after what it does, so that tables share them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.reproduction.declaration import Column, Declared, Row
+
+Kind = Literal["task", "shards", "train", "tune", "pairs"]
+ENTRIES = {
+    "glue": "finetuning/run_glue.py",
+    "squad": "finetuning/run_squad.py",
+    "swag": "finetuning/run_swag.py",
+    "ner": "finetuning/run_ner.py",
+    "task": "finetuning/run_task.py",
+    "pairs": "finetuning/run_pairs.py",
+}
+SEED = 12345
+"""The seed of a row's first pre-training, that of the recipes; others count on."""
+TRIVIA = "trivia"
+"""What a row calls the file of the user's on which it is fine-tuned first."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, which leaves a folder; {NAME} in its words is the folder of another step, {data} that of the data."""
+
+    kind: Kind
+    label: str
+    """What it makes, in words."""
+    script: str
+    words: tuple[str, ...]
+    needs: tuple[Step, ...] = ()
+    column: str = ""
+    """The column that it fills, of those that a model is fine-tuned for."""
+
+    @property
+    def name(self) -> str:
+        """The folder that it makes, below that of the scale: the same for the same words."""
+        said = "\0".join((self.script, *self.words))
+        short = re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")[:48]
+        return f"{self.kind}/{short}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+
+    @property
+    def folder(self) -> str:
+        """The folder as words of other steps have it."""
+        return f"{{{self.name}}}"
+
+    def command(self, root: Path, data: Path) -> list[str]:
+        """The script and its words, with folders in their places."""
+        places = {f"{{{need.name}}}": str(root / need.name) for need in self.all_needs()} | {"{data}": str(data)}
+        words = []
+        for word in self.words:
+            for place, folder in places.items():
+                word = word.replace(place, folder)
+            words.append(word)
+        return [self.script, *words, "--out", str(root / self.name)]
+
+    def all_needs(self) -> Iterator[Step]:
+        """The steps that come before it, the first ones first."""
+        for need in self.needs:
+            yield from need.all_needs()
+            yield need
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place of the table: what fills it, of one pre-training."""
+
+    row: str
+    column: str
+    seed: int
+    """Number of the pre-training, counted from 1."""
+    step: Step
+
+
+class Planner:
+    """Lists the cells of a table at a scale."""
+
+    def __init__(self, declared: Declared, trivia: Path | None = None) -> None:
+        self._declared, self._scale, self._trivia = declared, declared.scale, trivia
+
+    def cells(self) -> Iterator[Cell]:
+        """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
+        early."""
+        for seed in range(1, self._declared.seeds + 1):
+            for row in self._declared.rows:
+                for name in self._declared.columns_of(row):
+                    if step := self._step(row, name, seed):
+                        yield Cell(row.name, name, seed, step)
+
+    def _step(self, row: Row, name: str, seed: int) -> Step | None:
+        """The command that fills a cell; None where nothing can."""
+        column = self._declared.measured[name]
+        if column.entry == "perplexity":
+            return None if row.fresh else self.train(row, seed)
+        if column.entry == "pairs":
+            return None if row.fresh or row.backward else self._pairs(row, column, seed)
+        return self._tune(row, name, seed)
+
+    def shards(self, row: Row) -> Step:
+        """Makes the data of a row."""
+        scale = self._scale
+        label = " ".join(("text", *(word.strip("-") for word in row.shards)))
+        return Step("shards", label, "data_prep/shard.py", merged("--docs", *scale.text, *scale.shards, *row.shards))
+
+    def train(self, row: Row, seed: int) -> Step:
+        """Pre-trains the model of a row."""
+        row = self._declared.table.row(row.model) if row.model else row
+        scale, shards = self._scale, self.shards(row)
+        often = str(scale.save_every or scale.keep_every)
+        kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
+        usual = merged("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
+        own = merged(*usual, *row.train)
+        words = merged(*own, "--seed", str(SEED + seed - 1))
+        changes = " ".join((*row.shards, *[word for word in own if word not in usual]))
+        return Step("train", f"{spelled(changes) or 'base'} seed {seed}", "pretraining/train.py", words, (shards,))
+
+    def _model(self, row: Row, seed: int) -> tuple[str, Step]:
+        """What `--model` names for a row, and the step that makes it."""
+        trained = self.train(row, seed)
+        step = self._scale.checkpoint(row.part)
+        return (f"{trained.folder}/checkpoints/step-{step:08}" if step else trained.folder), trained
+
+    def _pairs(self, row: Row, column: Column, seed: int) -> Step:
+        model, trained = self._model(row, seed)
+        words = merged("--model", model, *column.words, *self._scale.pairs)
+        label = f"pairs of {trained.label}{placed(row)}"
+        return Step("pairs", label, ENTRIES["pairs"], words, (trained,), "blimp")
+
+    def _tune(self, row: Row, name: str, seed: int) -> Step | None:
+        """Fine-tunes the model of a row for a column."""
+        column, scale = self._declared.columns[name], self._scale
+        model, trained = self._model(row, seed)
+        files: tuple[str, ...] = ()
+        needs: tuple[Step, ...] = (trained,)
+        own: list[str] = [*scale.tune, *scale.tune_for.get(name, ()), *column.words, *row.tune]
+        if row.features:
+            own += ["--features" if column.entry == "ner" else "--features.layers", row.features]
+        if row.backward:
+            other = self.train(self._declared.table.row(row.backward), seed)
+            own, needs = [*own, "--backward", other.folder], (*needs, other)
+        if row.before:
+            first = self._trivia_first(model, trained, own)
+            if first is None:
+                return None
+            model, needs = f"{first.folder}/squad1/model", (*needs, first)
+        if column.entry == "task":
+            task = Step("task", "demo task", "finetuning/fetch.py", ("demo",))
+            files, needs = (f"{task.folder}/package.toml",), (*needs, task)
+        own += [*["--from-scratch"] * row.fresh, "--seeds", str(scale.restarts)]
+        words = (*files, *merged("--model", model, *own))
+        changed = spelled(" ".join((*row.tune, row.features, "fresh weights of" * row.fresh)))
+        label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
+        return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name)
+
+    def _trivia_first(self, model: str, trained: Step, words: Sequence[str]) -> Step | None:
+        """Fine-tunes on the file that the user names; None where none is named."""
+        if self._trivia is None:
+            return None
+        own = ("--model", model, *words, "--train", str(self._trivia.resolve()), "--seeds", "1")
+        return Step("tune", f"trivia of {trained.label}", ENTRIES["squad"], own, (trained,), TRIVIA)
+
+
+def merged(*words: str) -> tuple[str, ...]:
+    """The words of a command with the last of a flag's values in the place of its first."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            flag = word
+            flags[flag] = []
+        else:
+            flags[flag].append(word)
+    return tuple(word for flag, values in flags.items() for word in (flag, *values))
+
+
+def placed(row: Row) -> str:
+    """Where along its run the model of a row is taken."""
+    return f" at {row.part:.2f}" if row.part < 1 else ""
+
+
+def spelled(words: str) -> str:
+    """Words of a command for people: without dashes and the sections of their keys."""
+    return re.sub(r"(^|(?<= ))-+([a-z_]+\.)*", "", words)
+
+
+def in_order(cells: Sequence[Cell]) -> list[Step]:
+    """The steps that the cells need, each once, none before what it needs."""
+    found: dict[str, Step] = {}
+    for cell in cells:
+        for step in (*cell.step.all_needs(), cell.step):
+            found.setdefault(step.name, step)
+    return list(found.values())
+
+
+def divided(steps: Sequence[Step], shares: int) -> list[list[Step]]:
+    """The steps in so many parts, about alike in the number of pre-trainings: what needs the same model stays together,
+    and all parts have the data."""
+    groups: list[set[str]] = []
+    for step in steps:
+        models = {need.name for need in (*step.all_needs(), step) if need.kind == "train"}
+        if models:
+            joined = set().union(models, *(group for group in groups if group & models))
+            groups = [*(group for group in groups if not group & models), joined]
+    parts: list[list[Step]] = [[] for _ in range(shares)]
+    place = {name: number % shares for number, group in enumerate(groups) for name in group}
+    for step in steps:
+        own = {place[need.name] for need in (*step.all_needs(), step) if need.name in place}
+        for number in own or range(shares):
+            parts[number].append(step)
+    return parts

@@ -1,0 +1,31 @@
+"""Which rows of a file are held out from training, where no split is there to be scored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+
+
+def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[Array, str]:
+    """Says of every text of a file whether it is held out from training, to be scored; at least one is, and not all. A
+    note for the user calls them `what`.
+
+    The texts decide, not their order: equal ones stay together, and a few more of them move but a few.
+    """
+    digests = (hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts)
+    keys = np.frombuffer(b"".join(digests), ">u8")
+    if len(keys) < 2:
+        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
+    held = min(max(1, round(share * len(keys))), len(keys) - 1)
+    order = np.argsort(keys, kind="stable")
+    chosen: Array = keys <= keys[order[held - 1]]  # equal texts stay together
+    if chosen.all():
+        chosen[order[held:]] = False
+    note = f"{place}: {chosen.sum():,} of its {len(keys):,} {what} are held out from training and scored"
+    return chosen, note

@@ -1,0 +1,246 @@
+"""Activations of frozen encoders, computed once and kept: an Arrow file for every split, beside the runs of its task.
+
+    OUT/sst2/activations/
+      train.arrow  dev.arrow      a list of rows for every item, in the items' order
+      lock                        of whoever writes them
+
+All runs of the task map the files into memory; the first that needs them writes them, while others wait. The schema has
+a fingerprint of the encoders, of the pieces of all items and of this format: a file of others is told of and written
+anew. Where the files would take more room than is allowed, or than there is, activations are computed in every epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from data_prep.arrow_files import full_columns, full_lists, list_offsets, map_batches, read_batch
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import replacing
+from data_prep.common.locks import LOCK, HeldError, locked
+from finetuning.inputs import Encoded, Items
+from finetuning.model.features import FrozenEncoders
+from finetuning.running.batches import EVALUATED_TOGETHER, lengths_of, pack, split_by_pieces
+from pretraining.engine.step import GivenUpError
+from pretraining.processes.context import Context
+from pretraining.processes.group import gather, shared_errors
+
+FOLDER = "activations"
+FORMAT = 1
+"""Counts up when files of before cannot be read any more, or what is computed has changed."""
+GB = 1e9
+WAIT_SECONDS = 0.2
+"""For how long it is waited before it is looked again whether another process still writes."""
+FINGERPRINT = b"fingerprint"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class KeptItems(Items):
+    """The items of a split, with what is kept of them."""
+
+    items: Items
+    file: ActivationFile
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Makes the model's input of these items."""
+        return replace(self.items.encode(numbers), kept=self.file.read)
+
+
+class Amount(NamedTuple):
+    """What a split makes the encoders look at."""
+
+    rows: int
+    """Pieces, or words that are tagged."""
+    checksum: str
+    """That of the pieces of all items."""
+
+    @classmethod
+    def of(cls, items: Items) -> Amount:
+        """Cuts all items into pieces, and counts."""
+        rows, seen = 0, hashlib.sha256()
+        for _, encoded in _in_order(items):
+            pieces, second = encoded.sequences
+            looked_at = encoded.words or pieces
+            rows += len(looked_at.values)
+            for array in (pieces.values, pieces.ends, second, looked_at.values, looked_at.ends):
+                seen.update(array.tobytes())
+        return cls(rows, seen.hexdigest())
+
+
+def _in_order(items: Items) -> Iterator[tuple[Array, Encoded]]:
+    """All items in their order, some thousands at a time, with their numbers."""
+    for begin in range(0, len(items), EVALUATED_TOGETHER):
+        numbers = np.arange(begin, min(begin + EVALUATED_TOGETHER, len(items)))
+        yield numbers, items.encode(numbers)
+
+
+@dataclass(frozen=True)
+class ActivationFile:
+    """What frozen encoders give of the items of a split."""
+
+    path: Path
+    layers: int
+    width: int
+    dtype: torch.dtype
+    fingerprint: str
+
+    @property
+    def row(self) -> int:
+        """Bytes of what is kept of a piece or word."""
+        return self.layers * self.width * self.dtype.itemsize
+
+    def fault(self) -> str | None:
+        """Says what is wrong with a file that is there; None where it is whole and of these encoders and items."""
+        try:
+            found = map_batches(self.path).schema.metadata or {}
+            if found.get(FINGERPRINT) != self.fingerprint.encode():
+                return f"{self.path}: of another model, other data or another version of Cloze"
+            assert self._parts is not None, "every part was looked at"
+        except DamageError as error:
+            return str(error)
+        return None
+
+    def write(self, items: Items, frozen: FrozenEncoders, device: torch.device) -> Iterator[None]:
+        """Writes the file, which takes its name when it is whole; yields after every batch that was computed."""
+        schema = full_columns(rows=full_lists(pa.binary(self.row))).with_metadata({FINGERPRINT: self.fingerprint})
+        with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
+            for numbers, encoded in _in_order(items):
+                for chosen in split_by_pieces(np.arange(len(encoded)), lengths_of(encoded)):
+                    batch = pack(encoded, chosen, numbers)
+                    rows = frozen.rows(batch.to(device), self.dtype).cpu().contiguous().flatten(1).view(torch.uint8)
+                    lengths = batch.words_of_items if frozen.words else lengths_of(encoded)[chosen]
+                    data = pa.FixedSizeBinaryArray.from_buffers(
+                        pa.binary(self.row), len(rows), [None, pa.py_buffer(rows.numpy())]
+                    )
+                    lists = pa.ListArray.from_arrays(list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
+                    writer.write_batch(pa.record_batch([lists], schema=schema))
+                    yield
+
+    @cached_property
+    def _parts(self) -> list[tuple[Array, Array]]:
+        """The rows of every record batch, which stay on the disk until they are read, and where each item's begin."""
+        reader, parts = map_batches(self.path), []
+        for index in range(reader.num_record_batches):
+            lists = read_batch(reader, index, self.path, full=False).column(0)
+            if lists.type.value_type != pa.binary(self.row):
+                raise DamageError(f"{self.path}: rows of another size")
+            rows = np.frombuffer(lists.values.buffers()[1], np.uint8)[: len(lists.values) * self.row]
+            parts.append((rows.reshape(-1, self.row), lists.offsets.to_numpy()))
+        return parts
+
+    @cached_property
+    def _begins(self) -> Array:
+        """The first item of every record batch."""
+        return np.cumsum([0, *(len(offsets) - 1 for _, offsets in self._parts)])[:-1]
+
+    def read(self, numbers: Array) -> Tensor:
+        """(r, k, W): what is kept of items of these numbers, one after another."""
+        found = [np.empty((0, self.row), np.uint8)]
+        places = np.searchsorted(self._begins, numbers, "right") - 1
+        for place, own in zip(places.tolist(), (numbers - self._begins[places]).tolist(), strict=True):
+            rows, offsets = self._parts[place]
+            found.append(rows[offsets[own] : offsets[own + 1]])
+        bytes_ = np.concatenate(found)
+        return torch.from_numpy(bytes_).view(self.dtype).reshape(len(bytes_), self.layers, self.width)
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Keeps the activations of the splits of a task."""
+
+    frozen: FrozenEncoders
+    dtype: torch.dtype
+    folder: Path
+    """Where results of the task go."""
+    limit: float
+    """10⁹ bytes that the files of all tasks of a command may take."""
+    context: Context
+    say: Say
+    called: str = ""
+    """What the names of the files end with, where the encoders are not those of other runs."""
+
+    def keep(self, splits: Mapping[str, Items]) -> dict[str, Items]:
+        """The same items, with what is kept of them, or without where that is too much. All ranks call it together."""
+        files, total = self._files(splits)
+        size = f"activations of {', '.join(splits)} take {total / GB:,.3g} GB"
+        if not gather(self._has_room(total, files))[0]:
+            self.say(f"{size}, more than --cache-gb {self.limit:g} leaves: they are computed again in every epoch")
+            return dict(splits)
+        self._make(splits, files, f"{size}, and are kept in {self.folder / FOLDER}")
+        if not all(gather(all(file.fault() is None for file in files.values()))):
+            self.say("activations are not kept on every machine: they are computed again in every epoch")
+            return dict(splits)
+        return {split: KeptItems(items, files[split]) for split, items in splits.items()}
+
+    def _files(self, splits: Mapping[str, Items]) -> tuple[dict[str, ActivationFile], int]:
+        """The files of all splits, and how many bytes they take together."""
+        files, total, of_encoders = {}, 0, self.frozen.fingerprint(self.dtype)
+        for split, items in splits.items():
+            amount = Amount.of(items)
+            seen = hashlib.sha256(f"{FORMAT} {of_encoders} {amount.checksum}".encode()).hexdigest()
+            path = self.folder / FOLDER / f"{split}{self.called}.arrow"
+            files[split] = ActivationFile(path, self.frozen.count, self.frozen.width, self.dtype, seen)
+            total += amount.rows * files[split].row
+        return files, total
+
+    def _has_room(self, total: int, files: Mapping[str, ActivationFile]) -> bool:
+        """Whether the files may take so much, beside those of other tasks and other encoders."""
+        own = {file.path for file in files.values()}
+        others = [path for path in self.folder.parent.glob(f"*/{FOLDER}/*.arrow") if path not in own]
+        return total + sum(path.stat().st_size for path in others) <= self.limit * GB
+
+    def _make(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> None:
+        """Has the first rank of every machine write what is not there; GivenUpError where a signal asks to stop."""
+        steps = self._steps(splits, files, what) if self.context.world.local_rank == 0 else iter(())
+        is_done = False
+        while not is_done:
+            self.context.watch.mark()
+            if self.context.control.asked_anywhere():
+                raise GivenUpError
+            with shared_errors():
+                has_more = next(steps, steps) is None
+            is_done = not any(gather(has_more))
+
+    def _steps(self, splits: Mapping[str, Items], files: Mapping[str, ActivationFile], what: str) -> Iterator[None]:
+        """Writes the files that are not there, a batch at a time, once no other process does."""
+        with ExitStack() as stack:
+            try:
+                while not self._is_mine(stack):
+                    yield
+                for split, file in files.items():
+                    fault = file.fault() if file.path.exists() else None
+                    if fault is None and file.path.exists():
+                        continue
+                    if fault is not None:
+                        self.say(f"{fault}; written anew")
+                    if what:
+                        self.say(what)
+                    what = ""
+                    yield from file.write(splits[split], self.frozen, self.context.device)
+            except UserError as error:  # a disk that is full, a folder that may not be written
+                self.say(f"{error}: activations are computed again in every epoch")
+
+    def _is_mine(self, stack: ExitStack) -> bool:
+        """Whether this process may write now, until the end of the stack."""
+        try:
+            stack.enter_context(locked(self.folder / FOLDER / LOCK, str(self.folder), "{owner} writes activations"))
+        except HeldError:
+            time.sleep(WAIT_SECONDS)
+            return False
+        return True

@@ -1,0 +1,77 @@
+"""Whether models and settings fit together: what is refused, with its cure, and what is doubtful, in lines."""
+
+from __future__ import annotations
+
+from data_prep.common.errors import UserError
+from finetuning.model.features import LAST_FOUR
+from finetuning.settings import FineTuning
+from pretraining.checkpoint.models import Model
+
+
+def require_fit(settings: FineTuning, model: Model, backward: Model | None, from_scratch: bool) -> None:
+    """Refuses settings that ask for what the model does not have, and a second model that cannot stand beside it."""
+    _require_room(settings, model)
+    if backward is not None:
+        _require_room(settings, backward)
+        _require_beside(settings, model, backward)
+    if settings.language_loss:
+        _require_language(model, from_scratch)
+
+
+def _require_room(settings: FineTuning, model: Model) -> None:
+    """Refuses settings that ask for more positions or layers than the model has."""
+    name, shape, layers = model.name, model.shape, settings.features.layers
+    if settings.length > shape.positions:
+        raise UserError(
+            f"length = {settings.length}: {name} has {shape.positions} positions; take --length {shape.positions}"
+        )
+    if layers.endswith("last-four") and shape.layers < LAST_FOUR:
+        raise UserError(f"features.layers = {layers}: {name} has {shape.layers} layers; take last or weighted-all")
+
+
+def _require_beside(settings: FineTuning, model: Model, backward: Model) -> None:
+    """Refuses a second model whose features cannot stand beside those of the first, layer by layer."""
+    flag = f"--backward {backward.name}"
+    if not settings.features.layers:
+        raise UserError(f"{flag}: stands beside another model as frozen features; add --features.layers mix")
+    if model.vocabulary.sha256 != backward.vocabulary.sha256:
+        raise UserError(
+            f"{flag}: has another vocabulary than {model.name}, so that pieces are not the same; name two models that "
+            "were trained on the same shards"
+        )
+    if model.shape.layers != backward.shape.layers:
+        raise UserError(
+            f"{flag}: has {backward.shape.layers} layers, {model.name} has {model.shape.layers}; name two of as many"
+        )
+
+
+def _require_language(model: Model, from_scratch: bool) -> None:
+    """Refuses a loss of the language head where the model would see what it predicts, or has no such head."""
+    if model.shape.sees != "before":
+        raise UserError(
+            f"language_loss: a piece of {model.name} sees those after it, which are to be predicted; name a model that "
+            "was pre-trained with --objective.name ltr, or leave language_loss out"
+        )
+    if not from_scratch and not model.language_head:
+        raise UserError(
+            f"language_loss: {model.name} has no language head; name the run or the export of its pre-training, or "
+            "leave language_loss out"
+        )
+
+
+def doubts_of_fit(settings: FineTuning, model: Model, backward: Model | None) -> list[str]:
+    """Lines for the user where sequences may be longer than the model has ever seen, or models look another way than
+    is usual."""
+    found, longest = [], model.trained
+    if settings.length > longest:
+        found.append(
+            f"{model.name}: was trained on texts of {longest} pieces at most; longer ones, up to --length "
+            f"{settings.length}, have positions that it knows nothing of"
+        )
+    for one, usual in ((model, "before"), (backward, "after")) if backward is not None else ():
+        if one is not None and one.shape.sees != usual:
+            sees = "on both sides of it" if one.shape.sees == "both" else f"{one.shape.sees} it"
+            found.append(
+                f"{one.name}: a piece sees those {sees}; usual beside another model is one that sees those {usual} it"
+            )
+    return found

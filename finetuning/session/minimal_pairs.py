@@ -1,0 +1,238 @@
+"""Asks a pre-trained model which sentence of minimal pairs is the good one, and tells how often it is right.
+
+OUT/results.json        accuracy, by phenomenon and by paradigm
+OUT/pairs.jsonl         every pair with the scores of both sentences
+OUT/pairs.png           the chart
+OUT/begun.json          which model and which pairs
+OUT/parts/00000.jsonl   what is scored so far, until all is
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from rich.console import Console, RenderableType
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import replacing, sha256
+from data_prep.common.launchers import World
+from data_prep.common.locks import LOCK, locked
+from data_prep.common.progress import StepProgress, duration
+from finetuning.model.models import RUNS, find_model, notes_on, summary_of
+from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult
+from finetuning.running.base import checksum_of
+from finetuning.running.records import percent
+from finetuning.session.flags import find_data
+from finetuning.session.pairs_chart import draw_pairs
+from finetuning.session.report import table_of
+from finetuning.tasks.scores import spread_of_share
+from pretraining.checkpoint.models import Model
+from pretraining.processes.group import choose_device
+from pretraining.processes.stopping import Decision, StoppedError
+from pretraining.scoring.pairs import (
+    CHANCE,
+    Pair,
+    Tally,
+    are_right,
+    are_scored,
+    parted,
+    read_pairs,
+    sentences_of,
+    tallies,
+)
+from pretraining.scoring.sentences import Scorer
+
+PART = 1000
+"""Pairs that are scored and kept together: a paradigm of BLiMP."""
+SCORED, CHART, PARTS = "pairs.jsonl", "pairs.png", "parts"
+USUAL = "blimp.jsonl.xz"
+LISTED = 10
+"""Pairs that are listed one by one."""
+Where = Literal["auto", "cpu", "cuda"]
+BUSY = "{owner} is at work there; wait for it, or name another --out"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model, and the pairs that it is asked about."""
+
+    model: Model
+    scorer: Scorer
+    path: Path
+    pairs: Sequence[Pair]
+    begun: Begun
+
+
+def score_pairs(name: str | None, path: Path | None, out: Path | None, device: Where, console: Console) -> None:
+    """Scores all pairs that have no score yet in the folder, and concludes from all of them."""
+    found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE") / USUAL
+    model = find_model(name)
+    out = out or Path(RUNS) / summary_of(model).name / "pairs"
+    pairs = read_pairs(found)
+    bert = model.pretrained()
+    checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
+    begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
+    asked = Asked(model, Scorer(bert, model.vocabulary, choose_device(device, World())), found, pairs, begun)
+    say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
+    for note in (*notes_on(model), *doubts(asked)):
+        say(console, note)
+    with locked(out / LOCK, f"--out {out}", BUSY):
+        require_same(out, asked)
+        scores, seconds, now = score_what_is_left(out, asked, console)
+        conclude(out, asked, scores, (seconds, now), console)
+
+
+def doubts(asked: Asked) -> Iterator[str]:
+    """Lines on pairs that say nothing of a model, or that it cannot take."""
+    if equal := [pair.good for pair in asked.pairs if pair.good == pair.bad]:
+        yield f"{len(equal)} pairs have two equal sentences, and count as wrong; {SCORED} has them as ties:"
+        yield from (f"    {sentence}" for sentence in equal[:LISTED])
+        yield from (f"    and {len(equal) - LISTED} more" for _ in range(len(equal) > LISTED))
+
+
+def require_same(out: Path, asked: Asked) -> None:
+    """Refuses a folder with what another model said, or with answers about other pairs."""
+    before = Begun.read(out / BEGUN)
+    if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
+        raise UserError(f"--out {out}: holds results of something else; name another --out")
+    if before is not None and before.model != asked.begun.model:
+        raise UserError(f"--out {out}: holds the scores of another model; name another --out")
+    if before is not None and before.data != asked.begun.data:
+        raise UserError(f"--out {out}: holds scores of other pairs; name another --out")
+    asked.begun.write(out / BEGUN)
+
+
+def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array, float, int]:
+    """The scores of all pairs, (pairs, 2); the seconds that this took, and for how many pairs."""
+    if (out / SCORED).exists():
+        return read_scores(out / SCORED, asked.pairs), 0.0, 0
+    parts = list(parted(asked.pairs, PART))
+    places = [out / PARTS / f"{number:05}.jsonl" for number in range(len(parts))]
+    left = [(place, part) for place, part in zip(places, parts, strict=True) if not place.exists()]
+    now = sum(len(part) for _, part in left)
+    progress = StepProgress(console, "pairs", "", len(asked.pairs), len(asked.pairs) - now)
+    begin, done = time.monotonic(), len(asked.pairs) - now
+    if done:
+        say(console, f"{done:,} of {len(asked.pairs):,} pairs are scored already")
+    try:
+        with progress.shown():
+            for place, part in left:
+                write_scores(place, part, asked.scorer.score(sentences_of(part)).reshape(-1, 2))
+                progress.advance(len(part), 0)
+                done += len(part)
+    except KeyboardInterrupt as error:
+        cause = Decision.INTERRUPT if error.args[:1] in ((), (signal.SIGINT,)) else Decision.SIGNAL
+        kept = f"stopped by {cause.cause}: {done:,} of {len(asked.pairs):,} pairs are scored"
+        raise StoppedError(f"{kept}; the same command goes on", cause) from None
+    seconds = time.monotonic() - begin
+    return np.concatenate([read_scores(*each) for each in zip(places, parts, strict=True)]), seconds, now
+
+
+def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
+    """Writes pairs with their scores, a JSON object a line; null for what has no score."""
+    with replacing(path) as file:
+        for pair, (good, bad) in zip(pairs, scores.tolist(), strict=True):
+            found = {"good_score": good, "bad_score": bad}
+            line = {**pair._asdict(), **{name: None if math.isnan(score) else score for name, score in found.items()}}
+            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace"))
+
+
+def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
+    """Reads the scores of these pairs, (pairs, 2)."""
+    try:
+        with path.open("rb") as file:
+            found = [json.loads(line) for line in file]
+        scores = np.array([[line["good_score"], line["bad_score"]] for line in found], np.float64).reshape(-1, 2)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamageError(f"{path}: cannot be read: {error}; remove it, and run again") from error
+    if len(scores) != len(pairs):
+        raise DamageError(f"{path}: {len(scores):,} pairs where there are {len(pairs):,}; remove it, and run again")
+    return scores
+
+
+def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], console: Console) -> None:
+    """Writes what came of all pairs, and tells it."""
+    scored, right = are_scored(scores), are_right(scores)
+    if not scored.any():
+        raise UserError(
+            f"{asked.path}: every pair has more pieces than the {asked.scorer.longest} of {asked.model.name}"
+        )
+    of_phenomena, of_paradigms = (
+        {
+            name: group_score(tally)
+            for name, tally in tallies([getattr(pair, kind) for pair in asked.pairs], right, scored).items()
+        }
+        for kind in ("phenomenon", "paradigm")
+    )
+    result = PairsResult(
+        **group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
+        model=asked.model.name,
+        checksum=asked.begun.model["checksum"],
+        data=str(asked.path),
+        data_sha256=asked.begun.data["pairs"].split()[1],
+        chance=CHANCE,
+        equal=sum(pair.good == pair.bad for pair in asked.pairs),
+        too_long=int((~scored).sum()),
+        phenomena=of_phenomena,
+        paradigms=of_paradigms,
+        seconds=took[0],
+        scored_now=took[1],
+        dtype="fp32",
+        device=asked.scorer.device.type,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+    )
+    if not (out / SCORED).exists():
+        write_scores(out / SCORED, asked.pairs, scores)
+    if took[1] or not (out / RESULTS).exists():
+        result.write(out / RESULTS)
+    shutil.rmtree(out / PARTS, ignore_errors=True)
+    for part in (*draw_pairs(result, phenomena_of(asked.pairs), out / CHART), *summary(result, asked, out)):
+        say(console, part)
+
+
+def group_score(tally: Tally) -> GroupScore:
+    """The accuracy of a group with its standard error."""
+    spread = spread_of_share(tally.right, tally.pairs)
+    return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))
+
+
+def phenomena_of(pairs: Sequence[Pair]) -> dict[str, str]:
+    """The phenomenon of every paradigm."""
+    return {pair.paradigm: pair.phenomenon for pair in reversed(pairs)}
+
+
+def summary(result: PairsResult, asked: Asked, out: Path) -> Iterator[RenderableType]:
+    """The table by phenomenon and paradigm, and what is to be said of it."""
+    table = table_of("phenomenon", "paradigm", ">right", ">pairs")
+    phenomena = phenomena_of(asked.pairs)
+    for phenomenon, whole in result.phenomena.items():
+        own = {name: each for name, each in result.paradigms.items() if phenomena[name] == phenomenon}
+        if [*own] != [""]:
+            table.add_row(phenomenon or "(none named)", "", percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
+        for name, each in own.items() if len(own) > 1 or [*own] != [phenomenon] else ():
+            table.add_row("", name or "all", percent(each.accuracy, each.spread), f"{each.pairs:,}")
+    table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
+    table.add_row("by chance", "", percent(result.chance), "")
+    yield from ("", table, "")
+    if result.too_long:
+        yield f"{result.too_long:,} pairs have more than {asked.scorer.longest} pieces, and are left out"
+    if result.scored_now:
+        yield f"{result.scored_now:,} pairs in {duration(result.seconds)}"
+    yield f"all scores and a chart are in {out}"
+
+
+def say(console: Console, what: RenderableType) -> None:
+    """Prints a line as it is, or a table."""
+    console.print(what, markup=False, highlight=False)

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Scores any pre-trained model on any shards of its vocabulary, or lets it fill in a text.
+
+    python pretraining/evaluate.py runs/mini --data data/wiki
+    python pretraining/evaluate.py exported/mini --fill "the capital of france is [MASK] ."
+
+A model is a run, a checkpoint of one, a folder of transformers with the heads of pre-training, or a name on the hub.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin(ends_with_reader=True)
+
+import signal
+
+from pretraining.processes.environment import prepare_process
+
+prepare_process()
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before what takes long is loaded: Ctrl-C ends it without a word
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from data_prep.common.launchers import World
+from data_prep.common.outputs import making
+from data_prep.common.terminal import open_console
+from pretraining.checkpoint.models import Model
+from pretraining.processes.group import choose_device
+from pretraining.scoring.filling import Filling, fill
+from pretraining.scoring.validation import ShardScores, Split, score_shards
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Scores a pre-trained model on shards, or lets it fill in a text."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """A run, a checkpoint, a folder of transformers, or a name on the Hugging Face hub."""
+    data: Path | None = None
+    """Folder of shards, made by shard.py with the vocabulary of the model."""
+    split: Split = "validation"
+    """The examples that are held out, or those for training."""
+    length: int | None = None
+    """Length of the examples (default: the longest of the shards that the model has positions for)."""
+    examples: int | None = None
+    """Score the first so many (default: all of the first duplicate)."""
+    fill: str | None = None
+    """A text with [MASK], for which the likeliest pieces are printed."""
+    best: int = 5
+    """How many pieces are printed for a [MASK]."""
+    json: bool = False
+    """Print JSON."""
+    out: Path | None = None
+    """Write JSON into this file, too."""
+    replace: bool = False
+    """Replace a file that something else has made."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes, in fp32."""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code: 0 done, 2 something that the user can cure."""
+    wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate.py", config=(tyro.conf.FlagCreatePairsOff,))
+    try:
+        evaluate(wanted)
+    except (UserError, OSError) as error:
+        open_console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        return 2
+    return 0
+
+
+def evaluate(wanted: Evaluate) -> None:
+    """Does what is asked for, and tells it."""
+    faults = ["--data or --fill: neither is given"] if wanted.data is None and wanted.fill is None else []
+    numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best")}
+    faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
+    if faults:
+        raise UserError("\n".join(faults))
+    if wanted.out is None:
+        tell(wanted, *answers(wanted))
+        return
+    with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
+        scores, fillings = answers(wanted)
+        write_json(wanted.out, _as_json(scores, fillings))
+    tell(wanted, scores, fillings)
+
+
+def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
+    """The scores and the fillings that are asked for."""
+    model, scores = Model.open(wanted.model), None
+    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best)
+    if wanted.data is not None:
+        device = choose_device(wanted.device, World())
+        scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
+    return scores, fillings
+
+
+def _as_json(scores: ShardScores | None, fillings: list[list[Filling]]) -> dict[str, Any]:
+    """What JSON has of the answers."""
+    found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
+    return {**found, "fillings": [[filling._asdict() for filling in row] for row in fillings]} if fillings else found
+
+
+def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filling]]) -> None:
+    """Prints the answers, for people or as JSON."""
+    if wanted.json:
+        print(json.dumps(_as_json(scores, fillings), ensure_ascii=False, indent=1))
+        return
+    lines = list[str]()
+    for number, row in enumerate(fillings, 1):
+        lines += [f"[MASK] {number}"] * (len(fillings) > 1)
+        lines += [f"{share:8.2%}  {piece}" for piece, share in row]
+    if scores is not None:
+        asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
+        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted", "  ".join(scores.said)]
+        if scores.bits_per_character is not None:
+            lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+    open_console(soft_wrap=True).print("\n".join(lines), markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""The loss of many predictions, whose logits are never there together: they go through the vocabulary in chunks.
+
+In training the forward pass makes the gradients too, chunk by chunk, so that no logits are kept or computed again.
+Those of weights are added up in fp32. Without training there are losses alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pretraining.model import cpu_kernels as kernels
+
+
+def loss_in_chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
+) -> tuple[Tensor, Tensor]:
+    """What `masked_loss` computes, from the logits of so many predictions at once."""
+    if torch.is_grad_enabled():
+        return _LossInChunks.apply(hidden, weight, bias, labels, vocabulary, at_once)
+    chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
+    found = [_loss(rows, weight, bias, answers, vocabulary)[:2] for rows, answers in chunks]
+    losses, right = zip(*found, strict=True)
+    return torch.stack(losses).sum(), torch.stack(right).sum()
+
+
+def _loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses of some predictions, how many are right, and the gradient of their logits, which takes the
+    place of these; behind the vocabulary it is zero."""
+    if kernels.usable(hidden):
+        logits = hidden @ weight.t()
+        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
+        return losses.sum(), correct.sum(), logits
+    logits = F.linear(hidden, weight, bias).float()
+    logits[:, vocabulary:] = -torch.inf
+    right = (logits.argmax(1) == labels).sum()
+    whole, answers = logits.logsumexp(1, keepdim=True), labels[:, None]
+    losses = whole - logits.gather(1, answers)
+    slopes = logits.sub_(whole).exp_().scatter_add_(1, answers, -torch.ones_like(losses))
+    return losses.sum(), right, slopes.to(hidden.dtype)
+
+
+class _LossInChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, at_once: int
+    ) -> tuple[Tensor, Tensor]:
+        total, right = torch.zeros((), device=hidden.device), torch.zeros((), dtype=torch.long, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))
+        for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
+            loss, correct, slopes = _loss(rows, weight, bias, answers, vocabulary)
+            total, right = total + loss, right + correct
+            torch.mm(slopes, weight, out=out)
+            if weight.dtype == torch.float32:
+                grad_weight.addmm_(slopes.t(), rows)
+            else:
+                grad_weight += slopes.t() @ rows
+            grad_bias += slopes.sum(0, dtype=torch.float32)
+            del slopes  # before the next logits are made
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtype = weight.dtype
+        ctx.mark_non_differentiable(right)
+        return total, right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        grad_hidden, *of_weights = ctx.saved_tensors
+        return grad_hidden * grad, *((each * grad).to(ctx.dtype) for each in of_weights), None, None, None

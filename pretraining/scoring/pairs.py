@@ -1,0 +1,97 @@
+"""Minimal pairs: two sentences that differ in what makes one of them good, of which a model should find that likelier.
+
+A file of pairs is a table (JSON lines, TSV, CSV, Parquet; compressed or not) with columns `good` and `bad`, and where
+they are there `paradigm` and `phenomenon`, as BLiMP has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.readers.tables import read_table
+
+CHANCE = 0.5
+"""The accuracy of a model that knows nothing."""
+
+
+class Pair(NamedTuple):
+    """Two sentences of the same words but for what makes one of them good."""
+
+    good: str
+    bad: str
+    paradigm: str = ""
+    phenomenon: str = ""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many of some pairs a model gets right."""
+
+    right: int
+    pairs: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.pairs
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Reads a file of pairs; UserError with file and line for a sentence that is not there."""
+    table = read_table(path)
+    sentences = [table.column(name) for name in ("good", "bad")]
+    for name, column in zip(("good", "bad"), sentences, strict=True):
+        empty = next((row for row, text in enumerate(column) if not text.strip()), None)
+        if empty is not None:
+            table.fail(empty, f"the {name} sentence is empty")
+    nameless = [""] * len(table)
+    groups = [table.column(name) if name in table.names else nameless for name in ("paradigm", "phenomenon")]
+    return list(map(Pair, *sentences, *groups))
+
+
+def first_of_paradigms(pairs: Iterable[Pair], count: int) -> list[Pair]:
+    """Picks the first pairs of every paradigm."""
+    seen: dict[str, int] = {}
+    chosen = []
+    for pair in pairs:
+        seen[pair.paradigm] = seen.get(pair.paradigm, 0) + 1
+        chosen += [pair] if seen[pair.paradigm] <= count else []
+    return chosen
+
+
+def sentences_of(pairs: Sequence[Pair]) -> list[str]:
+    """The good sentence and the bad one of every pair, one pair after another."""
+    return [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+
+
+def are_right(scores: Array) -> Array:
+    """Whether a model finds the good sentence of every pair likelier, by (pairs, 2) scores; a tie is wrong."""
+    right: Array = scores[:, 0] > scores[:, 1]
+    return right
+
+
+def are_scored(scores: Array) -> Array:
+    """Whether both sentences of every pair have a score."""
+    scored: Array = np.asarray(np.isfinite(scores).all(axis=1))
+    return scored
+
+
+def tallies(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
+    """Counts right pairs by names, such as their paradigms, in the order of the names; what was not scored is left
+    out."""
+    kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
+    counts = np.bincount(numbers, scored).astype(int).tolist()
+    rights = np.bincount(numbers, right & scored).astype(int).tolist()
+    first = {name: place for place, name in reversed(list(enumerate(names)))}
+    found = {name: Tally(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
+    return dict(sorted(found.items(), key=lambda item: first[item[0]]))
+
+
+def parted(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
+    """Cuts pairs into parts of a size, in their order."""
+    return (pairs[begin : begin + size] for begin in range(0, len(pairs), size))

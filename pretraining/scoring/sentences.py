@@ -1,0 +1,166 @@
+"""How likely a pre-trained model finds sentences, without any task: the sum of the log-probabilities of their pieces.
+
+A model that sees both directions is asked for one piece after another, each in a copy of its sentence in which this
+piece and the later pieces of its own word are masked (Kauf and Ivanova, 2023): unmasked, the rest of a rare word would
+give the piece away. One that sees one direction is asked for all pieces at once. [CLS] and [SEP] stand around a
+sentence as in pre-training, and are not predicted.
+
+    the  em  ##bar  ##go     ->     [MASK]   em    ##bar   ##go
+                                     the   [MASK]  [MASK] [MASK]
+                                     the     em    [MASK] [MASK]
+                                     the     em    ##bar  [MASK]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from data_prep.common.arrays import Array, ranges
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Special, Vocabulary
+from data_prep.vocabulary.wordpiece import FastWordPiece
+from pretraining.model.batch import PretrainingBatch, pack
+from pretraining.model.bert import Bert
+from pretraining.model.rows import Rows
+from pretraining.model.serving import ServedEncoder
+from pretraining.objectives.declaration import find_objective
+
+PIECES = 1 << 12
+"""Pieces of a batch, about: larger ones leave the cache."""
+PREDICTS_PIECES = "masked_head"
+"""The head that says which piece stands at a place."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences in pieces, each between [CLS] and [SEP]."""
+
+    pieces: Array  # (n,): one sentence after another
+    lengths: Array  # (s,)
+
+    @property
+    def starts(self) -> Array:
+        """(s,) where each sentence begins."""
+        starts: Array = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    def of(self, places: Array) -> Array:
+        """The numbers of the sentences that hold these places among all pieces."""
+        numbers: Array = np.searchsorted(np.cumsum(self.lengths), places, side="right")
+        return numbers
+
+    def take(self, numbers: Array) -> Sentences:
+        """These sentences, in this order; one may come several times."""
+        lengths = self.lengths[numbers]
+        return Sentences(self.pieces[ranges(self.starts[numbers], lengths)], lengths)
+
+    def rows(self) -> Rows:
+        """The sentences as examples without pairs and without masks."""
+        count, none = len(self.lengths), np.empty(0, np.int64)
+        zeros = np.zeros(count, np.int64)
+        where = np.stack([zeros, np.arange(count)], axis=1)
+        return Rows(where, self.lengths, self.pieces, self.lengths, zeros, zeros, none, none)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A batch for a model, and of which sentence each piece is that it asks for."""
+
+    batch: PretrainingBatch
+    sentences: Array  # (m,)
+
+
+def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: int) -> Question:
+    """A copy of its sentence for every wanted piece, in which it and the later pieces of its word are masked.
+
+    `wanted` are places among all pieces; `continues` says of every piece of the vocabulary whether it goes on with a
+    word.
+    """
+    sentence = sentences.of(wanted)
+    lengths, place = sentences.lengths[sentence], wanted - sentences.starts[sentence]
+    words = np.flatnonzero(~continues[sentences.pieces])  # where words begin; [SEP] ends the last
+    word_ends = place + words[np.searchsorted(words, wanted, side="right")] - wanted
+    copies = sentences.take(sentence)
+    at = ranges(np.zeros_like(lengths), lengths)
+    hidden = (np.repeat(place, lengths) <= at) & (at < np.repeat(word_ends, lengths))
+    batch = pack(copies.rows(), np.where(hidden, mask, copies.pieces), copies.starts + place, sentences.pieces[wanted])
+    return Question(batch, sentence)
+
+
+def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special) -> Question:
+    """Some of the sentences as a model of one direction learns from them, which is not asked for [CLS] and [SEP]."""
+    chosen = sentences.take(numbers)
+    batch = find_objective(model.shape).batch(chosen.rows())
+    asked = ~torch.isin(batch.labels, torch.tensor([special.cls, special.sep]))
+    batch = replace(batch, chosen=batch.chosen[asked], labels=batch.labels[asked])
+    return Question(batch, numbers[chosen.of(batch.chosen.numpy())])
+
+
+class Scorer:
+    """Scores sentences in fp32 by a pre-trained model, whose layers it takes."""
+
+    def __init__(self, model: Bert, vocabulary: Vocabulary, device: torch.device) -> None:
+        require_pieces(model)
+        self.model = model.float().to(device).eval().requires_grad_(False)
+        self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
+        self._fast = FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
+        self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
+
+    def cut(self, texts: Sequence[str]) -> Sentences:
+        """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
+        special, found = self.vocabulary.special, self._fast.encode_texts(texts)
+        counts = np.diff(found.ends, prepend=0)
+        starts = np.cumsum(counts + 2) - counts - 2
+        pieces = np.full(counts.sum() + 2 * len(counts), special.sep, np.int64)
+        pieces[starts] = special.cls
+        pieces[ranges(starts + 1, counts)] = found.ids
+        return Sentences(pieces, counts + 2)
+
+    def score(self, texts: Sequence[str], mark: Callable[[int], None] = lambda _: None) -> Array:
+        """(s,) the log-likelihoods of sentences, each computed once; not a number where one has more pieces than the
+        model has positions. `mark` is told after every batch how many pieces that scored."""
+        unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
+        sentences = self.cut(unique.tolist())
+        scores = np.where(sentences.lengths > self.longest, np.nan, 0.0)
+        for part in self.parts(sentences):
+            scores += self.score_part(sentences, part)
+            mark(len(part))
+        return scores[numbers]
+
+    def parts(self, sentences: Sentences) -> list[Array]:
+        """What is computed together, of sentences of like lengths that are not too long: numbers of sentences, or where
+        each piece is asked for by itself, of pieces."""
+        order = np.argsort(sentences.lengths, kind="stable")
+        order = order[sentences.lengths[order] <= self.longest]
+        if self._served is not None:
+            counts = sentences.lengths[order] - 2
+            order = ranges(sentences.starts[order] + 1, counts)
+            pieces = np.repeat(counts + 2, counts)
+        else:
+            pieces = sentences.lengths[order]
+        ends = np.flatnonzero(np.diff(np.cumsum(pieces) // PIECES)) + 1
+        return [part for part in np.split(order, ends) if len(part)]
+
+    @torch.inference_mode()
+    def score_part(self, sentences: Sentences, part: Array) -> Array:
+        """(s,) what a part adds to the log-likelihoods of the sentences."""
+        if self._served is None:
+            question = one_pass(self.model, sentences, part, self.vocabulary.special)
+        else:
+            question = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
+        batch, model = question.batch.to(self.device), self.model
+        served = self._served
+        states = model.encode(batch)[batch.chosen] if served is None else served.one(batch, batch.chosen)
+        found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
+        return np.bincount(question.sentences, found.double().cpu().numpy(), len(sentences.lengths))
+
+
+def require_pieces(model: Bert) -> None:
+    """Raises UserError for a model that predicts no pieces."""
+    objective = find_objective(model.shape)
+    if PREDICTS_PIECES not in objective.heads(model.shape):
+        raise UserError(f"a model that {objective.learns} says of no piece how likely it is, so it scores no sentence")

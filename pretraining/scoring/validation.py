@@ -1,0 +1,146 @@
+"""What a pre-trained model scores on shards: the figures of its objective, and bits a character of what it predicts.
+
+A loss is counted by pieces, so that a vocabulary with longer pieces seems worse; bits by the characters of these pieces
+compare models of different vocabularies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
+from pretraining.checkpoint.models import Model
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
+from pretraining.model.batch import PretrainingBatch
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import COUNTS, Objective, find_objective
+
+PIECES = 1 << 13
+"""Pieces of a batch at most, with padding."""
+Split = Literal["validation", "train"]
+
+
+@dataclass(frozen=True)
+class ShardScores:
+    """The scores of a model on the examples of a split of shards."""
+
+    model: str
+    data: str
+    fingerprint: str
+    """of the shards"""
+    split: Split
+    length: int
+    examples: int
+    predictions: int
+    """pieces that were predicted"""
+    characters: int
+    """of these pieces, without `##`; special ones have none"""
+    bits_per_character: float | None
+    figures: dict[str, float]
+    said: list[str]
+    """the figures in words of the console"""
+    notes: list[str]
+    """what is not scored, and why"""
+
+
+def add_up(
+    objective: Objective,
+    shape: Shape,
+    forward: Callable[[PretrainingBatch], Any],
+    batches: Iterable[tuple[PretrainingBatch, bool]],
+    device: torch.device,
+) -> Tensor:
+    """Adds up the sums of an objective, then `COUNTS`, over the batches that count; nothing waits for the GPU."""
+    found = torch.zeros(len(objective.sums(shape)) + len(COUNTS), dtype=torch.float64, device=device)
+    for batch, counts in batches:
+        losses = forward(batch.to(device))
+        sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
+        found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(device)]) * counts
+    return found
+
+
+def score_shards(
+    model: Model, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
+) -> ShardScores:
+    """Scores a model, in fp32, on the examples of shards, or the first of them."""
+    manifest = Manifest.read(folder)
+    if manifest.vocabulary.sha256 != model.vocabulary.sha256:
+        raise UserError(
+            f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
+            f"make shards of its own with data_prep/shard.py --vocab {model.name}"
+        )
+    bert = model.pretrained()
+    length = length or longest_for(manifest, bert.shape.positions, folder)
+    if length > bert.shape.positions:
+        raise UserError(f"--length {length}: {model.name} has {bert.shape.positions} positions")
+    bert, notes = for_data(bert, manifest, folder)
+    bert = bert.float().to(device).eval()
+    objective = find_objective(bert.shape)
+    dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
+    letters = characters_of(model.vocabulary)
+    characters = 0
+
+    def read() -> Iterator[tuple[PretrainingBatch, bool]]:
+        nonlocal characters
+        for batch, counts in validation_batches(dataset, 0, 1, max(1, PIECES // length), limit):
+            characters += int(letters[batch.labels.numpy()].sum())
+            yield batch, counts
+
+    with torch.inference_mode():
+        found = add_up(objective, bert.shape, bert, read(), device)
+    totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
+    figures = objective.score(objective.measure(totals))
+    nats = totals[objective.sum_of_pieces] if objective.sum_of_pieces else None
+    return ShardScores(
+        model=model.name,
+        data=str(folder),
+        fingerprint=manifest.fingerprint,
+        split=split,
+        length=length,
+        examples=int(totals["sequences"]),
+        predictions=int(totals["predictions"]),
+        characters=characters,
+        bits_per_character=nats / math.log(2) / characters if nats is not None and characters else None,
+        figures=figures,
+        said=objective.said(figures),
+        notes=notes,
+    )
+
+
+def longest_for(manifest: Manifest, positions: int, folder: Path) -> int:
+    """The longest of the lengths of shards that a model has positions for; the shortest is cut where none is."""
+    lengths = manifest.lengths()
+    if not lengths:
+        raise UserError(f"{folder}: no examples")
+    return max([length for length in lengths if length <= positions], default=positions)
+
+
+def for_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
+    """The model as this data can ask it, with lines on what it cannot: without pairs nothing is asked of them."""
+    shape, objective = model.shape, find_objective(model.shape)
+    if not shape.pairs or manifest.has_pairs:
+        return model, []
+    if objective.pairs == "needed":
+        raise UserError(f"--data {folder}: has no pairs, and a model that {objective.learns} needs them")
+    without = Bert(replace(shape, pairs=False), objective)
+    wanted = without.state_dict().keys()
+    without.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in wanted})
+    return without, [f"{folder} has no pairs: {objective.pairs_head} is not scored"]
+
+
+def characters_of(vocabulary: Vocabulary) -> Array:
+    """(pieces,) the characters of every piece, without `##`; what stands for no text has none."""
+    return np.array([0 if piece in SPECIAL else len(piece.removeprefix("##")) for piece in vocabulary.pieces])

@@ -1,0 +1,163 @@
+"""The declarations of the paper's tables are whole, have the paper's values, and refuse what does not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from benchmarks.reproduction.declaration import (
+    LEFT_OUT,
+    Claim,
+    Declared,
+    Row,
+    ScaleName,
+    Table,
+    declared,
+    table_faults,
+    table_names,
+)
+from benchmarks.reproduction.steps import Planner, divided, in_order, merged
+from data_prep.common.errors import UserError
+from data_prep.common.reading import Form, read_settings
+from finetuning.settings import load_settings
+from pretraining.config.overrides import load_recipe
+
+SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
+EVERY = [(name, scale) for name in table_names() for scale in SCALES]
+TUNED = ("base", "large")
+"""Scales that fine-tune by the recipes of the tasks, as the paper does."""
+
+
+@pytest.fixture(params=EVERY, ids="-".join)
+def each(request: pytest.FixtureRequest) -> Declared:
+    """A table at a scale."""
+    return declared(*request.param)
+
+
+def test_there_are_all_tables_of_the_paper() -> None:
+    assert table_names() == [*(f"table{number}" for number in range(1, 9)), "figure5"]
+
+
+def test_a_table_names_only_what_there_is(each: Declared) -> None:
+    assert table_faults(each.table) == []
+    assert {*each.table.columns, *each.table.beside} <= {*each.columns}
+    assert {other for other in each.scale.stand_ins.values() if other != LEFT_OUT} <= {*each.columns}
+    assert {*each.scale.tune_for} <= {*each.columns}
+    fresh = [row for row in each.table.rows if row.fresh]
+    assert all(each.table.row(row.model) in each.table.rows for row in fresh)
+
+
+def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
+    cells = [*Planner(each, trivia=Path("trivia.json")).cells()]
+    steps = in_order(cells)
+    assert {cell.row for cell in cells} == {row.name for row in each.rows}
+    assert len({step.name for step in steps}) == len({(step.script, step.words) for step in steps}) == len(steps)
+    seen: set[str] = set()
+    for step in steps:
+        assert {need.name for need in step.needs} <= seen
+        words = " ".join(step.command(Path("root"), Path("data")))
+        assert "{" not in words.replace("{data}", "")
+        seen.add(step.name)
+
+
+def test_checkpoints_lie_on_steps_that_are_saved(each: Declared) -> None:
+    scale = each.scale
+    recipe = load_recipe(Path(scale.recipe), [*scale.train])
+    assert sum(phase.steps or 0 for phase in recipe.phases) == scale.steps
+    assert scale.keep_every % (scale.save_every or scale.keep_every) == 0
+    places = [scale.checkpoint(number / 6) for number in range(1, 7)]
+    assert places == [*sorted({*places[:-1]}), 0]
+    assert all(place % scale.keep_every == 0 for place in places)
+
+
+def test_values_of_fine_tuning_are_those_of_its_recipes(each: Declared) -> None:
+    for row in each.rows:
+        for name in each.columns_of(row):
+            words = [*each.scale.tune, *each.scale.tune_for.get(name, ())]
+            recipe = words[words.index("--recipe") + 1] if "--recipe" in words else None
+            if recipe is not None:
+                load_settings(recipe)
+
+
+PAPER = {
+    ("table1", "BERT large"): (86.7, 85.9, 72.1, 91.1, 94.9, 60.5, 86.5, 89.3, 70.1),
+    ("table1", "OpenAI GPT"): (82.1, 81.4, 70.3, 88.1, 91.3, 45.4, 80.0, 82.3, 56.0),
+    ("table2", "BERT large"): (84.1, 90.9),
+    ("table3", "BERT large"): (78.7, 81.9),
+    ("table4", "BERT large"): (86.6,),
+    ("table5", "BERT"): (84.4, 88.4, 86.7, 92.7, 88.5),
+    ("table5", "LTR & No NSP"): (82.1, 84.3, 77.5, 92.1, 77.8),
+    ("table6", "12-768-12"): (3.99, 84.4, 86.7, 92.9),
+    ("table7", "features: concat of the last four"): (96.1,),
+    ("table8", "0/20/80"): (83.7, 94.8, 94.6),
+    ("figure5", "MLM 6/6"): (84.4,),
+}
+
+
+@pytest.mark.parametrize(("name", "row"), PAPER, ids="-".join)
+def test_the_papers_values(name: str, row: str) -> None:
+    table = declared(name, "base").table
+    assert tuple(table.row(row).paper[column] for column in table.columns) == PAPER[name, row]
+
+
+def test_tables_share_the_runs_that_are_the_same() -> None:
+    """The base row of table 5 is that of 6, 8 and figure 5, and their text is one."""
+    runs = {}
+    for name in ("table5", "table6", "table8", "figure5"):
+        runs[name] = {step.name for step in in_order([*Planner(declared(name, "tiny")).cells()])}
+    base = [name for name in runs["table5"] if name.startswith("train/base-seed-1")]
+    assert len(base) == 1
+    for names in runs.values():
+        assert set(base) <= names
+        assert len([name for name in names if name.startswith("shards/")]) == 1
+    left = [name for name in runs["figure5"] & runs["table5"] if name.startswith("train/name-ltr")]
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 5])
+def test_shares_divide_the_work_and_no_model_is_trained_twice(shares: int) -> None:
+    steps = in_order([*Planner(declared("table1", "tiny")).cells()])
+    parts = divided(steps, shares)
+    assert {step.name for part in parts for step in part} == {step.name for step in steps}
+    for part in parts:
+        names = [step.name for step in part]
+        assert len(names) == len({*names})
+        for step in part:
+            assert {need.name for need in step.needs} <= {*names}
+    trained = [step.name for part in parts for step in part if step.kind == "train"]
+    assert len(trained) == len({*trained})
+
+
+def test_the_last_value_of_a_flag_counts_in_the_place_of_the_first() -> None:
+    assert merged("--a", "1", "--b", "x", "y", "--a", "2") == ("--a", "2", "--b", "x", "y")
+
+
+def test_a_chain_of_rows_is_compared_link_by_link() -> None:
+    claim = Claim(text="", rows=("c", "b", "a"), columns=("x",))
+    assert [*claim.pairs(["a", "b", "c"])] == [("c", "b"), ("b", "a")]
+    assert [*claim.pairs(["a", "c"])] == [("c", "a")]
+    assert [*claim.model_copy(update={"within": 1.0}).pairs(["a", "b", "c"])] == [("c", "b"), ("c", "a")]
+
+
+def test_what_a_table_has_not_is_named() -> None:
+    rows = (Row(name="a", paper={"y": 1.0}), Row(name="a", model="b"))
+    claims = (Claim(text="c", rows=("a", "d"), columns=("z",)),)
+    table = Table(title="", columns=("x",), rows=rows, claims=claims)
+    assert sorted(table_faults(table)) == [
+        "claims: c: no column z",
+        "claims: c: no row d",
+        "rows: a has y, which is no column",
+        "rows: a names b, which is no row",
+        "rows: two are called a",
+    ]
+
+
+def test_an_unknown_table_is_refused_and_a_wrong_file_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--table 9: is not declared; there is --table 1, .*, --figure 5"):
+        declared("table9", "demo")
+    wrong = tmp_path / "table.toml"
+    wrong.write_text('title = "x"\ncolums = []\nrows = [{ name = "a" }]\n')
+    with pytest.raises(UserError, match="colums"):
+        read_settings(Form(Table), wrong, find_faults=table_faults)

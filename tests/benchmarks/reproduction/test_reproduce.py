@@ -1,0 +1,294 @@
+"""Every table is made at toy scale, with commands that leave at once what the real ones would."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.reproduction import StandIn, by_words
+
+from benchmarks import reproduce
+from benchmarks.measure import read_results
+from benchmarks.report import page, sections
+from benchmarks.reproduce import Reproduce, make
+from benchmarks.reproduction import drawing, ledger, results, running
+from benchmarks.reproduction.declaration import ScaleName, declared, table_names
+from benchmarks.reproduction.outcomes import ended_of
+from benchmarks.reproduction.showing import read_table_result, tables_of
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+
+LACKING = "data/glue: not there; fetch it"
+
+
+class Place:
+    """A folder of tables, in which a stand-in runs their commands."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch = folder, patch
+        self.shown = ""
+        self.lacks: set[str] = set()
+        patch.setattr(running, "count_ranks", lambda wanted: 1)
+        for module in (ledger, results, reproduce):
+            patch.setattr(module, "missing", lambda column: LACKING if column.title in self.lacks else "")
+
+    def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
+        """Makes a table; returns the exit code."""
+        self.patch.setattr(running, "follow", stand_in)
+        number: dict[str, Any] = {name[:-1]: int(name[-1])}
+        wanted = Reproduce(**number, scale=scale, out=self.folder / "made", results=self.folder, **more)
+        console = Console(file=io.StringIO(), width=250)
+        code = make(wanted, console)
+        self.shown = console.file.getvalue()  # type: ignore[attr-defined]
+        return code
+
+    def result(self, name: str, scale: str = "demo") -> results.TableResult:
+        """What was kept of a table."""
+        return read_table_result(read_results(self.folder / f"{name}-{scale}.json"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A folder of the test's own."""
+    return Place(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_is_made(place: Place, name: str) -> None:
+    assert place.make(name, StandIn()) == 0
+    found, table = place.result(name), declared(name, "demo")
+    rows = {row.name: row for row in found.rows}
+    for row in table.rows:
+        for column in table.columns_of(row):
+            cell = rows[row.name].cells[column]
+            is_measured = not (row.before if table.columns[column].is_tuned else row.fresh or row.backward)
+            assert len(cell.values) == (cell.wanted if is_measured else 0), (row, column)
+    papers = {row.name: row.paper for row in table.table.rows if row.paper}
+    assert {row.name: row.paper for row in found.rows if row.paper} == papers
+    assert table.title in place.shown
+
+
+def test_tables_and_figures_stand_on_the_page(place: Place) -> None:
+    for name in ("table5", "figure5"):
+        assert place.make(name, StandIn()) == 0
+    made = {f"{name}-demo": read_results(place.folder / f"{name}-demo.json") for name in ("table5", "figure5")}
+    text = page(sections(made))
+    for words in ("Table 5: what the pre-training tasks are worth", "Figure 5: how long to train", "paper: QNLI"):
+        assert words in text
+    assert text.count("data:image/svg+xml;base64,") == 2
+    curves = drawing.scores_along(place.result("figure5"), "demo")
+    assert {name: [round(spot.x) for spot in spots] for name, spots in curves.items()} == {
+        "MLM": [17, 33, 50, 67, 83, 100],
+        "LTR": [17, 33, 50, 67, 83, 100],
+    }
+
+
+def verdicts(found: results.TableResult, claim: str) -> dict[str, str]:
+    """What was found of a claim, by columns."""
+    return {each.column: each.finding for each in found.verdicts if each.claim == claim}
+
+
+def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place) -> None:
+    def only_sentences(words: str, seed: int) -> float:
+        return 0.5 + 0.01 * seed if "stsb" in words else by_words(words, seed)
+
+    assert place.make("table5", StandIn(score=only_sentences), "tiny") == 0
+    found = place.result("table5", "tiny")
+    left = verdicts(found, "left-to-right is worse on all")
+    assert left == {"stsb": "nothing is claimed", "sst2": "holds", "blimp": "holds"}
+    assert found.signals["stsb"].startswith("no signal: BERT")
+    assert not found.signals["sst2"]
+    assert verdicts(found, "No NSP hurts QNLI, MNLI and SQuAD")["blimp"] == "not sure"
+    assert "a BiLSTM on top helps SQuAD" not in {each.claim for each in found.verdicts}
+    assert any("SQuAD 1.1 F1: left out" in note for note in found.notes)
+    assert any("MNLI-m: STS-B in its place" in note for note in found.notes)
+
+
+def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> None:
+    def losses(words: str) -> tuple[float, float]:
+        return (9.0, 9.5) if "ltr" in words and "--seed 12346" in words else (9.0, 5.0)
+
+    assert place.make("table5", StandIn(losses=losses), "tiny") == 0
+    found = place.result("table5", "tiny")
+    cell = next(row for row in found.rows if row.name == "LTR & No NSP").cells["sst2"]
+    assert (len(cell.values), cell.wanted) == (2, 3)
+    assert cell.notes == ["diverged: its loss was 9.00 at the start, and is 9.50 at the end"]
+    assert cell.text.endswith("(2 of 3) diverged")
+    assert set(verdicts(found, "left-to-right is worse on all").values()) == {"nothing is claimed"}
+    assert "diverged: its loss was 9.00 at the start" in place.shown
+    again = StandIn(losses=losses)
+    assert place.make("table5", again, "tiny") == 0
+    assert again.ran == []  # going on is of no use
+
+
+def test_a_run_that_fails_is_told_in_its_own_words_and_the_rest_goes_on(place: Place) -> None:
+    assert place.make("table5", StandIn(fails={"next_sentences": "splits do not add up"})) == 0
+    found = place.result("table5")
+    cells = {row.name: row.cells["demo"] for row in found.rows}
+    assert cells["No NSP"].values == []
+    assert "splits do not add up" in cells["No NSP"].notes[0]
+    assert len(cells["BERT"].values) == 3
+    assert "splits do not add up" in place.shown
+    mended = StandIn()
+    assert place.make("table5", mended) == 0
+    assert len(mended.ran) == 3  # the pre-training, its task, its pairs
+    assert all("next-sentences" in name for name in mended.ran)
+
+
+def test_a_restart_that_fails_is_counted(place: Place) -> None:
+    def score(words: str, seed: int) -> float | None:
+        return None if seed == 2 and "bilstm" in words else 0.5 if "--from-scratch" in words else by_words(words, seed)
+
+    assert place.make("table5", StandIn(score=score)) == 0
+    rows = {row.name: row.cells["demo"] for row in place.result("table5").rows}
+    assert rows["+ BiLSTM"].notes == ["failed: seed 2: what it computes is no number"]
+    assert len(rows["+ BiLSTM"].values) == 2
+    assert rows["from scratch"].text == "50.0 ± 0.0 (3) one answer for all"
+
+
+def test_data_of_a_task_that_is_missing_is_said_and_the_rest_runs(place: Place) -> None:
+    place.lacks = {"STS-B", "BLiMP"}
+    stand_in = StandIn()
+    assert place.make("table5", stand_in, "mini") == 0
+    found = place.result("table5", "mini")
+    assert found.rows[0].cells["stsb"].notes == [f"no data: {LACKING}"]
+    assert len(found.rows[0].cells["sst2"].values) == 3
+    assert not any(name.startswith("pairs/") or "stsb" in name for name in stand_in.ran)
+    assert f"STS-B: no data: {LACKING}" in found.notes
+
+
+def test_no_command_is_run_twice_and_a_table_goes_on_where_it_was_stopped(place: Place) -> None:
+    whole = StandIn()
+    assert place.make("table5", whole) == 0
+    assert len(whole.ran) == len({*whole.ran})
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert again.ran == []
+    other = StandIn()
+    assert place.make("figure5", other) == 0
+    assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
+
+
+def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) -> None:
+    whole = StandIn()
+    assert place.make("table5", whole) == 0
+    stopped = Place(place.folder / "other", place.patch)
+    first = StandIn(killed_at=5)
+    assert stopped.make("table5", first) == Code.INTERRUPTED
+    assert not (stopped.folder / "table5-demo.json").exists()
+    second = StandIn()
+    assert stopped.make("table5", second) == 0
+    assert first.ran + second.ran == whole.ran
+    assert stopped.result("table5").rows == place.result("table5").rows
+
+
+def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
+    """In a clone that has the file alone, nothing of it is run again; what another table needs besides, is."""
+    assert place.make("table5", StandIn(), "mini") == 0
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    kept = place.folder / "table5-mini.json"
+    (clone.folder / kept.name).write_bytes(kept.read_bytes())
+    nothing = StandIn()
+    assert clone.make("table5", nothing, "mini") == 0
+    assert nothing.ran == []
+    assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
+    more = StandIn()
+    assert clone.make("table8", more, "mini") == 0
+    assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
+    base = [name for name in more.ran if name.startswith("tune/stsb-base")]
+    assert base == []
+
+
+def test_results_of_other_data_are_said_and_not_used(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
+    manifest.write_text(json.dumps({"fingerprint": "other"}))
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert sum(name.startswith("train/") for name in again.ran) == 3
+
+
+def test_results_of_other_code_are_used_and_said(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    assert not any("other code" in note for note in place.result("table5").notes)
+    place.patch.setattr(ledger, "sources_of", lambda kind: "another")
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert again.ran == []
+    assert any(
+        "results of other code than today's are used: 13 at commit" in note for note in place.result("table5").notes
+    )
+
+
+def test_shares_together_make_the_table(place: Place) -> None:
+    ran = []
+    for number in (1, 2):
+        stand_in = StandIn()
+        assert place.make("table5", stand_in, share=f"{number}/2") == 0
+        ran += stand_in.ran
+    assert not (place.folder / "table5-demo.json").exists()
+    last = StandIn()
+    assert place.make("table5", last) == 0
+    assert (len(ran), last.ran) == (13, [])
+    with pytest.raises(UserError, match="--share 3/2: give I/N"):
+        place.make("table5", StandIn(), share="3/2")
+
+
+def test_a_plan_says_what_is_left_and_runs_nothing(place: Place) -> None:
+    stand_in = StandIn()
+    assert place.make("table5", stand_in, plan=True) == 0
+    assert stand_in.ran == []
+    assert "13 runs are left" in place.shown
+    assert "as the scale says" in place.shown
+    assert place.make("table5", StandIn()) == 0
+    assert place.make("table5", StandIn(), plan=True) == 0
+    assert "0 runs are left" in place.shown
+    assert not (place.folder / "table5-tiny.json").exists()
+
+
+def test_trivia_comes_first_where_it_is_given(place: Place) -> None:
+    assert place.make("table2", StandIn()) == 0
+    row = next(row for row in place.result("table2").rows if row.name == "BERT base + TriviaQA")
+    assert row.cells["squad"].notes == ["no data: name the file to train on first, in SQuAD's format: --trivia"]
+    stand_in = StandIn()
+    assert place.make("table2", stand_in, trivia=place.folder / "trivia.json") == 0
+    first, second = stand_in.ran
+    assert first.startswith("tune/trivia-of-base")
+    assert second.startswith("tune/squad1-base-seed-1-after-trivia")
+
+
+def test_a_command_names_one_table() -> None:
+    for wanted in (Reproduce(), Reproduce(table=5, figure=5)):
+        with pytest.raises(UserError, match="which table"):
+            print(wanted.name)
+
+
+def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    scores, claims, masked, notes, places = tables_of(place.result("table5"))
+    paper = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1")
+    assert scores.head == ["", "demo task", "BLiMP", *(f"paper: {title}" for title in paper)]
+    assert scores.rows[0] == ["BERT", "80.2 ± 0.1 (3)", "80.0", "84.4", "88.4", "86.7", "92.7", "88.5"]
+    assert claims.rows[0][:5] == [
+        "No NSP hurts QNLI, MNLI and SQuAD",
+        "BERT",
+        "No NSP",
+        "demo task",
+        "not sure",
+    ]
+    assert not masked.rows
+    assert ["MNLI-m: demo task in its place"] in notes.rows
+    assert places.rows[0][0] == "BERT"
+
+
+def test_the_end_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:
+    write_json(tmp_path / "ended.json", {"code": 75, "reason": "stopped by a signal"})
+    assert ended_of(tmp_path, 1, "x", begun=0.0) == (75, "stopped by a signal")
+    assert ended_of(tmp_path, 1, "Traceback (most):\n  File\nKeyError: 'y'\n", begun=2.0**33) == (1, "KeyError: 'y'")
+    assert ended_of(tmp_path, 0, "", begun=0.0) == (0, "")

@@ -1,0 +1,77 @@
+"""The loss in chunks against the one of whole logits: values, gradients, and what is never made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.live_tensors import LiveTensors
+from torch import Tensor
+
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.vocabulary_loss import loss_in_chunks
+
+
+@pytest.fixture(params=["kernels", "torch"], autouse=True)
+def either(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Once with our kernels, once with PyTorch's operations."""
+    kernels.allow(request.param == "kernels")
+    yield
+    kernels.allow(True)
+
+
+def inputs(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+    """Hidden states, a decoder with rows that pad it and its bias, and labels."""
+    generator, padded = torch.Generator().manual_seed(rows), -(-vocabulary // 64) * 64
+    shapes = (rows, 16), (padded, 16), (padded,)
+    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return tensors, torch.randint(0, vocabulary, (rows,), generator=generator)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 90), vocabulary=st.integers(2, 150), at_once=st.integers(1, 100))
+def test_it_is_the_loss_of_whole_logits(rows: int, vocabulary: int, at_once: int) -> None:
+    tensors, labels = inputs(rows, vocabulary)
+    hidden, weight, bias = tensors
+    logits = F.linear(hidden, weight, bias)[:, :vocabulary]
+    wanted = F.cross_entropy(logits, labels, reduction="sum")
+    found, right = loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
+    assert int(right) == int((logits.argmax(1) == labels).sum())
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(loss * 0.37, tensors) for loss in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    with torch.no_grad():
+        alone, same = loss_in_chunks(hidden, weight, bias, labels, vocabulary, at_once)
+    assert int(same) == int(right)
+    torch.testing.assert_close(alone, found.detach())
+
+
+def test_logits_are_never_whole_and_backward_has_no_product() -> None:
+    (hidden, weight, bias), labels = inputs(1000, 300)
+    with LiveTensors() as forward:
+        loss, _ = loss_in_chunks(hidden, weight, bias, labels, 300, 100)
+    assert forward.largest <= 100 * 320
+    assert forward.products == 3 * 10
+    with LiveTensors() as backward:
+        torch.autograd.backward(loss)
+    assert backward.products == 0
+    with torch.no_grad(), LiveTensors() as evaluation:
+        loss_in_chunks(hidden, weight, bias, labels, 300, 100)
+    assert evaluation.products == 10
+    assert evaluation.largest <= 100 * 320
+
+
+def test_gradients_of_weights_do_not_stand_still_in_bf16() -> None:
+    """Of 4,096 chunks each gives a bias that is never the answer half a step: bf16 alone would stop at 128."""
+    hidden, labels = torch.zeros(4096, 16, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.int64)
+    weight, bias = (torch.zeros(size, dtype=torch.bfloat16, requires_grad=True) for size in ((64, 16), (64,)))
+    hidden[:, 0] = 1
+    loss, _ = loss_in_chunks(hidden, weight, bias, labels, 2, 1)
+    torch.autograd.backward(loss)
+    assert weight.grad is not None
+    assert bias.grad is not None
+    assert (bias.grad[:2].tolist(), weight.grad[:2, 0].tolist()) == ([-2048, 2048], [-2048, 2048])

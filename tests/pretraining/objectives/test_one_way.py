@@ -1,0 +1,189 @@
+"""`ltr` and `rtl` against plain PyTorch, sequence by sequence, and `ltr` against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.one_way_reference import random_rows, reference_logits, reference_loss
+from support.pretraining_reference import SMALL, gradients, padded, random_batch, their_config
+from torch import Tensor
+from transformers import BertLMHeadModel
+
+from pretraining.huggingface.weights import from_transformers, to_transformers
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model import encoder
+from pretraining.model.attention import Padded
+from pretraining.model.bert import Bert
+from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import Objective, build_model, find_objective, objectives, step_flops
+
+ONE_WAY = [name for name, objective in objectives().items() if objective.sees != "both"]
+LENGTHS = (5, 70, 96, 17, 64, 3, 33)
+
+
+@pytest.fixture(params=["grouped", "padded", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Once with our kernels, once padded between them, once with PyTorch's operations alone."""
+    if request.param == "padded":
+
+        def lay_out(starts: Tensor, lengths: Any, states: Tensor, _: int, compiled: bool, one_way: bool) -> Padded:
+            assert not compiled
+            return Padded(starts, max(lengths), len(states), one_way)
+
+        monkeypatch.setattr(encoder, "lay_out", lay_out)
+    kernels.allow(request.param != "torch")
+    yield str(request.param)
+    kernels.allow(True)
+
+
+def made(name: str, **changes: Any) -> tuple[Objective, Bert]:
+    """An objective, and a model of it whose attention is far from uniform."""
+    objective = objectives()[name]
+    shape = replace(SMALL, objective=name, sees=objective.sees, pairs=False, **changes)
+    model = build_model(shape).initialize(1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        model.embeddings.word.weight[SMALL.vocabulary :] = 0
+    return objective, model
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", ONE_WAY)
+def test_logits_loss_and_gradients_are_those_of_the_reference(name: str) -> None:
+    objective, model = made(name, dropout=0.0, attention_dropout=0.0)
+    rows, texts = random_rows(LENGTHS, SMALL.vocabulary)
+    batch, weights = objective.batch(rows), dict(model.named_parameters())
+    wanted = [
+        reference_logits(weights, model.shape, text, boundary)
+        for text, boundary in zip(texts, rows.boundaries, strict=True)
+    ]
+    (found,) = objective.logits(model, model.encode(batch), batch).values()
+    torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-5, atol=1e-5)
+    sums = model(batch)
+    each = [reference_loss(logits, text, model.shape) for logits, text in zip(wanted, texts, strict=True)]
+    count = sum(len(logits) for logits in wanted)
+    assert count == len(batch.labels) == objective.predictions(rows.lengths, rows.predictions, 0.0).sum()
+    reference = torch.stack(each).sum() / count
+    torch.testing.assert_close(sums.pieces / count, reference, rtol=1e-5, atol=1e-5)
+    right = [(logits.argmax(1) == labels).sum() for logits, labels in _by_sequence(wanted, batch.labels)]
+    assert int(sums.correct) == int(torch.stack(right).sum())
+    ours, theirs = (
+        torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        for loss in (sums.pieces / count, reference)
+    )
+    for label, one, other in zip(weights, ours, theirs, strict=True):
+        assert float((one - other).abs().max()) < 1e-5, label
+
+
+def _by_sequence(logits: list[Tensor], labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(logits, torch.split(labels, [len(each) for each in logits]), strict=True)
+
+
+@pytest.mark.usefixtures("way")
+def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
+    objective, model = made("ltr", dropout=0.0, attention_dropout=0.0)
+    shape = model.shape
+    theirs = BertLMHeadModel(their_config(shape, is_decoder=True))
+    missing, unexpected = theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert not unexpected
+    theirs.tie_weights()
+    rows, _ = random_rows(LENGTHS, SMALL.vocabulary)
+    batch = objective.batch(rows)
+    given = {name: value for name, value in padded(batch).items() if name not in ("labels", "next_sentence_label")}
+    labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
+    output = theirs(**given, labels=labels)
+    (found,) = objective.logits(model, model.encode(batch), batch).values()
+    predicts = torch.zeros_like(labels, dtype=torch.bool)
+    predicts[:, :-1] = labels[:, 1:] != -100
+    torch.testing.assert_close(found, output.logits[predicts], rtol=1e-5, atol=1e-5)
+    loss = model(batch).pieces / len(batch.labels)
+    torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=1e-5)
+    for each in (loss, output.loss):
+        torch.autograd.backward(each)
+    wanted, _ = from_transformers(gradients(theirs), shape)
+    for name, ours in gradients(model).items():
+        ours = ours[: len(wanted[name])]
+        assert float((ours - wanted[name][: len(ours)]).abs().max()) < 1e-5, name
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
+@settings(max_examples=30, deadline=None)
+@given(
+    length=st.integers(2, 96), others=st.lists(st.integers(1, 96), max_size=3), seed=st.integers(0, 99), data=st.data()
+)
+def test_no_piece_knows_what_it_is_to_be_predicted(
+    name: str, length: int, others: list[int], seed: int, data: st.DataObject
+) -> None:
+    """Other pieces on the side that a piece does not see change no bit of its states, dropout included."""
+    _, model = made(name)
+    model.train().dropout_seed = seed
+    one, other = (random_batch([length, *others], SMALL.vocabulary, seed) for _ in range(2))
+    at = data.draw(st.integers(1, length - 1))
+    unseen = slice(at, length) if model.shape.sees == "before" else slice(at)
+    other.pieces[unseen] = (one.pieces[unseen] + 1) % SMALL.vocabulary
+    kept = torch.ones(len(one.pieces), dtype=torch.bool)
+    kept[unseen] = False
+    with torch.no_grad():
+        for ours, theirs in zip(model.states(one), model.states(other), strict=True):
+            assert torch.equal(ours[kept], theirs[kept])
+            assert not torch.equal(ours[~kept], theirs[~kept])
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 130), min_size=1, max_size=6),
+    others=st.lists(st.integers(1, 130), max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_a_sequence_does_not_know_its_neighbours(name: str, lengths: list[int], others: list[int], seed: int) -> None:
+    """Nor does what it drops depend on them, whichever way it is turned."""
+    _, model = made(name, positions=130)
+    model.train().dropout_seed = seed
+    alone = random_batch(lengths, SMALL.vocabulary, seed)
+    together = random_batch([*lengths, *others], SMALL.vocabulary, seed + 1)
+    count = len(alone.pieces)
+    together.pieces[:count], together.segments[:count] = alone.pieces, alone.segments
+    with torch.no_grad():
+        ours, theirs = model.encode(alone), model.encode(together)[:count]
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        standing = model.sequence_states(ours, alone)
+        last = alone.starts[1:].long() - 1
+        assert torch.equal(standing, ours[last if model.shape.sees == "before" else alone.starts[:-1].long()])
+
+
+def test_the_text_is_turned_round_by_rtl_alone() -> None:
+    """Of a text that is its own reverse, with the same embedding of all positions, both directions say the same."""
+    (_, ltr), (_, rtl) = made("ltr"), made("rtl")
+    batch = random_batch([9, 4], SMALL.vocabulary)
+    for begin, end in ((0, 9), (9, 13)):
+        batch.pieces[begin:end] = torch.minimum(batch.pieces[begin:end], batch.pieces[begin:end].flip(0))
+    batch.segments[:] = 0
+    rtl.load_state_dict(ltr.state_dict())
+    with torch.no_grad():
+        for model in (ltr.eval(), rtl.eval()):
+            model.embeddings.position.weight[:] = 0
+        turned = rtl.encode(batch)[batch.turns()]
+        torch.testing.assert_close(ltr.encode(batch), turned, rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(ltr.encode(batch), rtl.encode(batch), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ONE_WAY)
+def test_flops_are_those_of_half_the_pairs_and_all_predictions(name: str) -> None:
+    shape: Shape = made(name)[1].shape
+    two_way = replace(shape, sees="both", objective="mlm")
+    length, h = 96, shape.hidden
+    predictions = find_objective(shape).predictions(length, 14, 0.0)
+    left = length * length - (length * length + length) / 2
+    saved = 3 * shape.layers * 4 * h * left
+    assert step_flops(shape, [length], predictions) == step_flops(two_way, [length], predictions) - saved
+    assert predictions == (95 if shape.sees == "before" else 94)

@@ -1,0 +1,172 @@
+"""Scores of sentences: those of a plain scorer on transformers, and what follows from their definition."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.pretraining_reference import their_config
+from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
+from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
+
+from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Vocabulary
+from pretraining.checkpoint.models import Model
+from pretraining.model.batch import pack
+from pretraining.objectives.declaration import build_model, objectives
+from pretraining.scoring import sentences
+from pretraining.scoring.pairs import first_of_paradigms, read_pairs, sentences_of
+from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
+
+CPU = torch.device("cpu")
+VOCABULARY = Vocabulary(PIECES, cased=False)
+WORDS = st.sampled_from(["word1", "word2", "word41", "a", "abc", "xyz", "queue", "?", "word1x", "[MASK]"])
+TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6)
+
+
+def our_scorer() -> Scorer:
+    model = build_model(SHAPE)
+    model.load_state_dict(our_weights())
+    return Scorer(model, VOCABULARY, CPU)
+
+
+@torch.no_grad()
+def their_score(model: Any, tokenizer: Any, text: str) -> float:
+    """One copy after another, in plain PyTorch."""
+    ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+    starts = [not tokenizer.convert_ids_to_tokens(piece).startswith("##") for piece in ids]
+    total = 0.0
+    model.train(False)
+    for place in range(1, len(ids) - 1):
+        end = next(later for later in range(place + 1, len(ids)) if starts[later])
+        copy = [tokenizer.mask_token_id if place <= at < end else piece for at, piece in enumerate(ids)]
+        logits = model(input_ids=torch.tensor([copy])).logits[0, place]
+        total += float(logits.log_softmax(0)[ids[place]])
+    return total
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("bert")
+    their_model().save_pretrained(found)
+    VOCABULARY.write(found)
+    return found
+
+
+def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    words = ["word1", "word7", "word33", "abc", "q", "xyzzy", "?", "é", "Word2", "unknown9"]
+    texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(60)]
+    theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = Model.open(str(folder))
+    found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
+    expected = [their_score(theirs, tokenizer, text) for text in texts]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert len({*np.sign(found[::2] - found[1::2])}) > 1
+
+
+@pytest.mark.realdata
+def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
+    data = Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+    pairs = first_of_paradigms(read_pairs(data / "pairs" / "blimp.jsonl.xz"), 1)
+    assert len(pairs) == 67
+    pieces = tuple((data / "vocab.txt").read_text().splitlines())
+    vocabulary = Vocabulary(pieces, cased=False)
+    torch.manual_seed(0)
+    shape = SHAPE.named("tiny", len(pieces))
+    theirs = BertForMaskedLM(their_config(shape))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    theirs.save_pretrained(tmp_path)
+    vocabulary.write(tmp_path)
+    model = Model.open(str(tmp_path))
+    texts = sentences_of(pairs)[::3]
+    found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    np.testing.assert_allclose(found, [their_score(theirs, tokenizer, text) for text in texts], atol=1e-4)
+
+
+@given(TEXTS)
+def test_the_score_of_a_sentence_does_not_depend_on_its_neighbours(texts: list[str]) -> None:
+    together = SCORER.score(texts)
+    alone = [float(SCORER.score([text])[0]) for text in texts]
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+
+
+SCORER = our_scorer()
+
+
+def test_a_piece_is_asked_for_without_itself_and_the_rest_of_its_word() -> None:
+    pieces = VOCABULARY.pieces
+    cls, mask, sep = (pieces.index(f"[{name}]") for name in ("CLS", "MASK", "SEP"))
+    one, two, more = (pieces.index(piece) for piece in ("word1", "a", "##b"))
+    question = masked_copies(
+        Sentences(np.array([cls, one, two, more, more, sep]), np.array([6])),
+        np.arange(1, 5),
+        VOCABULARY.continues,
+        mask,
+    )
+    assert question.batch.pieces.reshape(4, 6).tolist() == [
+        [cls, mask, two, more, more, sep],
+        [cls, one, mask, mask, mask, sep],
+        [cls, one, two, mask, mask, sep],
+        [cls, one, two, more, mask, sep],
+    ]
+    assert question.batch.labels.tolist() == [one, two, more, more]
+
+
+@pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
+def test_a_model_of_one_direction_is_asked_once_for_all_pieces(name: str) -> None:
+    """What stands at a piece and on its other side may be anything."""
+    objective = objectives()[name]
+    shape = replace(SHAPE, objective=name, pairs=False, sees=objective.sees)
+    model = build_model(shape).initialize(3)
+    text = "word1 abc word2 ?"
+    found = Scorer(model, VOCABULARY, CPU).score([text, "word3", text])
+    assert found[0] == found[2]
+    pieces, draw = SCORER.cut([text]).pieces, np.random.default_rng(0)
+    decoder, total, before = model.embeddings.word.weight, 0.0, objective.sees == "before"
+    for place in range(1, len(pieces) - 1):
+        noise = draw.integers(5, SHAPE.vocabulary, len(pieces))
+        is_seen = np.arange(len(pieces)) < place if before else np.arange(len(pieces)) > place
+        states = encode(model, np.where(is_seen, pieces, noise))
+        logits = model.head("masked_head").logits(states[[place - 1 if before else place + 1]], decoder)[0]
+        total += float(logits.log_softmax(0)[pieces[place]])
+    assert found[0] == pytest.approx(total, abs=1e-4)
+
+
+@torch.no_grad()
+def encode(model: Any, pieces: Any) -> Any:
+    """The hidden states of a sentence in pieces."""
+    none = np.empty(0, np.int64)
+    return model.encode(pack(Sentences(pieces, np.array([len(pieces)])).rows(), pieces, none, none))
+
+
+def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(["word1", "word2", "abc"] * 6)
+    whole = SCORER.score([text])
+    monkeypatch.setattr(sentences, "PIECES", 100)
+    parts = SCORER.parts(SCORER.cut([text]))
+    assert len(parts) > 5
+    np.testing.assert_allclose(SCORER.score([text]), whole, atol=1e-4)
+    found = SCORER.score([text, " ".join(["word1"] * 39), "word1"])
+    assert np.isnan(found).tolist() == [False, True, False]
+
+
+def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) -> None:
+    their_model(BertForSequenceClassification).save_pretrained(tmp_path)
+    VOCABULARY.write(tmp_path)
+    with pytest.raises(UserError, match="heads"):
+        Model.open(str(tmp_path)).pretrained()
+    kept = {name: each for name, each in their_weights().items() if not name.startswith("cls.")}
+    their_model().save_pretrained(tmp_path, state_dict=kept)
+    with pytest.raises(UserError, match="has no masked_head, next_head"):
+        Model.open(str(tmp_path)).pretrained()

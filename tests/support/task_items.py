@@ -1,0 +1,37 @@
+"""Items of every kind of task, of several lengths, as a model takes them."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.transformers_models import SHAPE
+
+from finetuning.inputs import Encoded, Sequences
+from finetuning.ragged import Ragged
+from pretraining.huggingface.weights import Kind, TaskHead
+
+LENGTHS = [6, 2, 9, 4]
+"""Pieces of the items."""
+CHOICES = 2
+NAMES = ("a", "b", "c")
+
+
+def head_of(kind: Kind) -> TaskHead:
+    """A head of this kind."""
+    return TaskHead(kind, NAMES if kind in ("classes", "labels", "tags") else ())
+
+
+def items_of(kind: Kind) -> Encoded:
+    """An item of every length, with a label."""
+    choices, items = CHOICES if kind == "choice" else 1, len(LENGTHS)
+    random = np.random.default_rng(1)
+    pieces = Ragged.of(
+        [random.integers(1, SHAPE.vocabulary, length).astype(np.int32) for length in np.repeat(LENGTHS, choices)]
+    )
+    words = Ragged.of([np.arange(length - 1) for length in LENGTHS])
+    labels = {
+        "score": Ragged.even(random.normal(size=(items, 1)).astype(np.float32)),
+        "labels": Ragged.even(random.integers(0, 2, (items, 3))),
+        "spans": Ragged.even(np.tile([0, 1], (items, 1))),
+        "tags": Ragged(random.integers(0, 3, len(words.values)), words.ends),
+    }.get(kind, Ragged.even(random.integers(0, 2, (items, 1))))
+    return Encoded(Sequences(pieces, pieces.lengths), labels, words if kind == "tags" else None, choices)
