@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import Unscored, arguments, load_model, rows_of
+from benchmarks.fine_tuners import Numbers, Unscored, arguments, load_model, rows_of
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter
 from finetuning.model.models import find_model
@@ -57,6 +57,8 @@ class Difference:
     """Settings that only our side has."""
     theirs: Mapping[str, Any] = field(default_factory=dict)
     """What the Trainer is told instead."""
+    their_numbers: Numbers = "fp32"
+    """What the Trainer computes in."""
     own_order: bool = False
     """Whether the Trainer draws its own order."""
     own_cut: bool = False
@@ -83,7 +85,7 @@ DIFFERENCES = {
     "padding: to 128 there": Difference(width=128),
     "numbers: with mean 0 and spread 1 here": Difference(raw_numbers=True),
     "16 bits: bf16 here": Difference(ours_alone=("--precision.dtype", "bf16")),
-    "16 bits: autocast there": Difference(theirs={"bf16": True}),
+    "16 bits: autocast there": Difference(their_numbers="autocast"),
 }
 """What the sides differ in, by its name in the table; one thing at a time."""
 
@@ -211,7 +213,7 @@ def their_losses(trial: Trial) -> list[float]:
             return loss
 
     difference, settings, tokenizer = trial.difference, trial.settings(), their_tokenizer(trial)
-    told = arguments(settings, trial.folder / "trainer", "fp32", grouped=False)
+    told = arguments(settings, trial.folder / "trainer", difference.their_numbers, grouped=False)
     for name, value in difference.theirs.items():
         setattr(told, name, value)
     told.train_sampling_strategy = "random" if difference.own_order else "sequential"
