@@ -37,7 +37,7 @@ class LeftToRight(Objective):
     logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
-    sum_of_pieces = "pieces"
+    sum_of_pieces = "nats"
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),
