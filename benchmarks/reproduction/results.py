@@ -236,15 +236,16 @@ class Summing:
     def _notes(self) -> list[str]:
         """What is otherwise than in the paper."""
         d = self._declared
-        notes = []
+        instead: dict[str, list[str]] = {}
         for name, other in d.replaced.items():
-            title = d.columns[name].title
-            notes.append(
-                f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale"
-            )
+            told = f"{d.columns[other].title} in its place" if other else "left out at this scale"
+            instead.setdefault(told, []).append(d.columns[name].title)
+        notes = [f"{', '.join(titles)}: {told}" for told, titles in instead.items()]
         notes += [f"{d.columns[name].title}: no data: {lacking}" for name, lacking in self._missing.items() if lacking]
         pairs = [
-            f"{column.title}: {' '.join(d.scale.pairs)}" for column in d.measured.values() if column.entry == "pairs"
+            f"{column.title}: run_pairs.py {' '.join(d.scale.pairs)}"
+            for column in d.measured.values()
+            if column.entry == "pairs"
         ]
         notes += pairs if d.scale.pairs else []
         there = {row.name for row in d.rows}

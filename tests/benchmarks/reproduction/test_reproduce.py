@@ -107,7 +107,7 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
     assert verdicts(found, "No NSP hurts QNLI, MNLI and SQuAD")["blimp"] == "not sure"
     assert "a BiLSTM on top helps SQuAD" not in {each.claim for each in found.verdicts}
     assert any("SQuAD 1.1 F1: left out" in note for note in found.notes)
-    assert any("MNLI-m: STS-B in its place" in note for note in found.notes)
+    assert "MNLI-m, QNLI, MRPC: STS-B in its place" in found.notes
 
 
 def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> None:
@@ -158,7 +158,7 @@ def test_data_of_a_task_that_is_missing_is_said_and_the_rest_runs(place: Place) 
     assert place.make("table5", stand_in, "mini") == 0
     found = place.result("table5", "mini")
     assert found.rows[0].cells["stsb"].notes == [f"no data: {LACKING}"]
-    assert len(found.rows[0].cells["sst2"].values) == 3
+    assert len(found.rows[0].cells["sst2"].values) == 2
     assert not any(name.startswith("pairs/") or "stsb" in name for name in stand_in.ran)
     assert f"STS-B: no data: {LACKING}" in found.notes
 
@@ -293,7 +293,7 @@ def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
         "not sure",
     ]
     assert not masked.rows
-    assert ["MNLI-m: demo task in its place"] in notes.rows
+    assert ["MNLI-m, QNLI, MRPC, SST-2: demo task in its place"] in notes.rows
     assert places.rows[0][1] == "BERT, No NSP, LTR & No NSP, + BiLSTM, from scratch"
 
 
@@ -302,3 +302,14 @@ def test_the_end_of_an_earlier_start_says_nothing(tmp_path: Path) -> None:
     assert ended_of(tmp_path, 1, "x", begun=0.0) == (75, "stopped by a signal")
     assert ended_of(tmp_path, 1, "Traceback (most):\n  File\nKeyError: 'y'\n", begun=2.0**33) == (1, "KeyError: 'y'")
     assert ended_of(tmp_path, 0, "", begun=0.0) == (0, "")
+
+
+def test_results_that_are_damaged_are_those_of_a_run_that_failed(place: Place) -> None:
+    class Damaging(StandIn):
+        def _pairs(self, words: str, out: Path) -> None:
+            write_json(out / "results.json", {"accuracy": "high"})
+
+    assert place.make("table5", Damaging()) == 0
+    cell = place.result("table5").rows[0].cells["blimp"]
+    assert cell.values == []
+    assert "damaged" in cell.notes[0]
