@@ -249,8 +249,13 @@ def parts(found: Results) -> Iterator[ResultTable]:
     yield matrix("The steps of one of them", [row for row in found["arithmetic"] if row["text"] == "1 TB"])
 
 
+def trainer_losses(found: Results) -> Iterator[ResultTable]:
+    """How far the losses of our fine-tuning and of transformers' Trainer are apart, by what differs."""
+    yield matrix(f"{found['task']}, {found['model']}, {found['steps']} steps", found["differences"])
+
+
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, cleanliness, parts)
+    each.__name__: each for each in (scaling, calibration, cleanliness, parts, trainer_losses)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 

@@ -46,6 +46,7 @@ from pretraining.scoring.pairs import (
     Tally,
     are_right,
     are_scored,
+    first_of_paradigms,
     parted,
     read_pairs,
     sentences_of,
@@ -74,12 +75,19 @@ class Asked:
     begun: Begun
 
 
-def score_pairs(name: str | None, path: Path | None, out: Path | None, device: Where, console: Console) -> None:
-    """Scores all pairs that have no score yet in the folder, and concludes from all of them."""
+def score_pairs(
+    name: str | None, path: Path | None, each: int | None, out: Path | None, device: Where, console: Console
+) -> None:
+    """Scores all pairs, or the first of `each` paradigm, that have no score yet in the folder, and concludes from all
+    of them."""
+    if each is not None and each < 1:
+        raise UserError(f"--each {each}: give a number of pairs above 0")
     found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE") / USUAL
     model = find_model(name)
     out = out or Path(RUNS) / summary_of(model).name / "pairs"
     pairs = read_pairs(found)
+    if each is not None:
+        pairs = first_of_paradigms(pairs, each)
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})

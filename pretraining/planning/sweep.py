@@ -131,12 +131,12 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
         if phase.batch % ranks:
             raise UserError(
                 f"{ranks:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide among them; "
-                + _nodes_that_divide(recipe, nodes, per_node)
+                + _cures_of_batches(recipe, nodes, per_node)
             )
 
 
-def _nodes_that_divide(recipe: Recipe, nodes: int, per_node: int) -> str:
-    """The numbers of nodes on either side that all batches divide among."""
+def _cures_of_batches(recipe: Recipe, nodes: int, per_node: int) -> str:
+    """The numbers of nodes on either side that all batches divide among, or batches that divide among these."""
     fitting = [
         count
         for count in divisors(recipe.phases[0].batch)
@@ -145,9 +145,19 @@ def _nodes_that_divide(recipe: Recipe, nodes: int, per_node: int) -> str:
     below = max((count for count in fitting if count < nodes), default=None)
     above = min((count for count in fitting if count > nodes and count * per_node <= MOST_RANKS), default=None)
     found = [f"--nodes {count}" for count in (below, above) if count is not None]
+    batches = _batches_that_divide(recipe, nodes * per_node)
     if not found:
-        return f"no number of nodes with {per_node} GPUs fits; take another --gpus-per-node"
-    return f"{' or '.join(found)} would, or another batch (--phases.N.batch)"
+        found = [f"another --gpus-per-node, since with {per_node} no number of nodes fits,"]
+    return "take " + " or ".join([*found, batches] if batches else found)
+
+
+def _batches_that_divide(recipe: Recipe, ranks: int) -> str:
+    """The largest batches below those of a recipe that divide among so many ranks, as words of a command; nothing where
+    a batch has fewer sequences than there are ranks."""
+    if any(phase.batch < ranks for phase in recipe.phases):
+        return ""
+    batches = (phase.batch // ranks * ranks for phase in recipe.phases)
+    return " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))
 
 
 def check_fit(target: Target) -> None:

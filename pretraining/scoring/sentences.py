@@ -120,15 +120,23 @@ class Scorer:
         pieces[ranges(starts + 1, counts)] = found.ids
         return Sentences(pieces, counts + 2)
 
-    def score(self, texts: Sequence[str], mark: Callable[[int], None] = lambda _: None) -> Array:
+    def score(
+        self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
+    ) -> Array:
         """(s,) the log-likelihoods of sentences, each computed once; not a number where one has more pieces than the
-        model has positions. `mark` is told after every batch how many pieces that scored."""
+        model has positions.
+
+        Of several ranks each computes a part of every sum; what is computed together is the same for any number of
+        them. `before` is called before a batch, as often on all ranks.
+        """
         unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
         sentences = self.cut(unique.tolist())
         scores = np.where(sentences.lengths > self.longest, np.nan, 0.0)
-        for part in self.parts(sentences):
-            scores += self.score_part(sentences, part)
-            mark(len(part))
+        parts = self.parts(sentences)
+        for turn in range(0, len(parts), ranks):
+            before()
+            for part in parts[turn + rank : turn + rank + 1]:
+                scores += self.score_part(sentences, part)
         return scores[numbers]
 
     def parts(self, sentences: Sentences) -> list[Array]:

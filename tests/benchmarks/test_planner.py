@@ -134,8 +134,9 @@ def test_a_stage_that_the_recipe_cannot_have_is_no_cure() -> None:
 def test_ranks_that_the_batch_does_not_divide_among() -> None:
     said = fault("--nodes", 3)
     assert said.startswith(
-        "24 GPUs: phase phase1 has a batch of 65,536, which does not divide among them; --nodes 2 or"
+        "24 GPUs: phase phase1 has a batch of 65,536, which does not divide among them; take --nodes 2 or"
     )
+    assert said.endswith(" or --phases.0.batch 65520 --phases.1.batch 32760")
     assert "take another --gpus-per-node" in fault("--gpus-per-node", 7)
     assert fault("--nodes", -3, "--gpu-memory", 0) == "--nodes -3: at least 1\n--gpu-memory 0: a number above 0"
 
