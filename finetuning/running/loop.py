@@ -78,9 +78,8 @@ def find_start(
         restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
-    sums, counts = ("loss",), ("labels", "items")
-    if settings.language_loss:
-        sums, counts = (*sums, "language"), (*counts, "predictions")
+    language = bool(settings.language_loss)
+    sums, counts = ["loss", *["language"] * language], ["labels", "items", *["predictions"] * language]
     meter, state = Meter(engine.device, sums, counts), TuningState()
     if checkpoint is not None:
         record = restore_engine(checkpoint, engine)
