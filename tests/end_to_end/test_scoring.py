@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.training import CUT, Place, assert_ended, assert_well, launch, records, train
+from support.training import CUT, Place, assert_ended, assert_same, assert_well, launch, records, train
 from support.transformers_models import PIECES, their_model
 
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -67,6 +67,14 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
     assert_well(train(command, 2))
     expected = [record["pairs_accuracy"] for record in records(run, "evaluation")]
     assert [record["pairs_accuracy"] for record in records(shared.folder / "of two", "evaluation")] == expected
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_says_the_same_of_pairs(run: Path, shared: Place, pairs: Path) -> None:
+    command = shared.command("in parts", *TENSORBOARD, "--evaluation.pairs", pairs)
+    assert_well(train([*command, "--stop-after", "short"], 1))
+    assert_well(train(command, 1))
+    assert_same(shared.folder / "in parts", run)
 
 
 def test_pairs_that_are_not_there_are_told_before_any_work(place: Place) -> None:
@@ -150,8 +158,8 @@ def test_what_is_wrong_with_pairs_is_told(
     command = ["--model", str(run), "--pairs", str(own), "--out", str(out)]
     assert run_pairs.main(command) == 0
     said = capsys.readouterr().out
-    assert "1 pairs have two equal sentences" in said
-    assert "1 pairs have more than 64 pieces" in said
+    assert "two equal sentences: 1;" in said
+    assert "more than 64 pieces in a sentence: 1;" in said
     result = json.loads((out / "results.json").read_text())
     assert (result["pairs"], result["equal"], result["too_long"]) == (2, 1, 1)
     assert result["right"] <= 1
