@@ -25,6 +25,7 @@ from rich.console import Console
 from benchmarks.measure import RESULTS, Keeper, run_command
 from benchmarks.reproduction.declaration import ScaleName, declared
 from benchmarks.reproduction.ledger import BENCHMARK, Ledger, missing
+from benchmarks.reproduction.masked_text import masked_sentences
 from benchmarks.reproduction.planning import plan_table, read_share, total
 from benchmarks.reproduction.results import Summing
 from benchmarks.reproduction.running import Runner
@@ -93,10 +94,11 @@ def make(wanted: Reproduce, console: Console) -> int:
         console.print(INTERRUPTED.strip())
         return Code.INTERRUPTED
     if part is None:
-        result = Summing(table, cells, ledger).result()
+        keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
+        masked = masked_sentences(table, root) or keeper.readable.get("masked", {})
+        result = Summing(table, cells, ledger).result().model_copy(update={"masked": masked})
         console.print(result.title, markup=False)
         show(console, tables_of(result))
-        keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
         console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)
     return Code.STOPPED if stopped else Code.DONE
 

@@ -15,6 +15,7 @@ from benchmarks.sides import muffled
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
+from data_prep.vocabulary.vocabulary import Special
 from pretraining.config.settings import Compute, Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
@@ -160,7 +161,7 @@ class TheirTraining(Contestant):
         from transformers import BertConfig, BertForPreTraining
 
         self.device, self.dtype = device, dtype
-        config = BertConfig(**config_of(shape, 0, torch.float32))
+        config = BertConfig(**config_of(shape, Special(*range(5)), torch.float32))
         self.model: Any = BertForPreTraining(config).train()
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)

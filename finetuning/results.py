@@ -167,6 +167,8 @@ class PairsResult(GroupScore):
     """What this start took to score the pairs that were left."""
     scored_now: int
     """The pairs that were left."""
+    utilisation: FiniteFloat | None
+    """Useful operations a second of this, as a share of what products of matrices reach here in fp32."""
     dtype: str
     device: str
     threads: int

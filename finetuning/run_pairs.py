@@ -43,6 +43,8 @@ class RunPairs:
     compressed (default: BLiMP)."""
     out: Path | None = None
     """Where results go (default: runs/MODEL/pairs)."""
+    each: int | None = None
+    """Pairs of every paradigm that are scored, the first ones (default: all)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes, in fp32."""
 
@@ -51,7 +53,8 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code; `Code` says what it means."""
     wanted = tyro.cli(RunPairs, args=arguments, prog="run_pairs.py", config=(tyro.conf.FlagCreatePairsOff,))
     with Ending() as ending:
-        score_pairs(wanted.model, wanted.pairs, wanted.out, wanted.device, open_console(soft_wrap=True))
+        console = open_console(soft_wrap=True)
+        score_pairs(wanted.model, wanted.pairs, wanted.each, wanted.out, wanted.device, console)
     return ending.code
 
 

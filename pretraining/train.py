@@ -52,6 +52,7 @@ from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
+from pretraining.training.pairs import read_sample
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
 from pretraining.training.run import run
@@ -138,6 +139,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         check_numbers(**{name: getattr(wanted, name) for name in names})
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
+        read_sample(recipe.evaluation.pairs)
         site, memory = None, wanted.gpu_memory
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
@@ -166,6 +168,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         raise  # another rank's
     except UserError as error:
         raise UserError("\n".join([*faults, str(error)])) from None
+    pairs = read_sample(recipe.evaluation.pairs)
     names = [phase.name for phase in recipe.phases]
     if wanted.stop_after not in (None, *names):
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
@@ -181,6 +184,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         wanted.stop_after,
         limit,
         wanted.profile,
+        pairs,
         command=("python", os.path.relpath(__file__), *words),
     )
 

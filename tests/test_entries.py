@@ -120,3 +120,10 @@ def test_closed_streams_read_and_write_nothing(tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED, str(tmp_path / "file")]
     assert run(*command, path=ROOT).returncode == 0
     assert (tmp_path / "file").read_text() == "content"
+
+
+def test_a_file_of_ours_that_cannot_be_there_is_told_in_a_line() -> None:
+    """An objective of two names, say, which is found where files are imported."""
+    program = "from data_prep.common.beginning import begin; begin(); from data_prep.common import errors; "
+    done = run(sys.executable, "-c", program + "raise errors.UserError('ltr.py: mend it')")
+    assert (done.returncode, done.stderr) == (2, "error: ltr.py: mend it\n")

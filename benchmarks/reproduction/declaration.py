@@ -88,6 +88,8 @@ class Row(Section):
     """Fine-tune fresh weights of the model's sizes."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
+    recipe: str = ""
+    """The recipe of its fine-tuning, where the scale has none for all."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM stands on, instead of fine-tuning."""
     before: str = ""
@@ -134,6 +136,8 @@ class Table(Section):
     """What is claimed of them."""
     curve: bool = False
     """Whether the rows are places along a run, which a chart shows."""
+    masks: bool = False
+    """Whether the rows mask text in different ways, which a sentence shows."""
 
     def row(self, name: str) -> Row:
         """The row of this name."""
@@ -175,6 +179,8 @@ class Scale(Section):
     """Words of each command of fine-tuning."""
     tune_for: dict[str, Words] = Field(default_factory=dict)
     """More of them for single columns."""
+    tune_features: Words = ()
+    """Words of fine-tuning by frozen features, instead of those."""
     pairs: Words = ()
     """Words of run_pairs.py."""
     stand_ins: dict[str, str] = Field(default_factory=dict)

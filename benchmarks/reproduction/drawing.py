@@ -1,4 +1,4 @@
-"""A table that was measured, as a chart: what is claimed, scores along the pre-training, and its losses."""
+"""A table that was measured, as a chart: what is claimed, scores along the pre-training, and its perplexities."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def chart_of(result: TableResult) -> Figure | None:
     judged = [each for each in result.verdicts if each.interval]
     along = [(name, scores_along(result, name)) for name in result.columns] if result.curve else []
     drawn = [(name, curves) for name, curves in along if curves]
-    losses = losses_of(result)
-    heights = [0.9 + 0.26 * len(judged)] * bool(judged) + [2.6] * len(drawn) + [3.0] * bool(losses)
+    perplexities = perplexities_of(result)
+    heights = [0.9 + 0.26 * len(judged)] * bool(judged) + [2.6] * len(drawn) + [3.0] * bool(perplexities)
     if not heights:
         return None
     figure = new_figure(sum(heights))
@@ -55,8 +55,10 @@ def chart_of(result: TableResult) -> Figure | None:
         for cell in (row.cells.get(name) for row in result.rows if row.fresh):
             if cell is not None and cell.mean is not None:
                 axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
-    if losses:
-        draw_curves(next(panels), losses, "loss on text that is held out", "steps")
+    if perplexities:
+        axes = next(panels)
+        draw_curves(axes, perplexities, "perplexity of text that is held out, mean and range of seeds", "steps")
+        axes.set_yscale("log")
     return figure
 
 
@@ -101,8 +103,8 @@ def scores_along(result: TableResult, column: str) -> Curves:
     return curves
 
 
-def losses_of(result: TableResult) -> Curves:
-    """The losses of every kind of pre-training by its steps, over its seeds."""
+def perplexities_of(result: TableResult) -> Curves:
+    """The perplexities of every kind of pre-training by its steps, over its seeds."""
     seeds: dict[str, list[dict[int, float]]] = {}
     for outcome in result.runs.values():
         if outcome.curve:

@@ -19,7 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table, sha256
 from data_prep.shards import MANIFEST
 from finetuning.compare import read_results
-from finetuning.results import RESULTS, Figures, JsonRecord, RunResult
+from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
 from pretraining.reporting.loss_chart import PLACES
 from pretraining.reporting.metrics_file import METRICS, evaluations, step_records
 
@@ -42,6 +42,8 @@ PRODUCTS: Mapping[Kind, str] = {
 """The file that a command writes when it is done."""
 HELD_OUT = "held out"
 """What a run's own text that is held out is called as a split."""
+PERPLEXITY = "perplexity"
+"""The figure of that text."""
 PAIRS = "pairs"
 """The same of minimal pairs."""
 
@@ -91,7 +93,7 @@ class Outcome(JsonRecord):
     scores: list[Score] = Field(default_factory=list)
     """What it has measured, a score for each restart."""
     curve: list[tuple[int, float]] = Field(default_factory=list)
-    """Of a pre-training, the loss on text that is held out, by steps."""
+    """Of a pre-training, the perplexity of text that is held out, by steps."""
 
     @property
     def is_well(self) -> bool:
@@ -191,15 +193,16 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
 
 
 def curve_of(metrics: Path) -> tuple[list[tuple[int, float]], str]:
-    """The losses on text that is held out; and what is wrong where the run is no better than at its start."""
+    """The perplexities of text that is held out; and what is wrong where the run is no better than at its start."""
     if not metrics.is_file():
         return [], ""
-    curve = [(each.step, each.figures["loss"]) for each in evaluations(metrics) if "loss" in each.figures]
+    scored = [each for each in evaluations(metrics) if PERPLEXITY in each.figures]
+    curve = [(each.step, each.figures[PERPLEXITY]) for each in scored]
     trained = [each.figures["loss"] for each in step_records(metrics, PLACES)]
     if len(trained) < 2:
         return curve, ""
     first, last = trained[0], trained[-1]
-    if all(map(math.isfinite, (first, last, *(loss for _, loss in curve)))) and last < first:
+    if all(map(math.isfinite, (first, last, *(each for _, each in curve)))) and last < first:
         return curve, ""
     return curve, f"diverged: its loss was {first:.2f} at the start, and is {last:.2f} at the end"
 
@@ -225,13 +228,8 @@ def scores_of(folder: Path) -> list[Score]:
 
 def scores_of_pairs(folder: Path) -> list[Score]:
     """The share of minimal pairs that a model gets right, over all and by phenomenon."""
-    found = read_table(folder / RESULTS)
-    pairs = int(found.get("pairs", 0)) or 1
-    share = float(found["accuracy"])
-    figures = {"accuracy": share}
-    by_phenomenon = found.get("phenomena", {})
-    figures |= {
-        name: float(each["accuracy"] if isinstance(each, Mapping) else each) for name, each in by_phenomenon.items()
-    }
-    error = math.sqrt(share * (1 - share) / pairs)
-    return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": error}})]
+    found = PairsResult.read(folder / RESULTS)
+    if found is None:
+        return []
+    figures = {"accuracy": found.accuracy, **{name: each.accuracy for name, each in found.phenomena.items()}}
+    return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": found.spread}})]

@@ -9,12 +9,12 @@ from pydantic import Field
 
 from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
 from benchmarks.reproduction.ledger import Ledger, missing
-from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, Outcome, Score
+from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
 from benchmarks.reproduction.steps import Cell, in_order
 from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
 from finetuning.results import JsonRecord
 
-FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, "perplexity")}
+FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
 
@@ -78,7 +78,7 @@ class TableResult(JsonRecord):
     curve: bool = False
     """Whether the rows are places along a run."""
     masked: dict[str, list[str]] = Field(default_factory=dict)
-    """A sentence with its masks, drawn several times, by the rows that draw them."""
+    """An example with its masks in several epochs, by the rows that draw them."""
     runs: dict[str, Outcome]
     """What came of every command, by its name."""
 
@@ -239,6 +239,10 @@ class Summing:
                 f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale"
             )
         notes += [f"{d.columns[name].title}: no data: {lacking}" for name, lacking in self._missing.items() if lacking]
+        pairs = [
+            f"{column.title}: {' '.join(d.scale.pairs)}" for column in d.measured.values() if column.entry == "pairs"
+        ]
+        notes += pairs if d.scale.pairs else []
         there = {row.name for row in d.rows}
         notes += [
             f"not asked at this scale: {claim.text}" for claim in d.table.claims if len(there & {*claim.rows}) < 2

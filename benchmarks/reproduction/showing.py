@@ -20,7 +20,11 @@ def tables_of(result: TableResult) -> Iterator[ResultTable]:
     yield scores_table(result)
     yield claims_table(result)
     masked = [[row, text] for row, many in result.masked.items() for text in many]
-    yield ResultTable("A sentence with its masks, drawn several times", ["row", ""], masked)
+    yield ResultTable(
+        "An example as rows mask it, in several epochs: word→what the model sees, =word= where it stays",
+        ["row", ""],
+        masked,
+    )
     yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
     places = [[row.name, place] for row in result.rows for place in row.processors]
     yield ResultTable("Where rows were computed", ["row", "processor"], places)

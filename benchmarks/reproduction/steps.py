@@ -22,6 +22,8 @@ ENTRIES = {
 }
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; others count on."""
+FEATURES = "--features.layers"
+"""The flag by which the layers are chosen whose frozen activations stand in the place of fine-tuning."""
 TRIVIA = "trivia"
 """What a row calls the file of the user's on which it is fine-tuned first."""
 
@@ -139,9 +141,7 @@ class Planner:
         model, trained = self._model(row, seed)
         files: tuple[str, ...] = ()
         needs: tuple[Step, ...] = (trained,)
-        own: list[str] = [*scale.tune, *scale.tune_for.get(name, ()), *column.words, *row.tune]
-        if row.features:
-            own += ["--features" if column.entry == "ner" else "--features.layers", row.features]
+        own = self._words(row, name)
         if row.backward:
             other = self.train(self._declared.table.row(row.backward), seed)
             own, needs = [*own, "--backward", other.folder], (*needs, other)
@@ -158,6 +158,17 @@ class Planner:
         changed = spelled(" ".join((*row.tune, row.features, "fresh weights of" * row.fresh)))
         label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
         return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name)
+
+    def _words(self, row: Row, name: str) -> list[str]:
+        """How a row is fine-tuned for a column."""
+        column, scale = self._declared.columns[name], self._scale
+        flag = "--features" if column.entry == "ner" else FEATURES
+        features = [flag, row.features] if row.features else []
+        usual = [*scale.tune, *scale.tune_for.get(name, ())]
+        if FEATURES in (*features, *column.words):
+            usual = [*scale.tune_features]
+        recipe = ["--recipe", row.recipe] if row.recipe and not usual else []
+        return [*usual, *recipe, *column.words, *row.tune, *features]
 
     def _trivia_first(self, model: str, trained: Step, words: Sequence[str]) -> Step | None:
         """Fine-tunes on the file that the user names; None where none is named."""

@@ -53,14 +53,19 @@ def require_python(oldest: "tuple[int, int]" = OLDEST) -> None:
     """Ends the process where its Python is older."""
     if sys.version_info[:2] < oldest:
         this, needed = (".".join(map(str, version)) for version in (sys.version_info[:2], oldest))
-        _end(f"{sys.executable} is Python {this}, and this needs {needed} or newer")
+        _end_with_cure(f"{sys.executable} is Python {this}, and this needs {needed} or newer")
 
 
 def tell_missing(kind: "type[BaseException]", error: BaseException, trace: object) -> None:
-    """Ends the process in one line for a package that is not installed, and tells all other errors as Python does."""
+    """Ends the process in one line for a package that is not installed or a file of ours that cannot be there, and
+    tells all other errors as Python does."""
+    from data_prep.common.errors import UserError
+
+    if issubclass(kind, UserError):
+        _end(str(error))
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if issubclass(kind, ModuleNotFoundError) and package not in ("", *OURS):
-        _end(f"{sys.executable} has no package {package}")
+        _end_with_cure(f"{sys.executable} has no package {package}")
     sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
 
 
@@ -69,7 +74,7 @@ def is_own() -> bool:
     return Path(sys.prefix).resolve() == OWN
 
 
-def _end(fault: str) -> None:
+def _end_with_cure(fault: str) -> None:
     """Says what is wrong with this Python, and which one to take."""
     cure = "make .venv/installed PYTHON=python3.12 installs all into .venv (any Python from 3.10 on)"
     if is_own():
@@ -78,7 +83,12 @@ def _end(fault: str) -> None:
         cure = f"first  . {os.path.relpath(str(OWN))}/bin/activate"
     else:
         cure += ", then  . .venv/bin/activate"
-    sys.stderr.write(f"error: {fault}; {cure}\n")
+    _end(f"{fault}; {cure}")
+
+
+def _end(fault: str) -> None:
+    """Ends the process with what is wrong."""
+    sys.stderr.write(f"error: {fault}\n")
     sys.stderr.flush()
     os._exit(CURE)
 
@@ -86,4 +96,4 @@ def _end(fault: str) -> None:
 if __name__ == "__main__":  # the Makefile asks whether it can make or fill an environment with this Python
     require_python()
     if find_spec("pip") is None and is_own():
-        _end(f"{sys.executable} has no package pip")
+        _end_with_cure(f"{sys.executable} has no package pip")

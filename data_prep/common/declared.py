@@ -30,7 +30,9 @@ def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
     for name, kind in declared.items():
         other = first.setdefault(id(kind), name)
         if other != name:
-            raise UserError(f"{modules[name].__file__}: its {attribute} is that of {other}.py; make one of its own")
+            raise UserError(
+                f"{modules[name].__file__}: {other}.py has the same {attribute}; make another in one of them"
+            )
     return declared
 
 
@@ -52,9 +54,10 @@ def joined_settings(
             other = owners.setdefault(name, kind)
             if _origin(kinds[other], name) is not _origin(settings, name):
                 raise UserError(f"{kind}.py has a setting {name}, as {other}.py has; give one of them another name")
-    bases = dict.fromkeys(settings for settings in kinds.values() if settings is not common)
+    every = dict.fromkeys(kinds.values())
+    bases = [one for one in every if not any(other is not one and issubclass(other, one) for other in every)]
     named: Any = (Literal[tuple(kinds)], Field(default, description=meaning))
-    return create_model(title, __base__=tuple(bases) or common, __module__=module, __doc__=common.__doc__, name=named)
+    return create_model(title, __base__=tuple(bases), __module__=module, __doc__=common.__doc__, name=named)
 
 
 def _origin(settings: type[Section], name: str) -> type:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,12 +40,14 @@ from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import Model
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
+from pretraining.reporting.hardware import matrix_rate
 from pretraining.scoring.pairs import (
     CHANCE,
     Pair,
     Tally,
     are_right,
     are_scored,
+    first_of_paradigms,
     parted,
     read_pairs,
     sentences_of,
@@ -74,12 +76,27 @@ class Asked:
     begun: Begun
 
 
-def score_pairs(name: str | None, path: Path | None, out: Path | None, device: Where, console: Console) -> None:
-    """Scores all pairs that have no score yet in the folder, and concludes from all of them."""
+class Took(NamedTuple):
+    """What the scoring of pairs took."""
+
+    pairs: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+
+
+def score_pairs(
+    name: str | None, path: Path | None, each: int | None, out: Path | None, device: Where, console: Console
+) -> None:
+    """Scores all pairs, or the first of `each` paradigm, that have no score yet in the folder, and concludes from all
+    of them."""
+    if each is not None and each < 1:
+        raise UserError(f"--each {each}: give a number of pairs above 0")
     found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE") / USUAL
     model = find_model(name)
     out = out or Path(RUNS) / summary_of(model).name / "pairs"
     pairs = read_pairs(found)
+    if each is not None:
+        pairs = first_of_paradigms(pairs, each)
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
@@ -89,14 +106,14 @@ def score_pairs(name: str | None, path: Path | None, out: Path | None, device: W
         say(console, note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(out, asked)
-        scores, seconds, now = score_what_is_left(out, asked, console)
-        conclude(out, asked, scores, (seconds, now), console)
+        scores, took = score_what_is_left(out, asked, console)
+        conclude(out, asked, scores, took, console)
 
 
 def doubts(asked: Asked) -> Iterator[str]:
     """Lines on pairs that say nothing of a model, or that it cannot take."""
     if equal := [pair.good for pair in asked.pairs if pair.good == pair.bad]:
-        yield f"{len(equal)} pairs have two equal sentences, and count as wrong; {SCORED} has them as ties:"
+        yield f"pairs of two equal sentences: {len(equal)}; they count as wrong:"
         yield from (f"    {sentence}" for sentence in equal[:LISTED])
         yield from (f"    and {len(equal) - LISTED} more" for _ in range(len(equal) > LISTED))
 
@@ -113,10 +130,10 @@ def require_same(out: Path, asked: Asked) -> None:
     asked.begun.write(out / BEGUN)
 
 
-def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array, float, int]:
-    """The scores of all pairs, (pairs, 2); the seconds that this took, and for how many pairs."""
+def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array, Took]:
+    """The scores of all pairs, (pairs, 2), and what those took that were left."""
     if (out / SCORED).exists():
-        return read_scores(out / SCORED, asked.pairs), 0.0, 0
+        return read_scores(out / SCORED, asked.pairs), Took()
     parts = list(parted(asked.pairs, PART))
     places = [out / PARTS / f"{number:05}.jsonl" for number in range(len(parts))]
     left = [(place, part) for place, part in zip(places, parts, strict=True) if not place.exists()]
@@ -136,7 +153,9 @@ def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array
         kept = f"stopped by {cause.cause}: {done:,} of {len(asked.pairs):,} pairs are scored"
         raise StoppedError(f"{kept}; the same command goes on", cause) from None
     seconds = time.monotonic() - begin
-    return np.concatenate([read_scores(*each) for each in zip(places, parts, strict=True)]), seconds, now
+    flops = sum(asked.scorer.flops(sentences_of(part)) for _, part in left)
+    scores = np.concatenate([read_scores(*each) for each in zip(places, parts, strict=True)])
+    return scores, Took(now, seconds, flops)
 
 
 def write_scores(path: Path, pairs: Sequence[Pair], scores: Array) -> None:
@@ -161,7 +180,7 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
     return scores
 
 
-def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], console: Console) -> None:
+def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
     scored, right = are_scored(scores), are_right(scores)
     if not scored.any():
@@ -186,8 +205,9 @@ def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], co
         too_long=int((~scored).sum()),
         phenomena=of_phenomena,
         paradigms=of_paradigms,
-        seconds=took[0],
-        scored_now=took[1],
+        seconds=took.seconds,
+        scored_now=took.pairs,
+        utilisation=took.flops / took.seconds / matrix_rate(asked.scorer.device, torch.float32) if took.pairs else None,
         dtype="fp32",
         device=asked.scorer.device.type,
         threads=torch.get_num_threads(),
@@ -195,7 +215,7 @@ def conclude(out: Path, asked: Asked, scores: Array, took: tuple[float, int], co
     )
     if not (out / SCORED).exists():
         write_scores(out / SCORED, asked.pairs, scores)
-    if took[1] or not (out / RESULTS).exists():
+    if took.pairs or not (out / RESULTS).exists():
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
     for part in (*draw_pairs(result, phenomena_of(asked.pairs), out / CHART), *summary(result, asked, out)):
@@ -227,9 +247,11 @@ def summary(result: PairsResult, asked: Asked, out: Path) -> Iterator[Renderable
     table.add_row("by chance", "", percent(result.chance), "")
     yield from ("", table, "")
     if result.too_long:
-        yield f"{result.too_long:,} pairs have more than {asked.scorer.longest} pieces, and are left out"
+        longest = asked.scorer.longest
+        yield f"pairs with more than {longest} pieces in a sentence: {result.too_long:,}; they are left out"
     if result.scored_now:
-        yield f"{result.scored_now:,} pairs in {duration(result.seconds)}"
+        use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
+        yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"
     yield f"all scores and a chart are in {out}"
 
 

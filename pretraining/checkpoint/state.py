@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
+from data_prep.common.toml_text import dotted
+from data_prep.common.wording import explain
 from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, DataSummary
@@ -126,7 +128,14 @@ class RunRecord:
                 micro_batches={name: FoundMicroBatch(**found) for name, found in section["micro_batches"].items()},
                 base=BaseSummary(**section["base"]) if section["base"] else None,
             )
-        except (KeyError, TypeError, ValidationError) as error:
+        except ValidationError as error:
+            faults = [f"{dotted(fault['loc'])}{explain(fault, False, Recipe)}" for fault in error.errors()]
+            raise UserError(
+                f"the recipe of a checkpoint is none of today: {'; '.join(faults)}\ngo on with the version of this "
+                "program that wrote it, put back the file of an objective or optimizer that is gone, or begin anew in "
+                "another --out folder"
+            ) from error
+        except (KeyError, TypeError) as error:
             raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
 
 
@@ -143,4 +152,7 @@ class Saved:
     def read(cls, folder: Path) -> Saved:
         """Reads all but the tensors."""
         record = read_record(folder)
-        return cls(folder, record, RunRecord.of(record))
+        try:
+            return cls(folder, record, RunRecord.of(record))
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from error

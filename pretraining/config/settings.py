@@ -195,6 +195,8 @@ class Evaluation(Section):
     """Steps between evaluations; 0: at the end of phases alone."""
     examples: Count = 4096
     """Examples of an evaluation, over all ranks; 0: all there are."""
+    pairs: Annotated[str, Field(min_length=1)] | None = None
+    """File of minimal pairs, as run_pairs.py takes it, of which 20 a paradigm are asked at the ends of phases."""
 
 
 class Logging(Section):

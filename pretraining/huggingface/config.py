@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from data_prep.common.errors import UserError
+from data_prep.vocabulary.vocabulary import Special
 from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
 from pretraining.model.shape import OBJECTIVE, Sees, Shape
 from pretraining.objectives.declaration import find_objective, objectives
@@ -56,13 +57,11 @@ GENERIC = re.compile(r"LABEL_\d+")
 """What transformers calls labels that nobody has named."""
 
 
-def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
-    """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task.
-
-    `pad` is the id of the piece `[PAD]`.
-    """
+def config_of(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHead | None = None) -> dict[str, Any]:
+    """Makes the config.json of a folder, whose model has the heads of pre-training or that of a task."""
     architecture = head.architecture if head else find_objective(shape).architecture(shape)
     theirs = is_theirs(shape, head)
+    ends = {"bos_token_id": special.cls, "eos_token_id": special.sep}  # of what transformers generates
     return {
         "architectures": [architecture if theirs else architecture.replace(*OWN_NAMES)],
         "model_type": "bert" if theirs else OWN_TYPES[shape.sees],
@@ -70,9 +69,9 @@ def config_of(shape: Shape, pad: int, dtype: torch.dtype, head: TaskHead | None 
         **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
         **{theirs: getattr(shape, ours) for ours, theirs in RATES.items()},
         "initializer_range": 0.02,
-        "pad_token_id": pad,
+        "pad_token_id": special.pad,
         "tie_word_embeddings": True,
-        **({"is_decoder": True} if theirs and shape.one_way else {}),
+        **({"is_decoder": True, **ends} if theirs and shape.one_way else {}),
         "dtype": str(dtype).removeprefix("torch."),
         **(_labels_of(head) if head else {}),
     }
@@ -144,7 +143,11 @@ def _with_objective(shape: Shape, architecture: str) -> Shape:
     one where several do."""
     looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
     looking.sort(key=lambda name: name != OBJECTIVE)
-    shapes = [replace(shape, objective=name, pairs=pairs) for name in looking for pairs in (True, False)]
+    shapes = [
+        replace(shape, objective=name, pairs=pairs)
+        for name in looking
+        for pairs in ((True, False) if objectives()[name].pairs != "unused" else (False,))
+    ]
     return next((one for one in shapes if objectives()[one.objective].architecture(one) == architecture), shapes[0])
 
 

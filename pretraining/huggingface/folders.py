@@ -176,7 +176,7 @@ def write_folder(
             with replacing(unfinished / name) as file:
                 file.write((vocabulary / name).read_bytes())
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
-        write_json(unfinished / CONFIG, config_of(shape, pieces.special.pad, dtype))
+        write_json(unfinished / CONFIG, config_of(shape, pieces.special, dtype))
 
 
 def write_fine_tuned(
@@ -203,7 +203,7 @@ def write_fine_tuned(
         vocabulary.write(unfinished)
         tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
         write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
-        write_json(unfinished / CONFIG, config_of(shape, vocabulary.special.pad, dtype, head))
+        write_json(unfinished / CONFIG, config_of(shape, vocabulary.special, dtype, head))
         write_json(unfinished / TASK, task)
 
 

@@ -16,10 +16,10 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.common.toml_text import toml_text
 from data_prep.shards import Manifest
-from pretraining.huggingface.config import SIZES
+from pretraining.huggingface.config import OWN_TYPES, SIZES, is_theirs
 from pretraining.huggingface.weights import Kind, TaskHead, list_weights
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Figure, find_objective, num_parameters
+from pretraining.objectives.declaration import MINIMAL_PAIRS, Figure, find_objective, num_parameters
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
@@ -163,13 +163,16 @@ def model_card(
     if base:
         facts[f"licence of {base}, with which it began"] = base.licence or "not known"
     parts = [
-        _front_matter(objective.tag, licence, base, language),
+        _front_matter(objective.tag, licence, base, language, theirs=is_theirs(shape)),
         f"# BERT, {shape.layers} layers of {shape.hidden:,}",
         f"A BERT encoder with its {objective.described(shape)}{', pre-trained with Cloze' if made else ''}."
         + (_origin(base) if base else ""),
         _sizes(shape, num_parameters(shape), licence, facts),
-        _loading(objective.auto_class(shape), folder, length),
-        *filter(None, [objective.loading_remark(shape)]),
+        *(
+            [_loading(objective.auto_class(shape), folder, length), *filter(None, [objective.loading_remark(shape)])]
+            if is_theirs(shape)
+            else [_loading_here(shape), _command("run_task.py TASK.toml --model", folder)]
+        ),
     ]
     if made and made.segments == 1 < shape.segments:
         parts.append(
@@ -188,14 +191,15 @@ def task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: Tas
     use, says = USES[head.kind]
     begun = "Made from" if made.pretrained else "The sizes and the vocabulary, but not the weights, are those of"
     parameters = sum(math.prod(weight.size) for weight in list_weights(shape, head))
+    theirs = is_theirs(shape, head)
     facts = {"longest sequence": f"{length:,} pieces", **({"labels": ", ".join(head.labels)} if head.labels else {})}
     parts = [
-        _front_matter(use, made.licence, made.base if made.pretrained else None),
+        _front_matter(use, made.licence, made.base if made.pretrained else None, theirs=theirs),
         f"# BERT for {_text(made.task)}",
         f"A BERT encoder that says {says}, fine-tuned with Cloze. {begun} {_text(made.base)}.",
         _sizes(shape, parameters, made.licence, facts),
-        _loading(head.architecture.replace("Bert", "AutoModel", 1), folder, length),
-        f"With Cloze:\n\n```console\n$ python finetuning/predict.py {_place(folder)}\n```",
+        _loading(head.architecture.replace("Bert", "AutoModel", 1), folder, length) if theirs else _loading_here(shape),
+        _command("predict.py", folder),
     ]
     scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
     for title, told in (("Data", {"items": made.items}), ("Training", made.settings), ("Scores", scores)):
@@ -252,11 +256,12 @@ def _validation(scores: EvaluationRecord, length: int | None, figures: Sequence[
     """The scores with their units and meanings."""
     rows = [
         (figure.title, figure.shown(scores.learns[figure.name]), figure.meaning)
-        for figure in figures
+        for figure in (*figures, MINIMAL_PAIRS)
         if figure.name in scores.learns
     ]
+    held_out = f"On {scores.scored_examples:,} examples of length {length} held out from training, after "
     return (
-        f"## Validation\n\nOn {scores.scored_examples:,} examples of length {length} held out from training, after "
+        f"## Validation\n\n{held_out if scores.scored_examples else 'After '}"
         f"step {scores.step:,}:\n\n{_table(['score', 'value', 'what it is'], rows)}"
     )
 
@@ -268,11 +273,14 @@ def _sizes(shape: Shape, parameters: int, licence: str | None, more: Mapping[str
     return _table(["", ""], facts.items())
 
 
-def _front_matter(use: str, licence: str | None, base: BaseSummary | None, language: Any = None) -> str:
-    """What the hub reads of a card: what the model is used for, its licence, and what it was made from."""
+def _front_matter(
+    use: str, licence: str | None, base: BaseSummary | None, language: Any = None, theirs: bool = True
+) -> str:
+    """What the hub reads of a card: what the model is used for, its licence, and what it was made from; and, of what a
+    class of transformers computes, that it does."""
     content = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=use,
+        library_name="transformers" if theirs else None,
+        pipeline_tag=use if theirs else None,
         tags=["bert", use],
         license=licence,
         language=language,
@@ -295,6 +303,21 @@ model = {kind}.from_pretrained({place})
 ```
 
 With `truncation=True` the tokenizer cuts texts at {length:,} pieces."""
+
+
+def _loading_here(shape: Shape) -> str:
+    """Why no class of transformers loads a model."""
+    stands = "last" if shape.sees == "before" else "first"
+    return (
+        f"## Loading\n\nNo class of transformers computes this model: a piece sees itself and the pieces {shape.sees} "
+        f"it, and the {stands} one stands for its text. Its `model_type` is `{OWN_TYPES[shape.sees]}`, so that "
+        "`AutoModel` refuses it, where it would compute an ordinary BERT."
+    )
+
+
+def _command(words: str, folder: Path) -> str:
+    """How a model is used by a command of fine-tuning."""
+    return f"With Cloze:\n\n```console\n$ python finetuning/{words} {_place(folder)}\n```"
 
 
 def _place(folder: Path) -> str:

@@ -68,6 +68,12 @@ class Figure:
         return f"{100 * value:.1f}%" if self.unit == "%" else f"{value:.4g} {self.unit}"
 
 
+MINIMAL_PAIRS = Figure(
+    "pairs_accuracy", "minimal pairs", "%", "pairs of sentences of which the good one is likelier; by chance 50%"
+)
+"""What any model that predicts pieces can be asked, beside the figures of its objective."""
+
+
 class ObjectiveSettings(NamedSection):
     """What the model learns by, from the same shards."""
 

@@ -37,7 +37,7 @@ class LeftToRight(Objective):
     logits_at_once = 1024
     learns = "predicts the next piece"
     tag, loads_as = "text-generation", "AutoModelForCausalLM"
-    sum_of_pieces = "pieces"
+    sum_of_pieces = "nats"
     figures = (
         Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),
         Figure("perplexity", "perplexity", "pieces", "among how many the model hesitates: e to the loss of pieces"),
@@ -99,7 +99,9 @@ class LeftToRight(Objective):
 
     def said(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]
-        return parts + [f"perplexity {figures[name]:.2f}" for name in ("perplexity",) if name in figures]
+        if "perplexity" in figures:
+            parts.append(f"perplexity {figures['perplexity']:.2f}")
+        return parts
 
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"
@@ -109,6 +111,12 @@ class LeftToRight(Objective):
 
     def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         return {"language": output.logits[0, chosen]}
+
+    def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
+        return (
+            "The tokenizer ends a text with `[SEP]`. To go on with one, leave it out: "
+            "`model.generate(tokenizer(text, return_tensors='pt').input_ids[:, :-1])`."
+        )
 
     def described(self, shape: Shape) -> str:  # noqa: ARG002
         return "language head, which predicts every piece from those before it"

@@ -193,7 +193,11 @@ def build_plan(
         tuple(phases),
         tuple(target.memory(stage) for stage in range(4)),
         max(activations, key=lambda planned: planned.kept),
-        (*_notes(target.manifest, pieces_per_second, rate, assumed), *_guesses(phases, target.room)),
+        (
+            *(configured(recipe.objective).note(target.shape) or "").splitlines(),
+            *_notes(target.manifest, pieces_per_second, rate, assumed),
+            *_guesses(phases, target.room),
+        ),
         disproportion(recipe, target.manifest, [phase.steps for phase in phases]),
     )
 

@@ -16,6 +16,8 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.readers.tables import read_table
 
+ASKED = 20
+"""Pairs of a paradigm that are asked in pre-training."""
 CHANCE = 0.5
 """The accuracy of a model that knows nothing."""
 

@@ -29,8 +29,8 @@ from pretraining.model.rows import Rows
 from pretraining.model.serving import ServedEncoder
 from pretraining.objectives.declaration import find_objective
 
-PIECES = 1 << 12
-"""Pieces of a batch, about: larger ones leave the cache."""
+PIECES, PIECES_OF_GPU = 1 << 11, 1 << 16
+"""Pieces of a batch, about: on a CPU larger ones leave the cache, on a GPU smaller ones leave most of it idle."""
 PREDICTS_PIECES = "masked_head"
 """The head that says which piece stands at a place."""
 
@@ -108,6 +108,7 @@ class Scorer:
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self._fast = FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
+        self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
         self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
 
     def cut(self, texts: Sequence[str]) -> Sentences:
@@ -120,15 +121,25 @@ class Scorer:
         pieces[ranges(starts + 1, counts)] = found.ids
         return Sentences(pieces, counts + 2)
 
-    def score(self, texts: Sequence[str], mark: Callable[[int], None] = lambda _: None) -> Array:
+    def score(
+        self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
+    ) -> Array:
         """(s,) the log-likelihoods of sentences, each computed once; not a number where one has more pieces than the
-        model has positions. `mark` is told after every batch how many pieces that scored."""
+        model has positions.
+
+        Of several ranks each computes a part of every sum; what is computed together is the same for any number of
+        them. `before` is called before a batch, as often on all ranks.
+        """
         unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
         sentences = self.cut(unique.tolist())
         scores = np.where(sentences.lengths > self.longest, np.nan, 0.0)
-        for part in self.parts(sentences):
-            scores += self.score_part(sentences, part)
-            mark(len(part))
+        parts = self.parts(sentences)
+        for turn in range(0, len(parts), ranks):
+            before()
+            for part in parts[turn + rank : turn + rank + 1]:
+                scores += self.score_part(sentences, part)
+        if np.isinf(scores).any() or np.isnan(scores[sentences.lengths <= self.longest]).any():
+            raise UserError("the model says no numbers of some sentences: it has diverged, or is damaged")
         return scores[numbers]
 
     def parts(self, sentences: Sentences) -> list[Array]:
@@ -142,8 +153,21 @@ class Scorer:
             pieces = np.repeat(counts + 2, counts)
         else:
             pieces = sentences.lengths[order]
-        ends = np.flatnonzero(np.diff(np.cumsum(pieces) // PIECES)) + 1
+        ends = np.flatnonzero(np.diff(np.cumsum(pieces) // self._together)) + 1
         return [part for part in np.split(order, ends) if len(part)]
+
+    def flops(self, texts: Sequence[str]) -> float:
+        """Useful operations of scoring these sentences, each once: matrix products alone, a multiplication and an
+        addition each. In the last layer one piece of a copy asks, so that keys and values are never made."""
+        shape, lengths = self.model.shape, self.cut([*dict.fromkeys(texts)]).lengths
+        lengths = lengths[lengths <= self.longest]
+        h, asked = shape.hidden, lengths - 2
+        head = 2.0 * (h * h + h * shape.vocabulary) * asked.sum()
+        if self._served is None:
+            return float(head + shape.encoder_flops(lengths.tolist()))
+        below = replace(shape, layers=shape.layers - 1).encoder_flops(np.repeat(lengths, asked).tolist())
+        last = 2.0 * (4 * h * h + 2 * h * shape.intermediate) * asked.sum()
+        return float(head + below + last + 4.0 * h * shape.heads * (asked * lengths).sum())
 
     @torch.inference_mode()
     def score_part(self, sentences: Sentences, part: Array) -> Array:

@@ -67,8 +67,8 @@ def require_continuation(latest: Saved, request: Request) -> None:
             then, now = (getattr(either.phases[run.state.phase], name) for either in (before, recipe))
             settings.append((f"phases.{run.state.phase}.{name}", then, now))
     if changes := [change for change in settings if change[1] != change[2]]:
-        has_other_heads = shape.pairs != request.shape.pairs  # nobody can give what the data decides
-        cure = _new_run(latest, request) if has_other_heads else "give what was, or name a new folder"
+        by_data = shape.pairs != request.shape.pairs and before.objective == recipe.objective  # which nobody can give
+        cure = _new_run(latest, request) if by_data else "give what was, or name a new folder"
         raise UserError(_told(f"--out {request.out}: cannot go on with this recipe", changes, cure))
 
 
@@ -77,7 +77,7 @@ def _called(changes: Iterable[Change], request: Request) -> Iterator[Change]:
     names = {
         "vocabulary": "pieces of the vocabulary",
         "pairs": find_objective(request.shape).pairs_head,
-        "objective": "objective",
+        "objective": "objective.name",
         "sees": "which pieces one sees",
     }
     for name, then, now in changes:

@@ -20,11 +20,13 @@ from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import GivenUpError
-from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import COUNTS, configured, find_objective
+from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+from pretraining.objectives.declaration import COUNTS, MINIMAL_PAIRS, configured, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
+from pretraining.scoring.validation import add_up
 from pretraining.training.micro_batch import MicroBatches
+from pretraining.training.pairs import said, score_pairs
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
@@ -111,40 +113,54 @@ class TrainingPhase:
 
     @torch.no_grad()
     def evaluate(
-        self, engine: Engine, step: int, mark: Callable[[], None], gives_up: Callable[[], bool]
-    ) -> EvaluationRecord:
-        """Scores every held-out example once, or as many as the recipe says, over all ranks; the result does not depend
-        on their number but for rounding.
+        self, engine: Engine, step: int, mark: Callable[[], None], gives_up: Callable[[], bool], ends: bool
+    ) -> EvaluationRecord | None:
+        """Scores every held-out example once, or as many as the recipe says, over all ranks, and where the phase `ends`
+        minimal pairs; the result does not depend on the number of ranks but for rounding. None where there is neither.
 
         Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
         raised.
         """
-        assert self.validation is not None, "no examples of this length are held out"
         begin = time.perf_counter()
-        engine.deepspeed.eval()
-        objective = find_objective(engine.model.shape)
-        names = (*objective.sums(engine.model.shape), *COUNTS)
-        found = torch.zeros(len(names), dtype=torch.float64, device=engine.device)
-        place = dist.get_rank(), dist.get_world_size()
-        for batch, counts in validation_batches(self.validation, *place, self.micro_batch, self.scored):
+        learns: dict[str, float] = {}
+        told: list[str] = []
+        examples = 0
+
+        def before() -> None:
             mark()
             if gives_up():
                 raise GivenUpError
-            losses = engine.forward(batch.to(engine.device))
-            sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
-            found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(engine.device)]) * counts
+
+        if self.validation is not None:
+            learns, told, examples = self._validate(engine, self.validation, before)
+        if ends and self._request.pairs:
+            tally = score_pairs(engine, self._request.pairs, self._request.data, before)
+            if tally.pairs:
+                learns[MINIMAL_PAIRS.name] = tally.accuracy
+                told.append(said(tally))
+        if not told:
+            return None
+        return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, told)
+
+    def _validate(
+        self, engine: Engine, validation: Dataset, before: Callable[[], None]
+    ) -> tuple[dict[str, float], list[str], int]:
+        """The figures of the objective on held-out examples, what the console says of them, and how many these were."""
+        objective, shape = find_objective(engine.model.shape), engine.model.shape
+        place = dist.get_rank(), dist.get_world_size()
+
+        def batches() -> Iterator[tuple[PretrainingBatch, bool]]:
+            for each in validation_batches(validation, *place, self.micro_batch, self.scored):
+                before()
+                yield each
+
+        engine.deepspeed.eval()
+        found = add_up(objective, shape, engine.forward, batches(), engine.device)
         engine.deepspeed.train()
         dist.all_reduce(found)
-        totals = dict(zip(names, found.tolist(), strict=True))
+        totals = dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))
         figures = objective.score(objective.measure(totals))
-        return EvaluationRecord(
-            step=step,
-            phase=self.number + 1,
-            learns=figures,
-            said=objective.said(figures),
-            scored_examples=int(totals["sequences"]),
-            evaluation_seconds=time.perf_counter() - begin,
-        )
+        return figures, objective.said(figures), int(totals["sequences"])
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from data_prep.shards import Manifest
 from pretraining.checkpoint.models import Model
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
+from pretraining.scoring.pairs import Pair
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Request:
     """seconds from the start of the process"""
     profile: int = 0
     """steps of which a profile is written"""
+    pairs: tuple[Pair, ...] = ()
+    """minimal pairs that are asked at the ends of phases"""
     command: tuple[str, ...] = ()
     """the words that were typed, for messages that name another command"""
 

@@ -199,8 +199,9 @@ class Trainer(Loop):
         if decision != Decision.GO_ON:
             self.stop(phase, decision)
         now = (self.state.step, phase.number + 1)
-        if self.scores is None or (self.scores.step, self.scores.phase) != now:  # by the clock, a phase may end on it
-            self.evaluate(phase)
+        scored = None if self.scores is None else (self.scores.step, self.scores.phase)
+        if scored != now or self.request.pairs:  # by the clock, a phase may end where it was evaluated
+            self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint(self.state.step, self.section())
@@ -290,18 +291,19 @@ class Trainer(Loop):
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
 
-    def evaluate(self, phase: TrainingPhase) -> None:
-        """Scores the model on the held-out examples of the phase's length, if there are any."""
-        if phase.validation is None:
-            return
+    def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
+        """Scores the model on the held-out examples of the phase's length, and where the phase `ends` on minimal pairs,
+        if there are any."""
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
                 mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
-                self.scores = phase.evaluate(self.engine, self.state.step, mark, gives_up)
+                found = phase.evaluate(self.engine, self.state.step, mark, gives_up, ends)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
-        self.log.write(self.scores)
+        if found is not None:
+            self.scores = found
+            self.log.write(found)
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves where the run stands within a phase."""

@@ -1,11 +1,14 @@
-"""Runs whose masks are drawn anew: of any ranks the same, resumed bit for bit, told in the card."""
+"""Runs whose masks are drawn anew: of any ranks the same, resumed bit for bit, exported, fine-tuned."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from support.faults import stop_at
+from support.finetuning import fine_tune, write_toy
+from support.shards import make_shards
 from support.training import (
     Place,
     assert_ended,
@@ -23,7 +26,11 @@ WORDS = [*MASKS, "--objective.split", "[0.6, 0.3, 0.1]", "--logging.every", "1",
 
 
 @pytest.mark.slow
-def test_a_stopped_run_is_the_straight_one_on_any_ranks(place: Place) -> None:
+@pytest.mark.parametrize("pairs", ["nsp", "none"])
+def test_a_stopped_run_is_the_straight_one_on_any_ranks(place: Place, pairs: str) -> None:
+    """Without pairs it is as RoBERTa."""
+    if pairs == "none":
+        place = replace(place, data=make_shards(place.folder / "unpaired", pairs="none"))
     said = assert_well(train(place.command("straight", *WORDS)))
     assert "masks are drawn anew in every epoch, a share of 0.4 to 0.1 of the pieces" in said
     straight = place.folder / "straight"
@@ -34,5 +41,6 @@ def test_a_stopped_run_is_the_straight_one_on_any_ranks(place: Place) -> None:
     assert_same(place.folder / "stopped", straight)
     assert_well(train(place.command("one", *WORDS), ranks=1))
     assert_same_curve(place.folder / "one", straight, 1e-5)
-    card = (straight / "export" / "README.md").read_text()
-    assert "last_rate = 0.1" in card
+    assert "last_rate = 0.1" in (straight / "export" / "README.md").read_text()
+    toy = replace(write_toy(place.folder / "toy"), model=straight / "export", folder=place.folder)
+    assert_well(fine_tune(toy.command("tuned")))

@@ -60,9 +60,10 @@ def scored(device: torch.device) -> int:
     engine: Any = SimpleNamespace(
         device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
     )
-    phase: Any = SimpleNamespace(validation="held out", micro_batch=2, scored=None, number=0)
-    evaluate = phases_module.TrainingPhase.evaluate
-    return evaluate(phase, engine, 1, mark=lambda: None, gives_up=lambda: False).scored_examples
+    phase, held_out = SimpleNamespace(micro_batch=2, scored=None), SimpleNamespace()
+    validate: Any = phases_module.TrainingPhase._validate
+    examples: int = validate(phase, engine, held_out, lambda: None)[2]
+    return examples
 
 
 class SimpleBatch:

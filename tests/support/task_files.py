@@ -20,6 +20,7 @@ def write_tasks(folder: Path) -> None:
     for name in ("train", "dev", "unseen"):
         rows = [[f"it was a film of {row} words", str(row % 3)] for row in range(ROWS)]
         _write_csv(folder / f"{name}.csv", [["review", "stars"], *rows])
+    _write_tsv(folder / "pairs.tsv", [["good", "bad"], ["the cats sleep", "the cats sleeps"], ["he is", "he are"]])
     (folder / "reviews.txt").write_text("a fine film\ntwo hours that I want back\n")
 
 

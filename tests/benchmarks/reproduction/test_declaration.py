@@ -26,8 +26,6 @@ from pretraining.config.overrides import load_recipe
 
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 EVERY = [(name, scale) for name in table_names() for scale in SCALES]
-TUNED = ("base", "large")
-"""Scales that fine-tune by the recipes of the tasks, as the paper does."""
 
 
 @pytest.fixture(params=EVERY, ids="-".join)
@@ -72,13 +70,34 @@ def test_checkpoints_lie_on_steps_that_are_saved(each: Declared) -> None:
     assert all(place % scale.keep_every == 0 for place in places)
 
 
-def test_values_of_fine_tuning_are_those_of_its_recipes(each: Declared) -> None:
-    for row in each.rows:
-        for name in each.columns_of(row):
-            words = [*each.scale.tune, *each.scale.tune_for.get(name, ())]
-            recipe = words[words.index("--recipe") + 1] if "--recipe" in words else None
-            if recipe is not None:
-                load_settings(recipe)
+FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scratch", "--train", "--features", "--data"}
+"""Flags of commands, which are no values of a recipe."""
+
+
+def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
+    """Of every command of training; what two settings say together is told too."""
+    seen: set[tuple[str, ...]] = set()
+    for step in in_order([*Planner(each, trivia=Path("trivia.json")).cells()]):
+        flags = parted(step.words)
+        recipe = flags.pop("--recipe", ["glue"])[0]
+        given = {flag: values for flag, values in flags.items() if flag not in {*FLAGS, "--learning-rates"}}
+        words = tuple(word for flag, values in given.items() for word in (flag, *values))
+        if (recipe, *words) not in seen and step.kind == "train":
+            load_recipe(Path(recipe), words, ranks=1)
+        elif (recipe, *words) not in seen and step.kind == "tune":
+            load_settings(recipe, words)
+        seen.add((recipe, *words))
+
+
+def parted(words: tuple[str, ...]) -> dict[str, list[str]]:
+    """The values of flags."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            flags[word] = []
+        elif flags:
+            flags[[*flags][-1]].append(word)
+    return flags
 
 
 PAPER = {

@@ -20,10 +20,11 @@ from pretraining.checkpoint.record import (
     read_record,
     write_record,
 )
-from pretraining.checkpoint.state import Conditions, FoundMicroBatch, RunRecord, RunState
+from pretraining.checkpoint.state import Conditions, FoundMicroBatch, RunRecord, RunState, Saved
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective
 
 PHASES = [
     {"name": name, "length": length, "batch": 8, "micro_batch": "auto"} for name, length in (("a", 32), ("b", 64))
@@ -55,3 +56,26 @@ def test_a_checkpoint_of_another_version_is_refused_by_it(tmp_path: Path, versio
     (tmp_path / RECORD).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}))
     with pytest.raises(UserError, match=rf"{RECORD}: written by another version .* \(format {version}, here \d+\)"):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("objective", "fault"),
+    [
+        ({"name": "gone"}, r'objective\.name = "gone": one of .*"mlm"'),
+        ({"name": "mlm", "gone": 1}, r"objective\.gone: unknown; there is name, "),
+        ("mlm", r'objective = "mlm": a table is needed; did you mean objective\.name\?'),
+    ],
+)
+def test_an_objective_that_is_gone_is_named_with_its_cure(tmp_path: Path, objective: Any, fault: str) -> None:
+    """Also a setting of one, and how earlier versions wrote it."""
+    section = RunRecord(RunState(), RECIPE, SUMMARY, None, []).as_json()
+    section["recipe"]["objective"] = objective
+    write_record(tmp_path, CheckpointRecord(Shape(1, 8, 1, 8, 9), 7, 7.0, None, MadeBy(1, 0, "fp32"), section))
+    with pytest.raises(UserError, match=f"^{tmp_path}: the recipe of a checkpoint is none of today: {fault}") as caught:
+        Saved.read(tmp_path)
+    assert "put back the file of an objective or optimizer that is gone" in str(caught.value)
+
+
+def test_a_model_whose_objective_is_gone_is_named() -> None:
+    with pytest.raises(UserError, match=r'^objective\.name = "gone": there is .*mlm.*; put back .*/gone\.py'):
+        find_objective(replace(Shape.named("tiny", 100), objective="gone"))

@@ -10,6 +10,7 @@ from support.training import Place
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
+from pretraining import train
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Objective, Recipe
 from pretraining.objectives.declaration import configured
@@ -82,3 +83,24 @@ def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Pl
         assert recipe.shape(manifest).pairs == pairs
     with pytest.raises(UserError, match=r"objective.next_sentences = 1: true or false is needed"):
         load_recipe(plain, [*lengths, "--objective.next_sentences", "1"])
+
+
+def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
+    class Needy(type(configured(Objective()))):  # type: ignore[misc]
+        pairs = "needed"
+
+    manifest = Manifest.read(place.data)
+    unpaired = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
+    assert not list(Needy().data_faults(manifest))
+    [fault] = Needy().data_faults(unpaired)
+    assert fault == (
+        'objective.name = "mlm": needs pairs, which the data has not; make the data with shard.py --pairs nsp'
+    )
+
+
+def test_a_plan_tells_of_the_objective(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*DYNAMIC, "--objective.rate", "0.3", "--objective.next_sentences", "false"]
+    train.main(["--recipe", str(plain), "--check", "--pieces-per-second", "1e6", *words])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "- next sentences are left out: the model learns from masked pieces alone" in said
+    assert "- masks are drawn anew in every epoch, a share of 0.3 of the pieces" in said

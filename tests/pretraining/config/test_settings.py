@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from support.recipes import completing
+from support.recipes import TAKE_WHAT_FITS, completing
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Section
@@ -26,6 +26,7 @@ RANKS = {  # what their comments promise
     "bert_large_lamb": (1, 8, 16, 64, 256, 1024),
     "bert_large_1472_gpus": (1472,),
     "bert_large_budget": (1, 8),
+    "roberta_base": (1, 8, 1024),
     "adapt": (1, 2, 4, 8),
 }
 
@@ -64,7 +65,7 @@ def test_a_recipe_that_a_run_keeps_reads_back_the_same(path: Path, tmp_path: Pat
 def test_base_and_large_take_what_fits_and_the_small_ones_say_it() -> None:
     for path in RECIPES:
         sizes = {phase.micro_batch for phase in load_recipe(path, completing(path)).phases}
-        assert (sizes == {"auto"}) == path.stem.startswith(("bert_base", "bert_large", "adapt")), path
+        assert (sizes == {"auto"}) == path.stem.startswith(TAKE_WHAT_FITS), path
 
 
 def test_numbers_of_the_paper() -> None:

@@ -72,12 +72,12 @@ def test_logits_loss_and_gradients_are_those_of_the_reference(name: str) -> None
     count = sum(len(logits) for logits in wanted)
     assert count == len(batch.labels) == objective.predictions(rows.lengths, rows.predictions, 0.0).sum()
     reference = torch.stack(each).sum() / count
-    torch.testing.assert_close(sums.pieces / count, reference, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.nats / count, reference, rtol=1e-5, atol=1e-5)
     right = [(logits.argmax(1) == labels).sum() for logits, labels in _by_sequence(wanted, batch.labels)]
     assert int(sums.correct) == int(torch.stack(right).sum())
     ours, theirs = (
         torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        for loss in (sums.pieces / count, reference)
+        for loss in (sums.nats / count, reference)
     )
     for label, one, other in zip(weights, ours, theirs, strict=True):
         assert float((one - other).abs().max()) < 1e-5, label
@@ -105,7 +105,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
     predicts = torch.zeros_like(labels, dtype=torch.bool)
     predicts[:, :-1] = labels[:, 1:] != -100
     torch.testing.assert_close(found, output.logits[predicts], rtol=1e-5, atol=1e-5)
-    loss = model(batch).pieces / len(batch.labels)
+    loss = model(batch).nats / len(batch.labels)
     torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=1e-5)
     for each in (loss, output.loss):
         torch.autograd.backward(each)
@@ -118,13 +118,16 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("name", ONE_WAY)
 @settings(max_examples=30, deadline=None)
 @given(
-    length=st.integers(2, 96), others=st.lists(st.integers(1, 96), max_size=3), seed=st.integers(0, 99), data=st.data()
+    length=st.integers(2, 130),
+    others=st.lists(st.integers(1, 130), max_size=3),
+    seed=st.integers(0, 99),
+    data=st.data(),
 )
 def test_no_piece_knows_what_it_is_to_be_predicted(
     name: str, length: int, others: list[int], seed: int, data: st.DataObject
 ) -> None:
     """Other pieces on the side that a piece does not see change no bit of its states, dropout included."""
-    _, model = made(name)
+    _, model = made(name, positions=130)
     model.train().dropout_seed = seed
     one, other = (random_batch([length, *others], SMALL.vocabulary, seed) for _ in range(2))
     at = data.draw(st.integers(1, length - 1))

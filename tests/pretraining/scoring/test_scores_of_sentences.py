@@ -21,7 +21,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.scoring import sentences
+from pretraining.scoring.filling import fill
 from pretraining.scoring.pairs import first_of_paradigms, read_pairs, sentences_of
 from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
 
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path) -> None:
     draw = np.random.default_rng(0)
     words = ["word1", "word7", "word33", "abc", "q", "xyzzy", "?", "é", "Word2", "unknown9"]
-    texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(60)]
+    texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(40)]
     theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model = Model.open(str(folder))
     found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
@@ -88,7 +88,7 @@ def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     vocabulary.write(tmp_path)
     model = Model.open(str(tmp_path))
-    texts = sentences_of(pairs)[::3]
+    texts = sentences_of(pairs)[::7]
     found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     np.testing.assert_allclose(found, [their_score(theirs, tokenizer, text) for text in texts], atol=1e-4)
@@ -153,7 +153,7 @@ def encode(model: Any, pieces: Any) -> Any:
 def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(["word1", "word2", "abc"] * 6)
     whole = SCORER.score([text])
-    monkeypatch.setattr(sentences, "PIECES", 100)
+    monkeypatch.setattr(SCORER, "_together", 100)
     parts = SCORER.parts(SCORER.cut([text]))
     assert len(parts) > 5
     np.testing.assert_allclose(SCORER.score([text]), whole, atol=1e-4)
@@ -170,3 +170,30 @@ def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) ->
     their_model().save_pretrained(tmp_path, state_dict=kept)
     with pytest.raises(UserError, match="has no masked_head, next_head"):
         Model.open(str(tmp_path)).pretrained()
+
+
+def test_a_model_that_says_no_numbers_is_refused() -> None:
+    model = build_model(SHAPE)
+    model.load_state_dict({**our_weights(), "masked_head.norm.bias": torch.full((SHAPE.hidden,), torch.nan)})
+    with pytest.raises(UserError, match="no numbers"):
+        Scorer(model, VOCABULARY, CPU).score(["word1"])
+
+
+def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model.open(str(folder))
+    [best] = fill(model, "word1 [MASK]", 2)
+    assert len(best) == 2
+    one_way = build_model(replace(SHAPE, objective="rtl", pairs=False, sees="after")).initialize(0)
+    monkeypatch.setattr(Model, "pretrained", lambda _: one_way)
+    with pytest.raises(UserError, match="has never seen a"):
+        fill(model, "word1 [MASK]", 2)
+
+
+def test_operations_are_those_of_the_copies() -> None:
+    """Of one word: its copy in the layers below the last, then one row of the last, and the head."""
+    h, inner, length = SHAPE.hidden, SHAPE.intermediate, 3
+    layer = 2 * (4 * h * h + 2 * h * inner)
+    below = (SHAPE.layers - 1) * (layer * length + 4 * h * length**2)
+    expected = below + layer + 4 * h * SHAPE.heads * length + 2 * (h * h + h * SHAPE.vocabulary)
+    assert SCORER.flops(["word1", "word1"]) == expected
+    assert SCORER.flops(["word1", "word1 word2"]) == expected + SCORER.flops(["word1 word2"])

@@ -1,0 +1,53 @@
+"""Minimal pairs at the ends of phases: what a model knows of grammar while it learns.
+
+The model that is asked is a copy in fp32, so that the answers are those of run_pairs.py, whatever the run computes in
+and however its weights are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from data_prep.vocabulary.source import read_vocabulary
+from pretraining.engine.engine import Engine
+from pretraining.objectives.declaration import build_model
+from pretraining.scoring.pairs import (
+    ASKED,
+    Pair,
+    Tally,
+    are_right,
+    are_scored,
+    first_of_paradigms,
+    read_pairs,
+    sentences_of,
+)
+from pretraining.scoring.sentences import Scorer
+
+
+def read_sample(name: str | None) -> tuple[Pair, ...]:
+    """Reads the pairs that a recipe names, some of every paradigm; none where it names none."""
+    return () if name is None else tuple(first_of_paradigms(read_pairs(Path(name)), ASKED))
+
+
+@torch.no_grad()
+def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Callable[[], None]) -> Tally:
+    """Scores pairs, shared among all ranks, which call it together; pairs that are too long for the model are left out.
+    `data` has the vocabulary."""
+    model = build_model(engine.model.shape)
+    model.load_state_dict(dict(engine.weights()))
+    scorer = Scorer(model, read_vocabulary(data), engine.device)
+    found = scorer.score(sentences_of(pairs), before, dist.get_rank(), dist.get_world_size())
+    shared = torch.from_numpy(found).to(engine.device)
+    dist.all_reduce(shared)
+    scores = shared.cpu().numpy().reshape(-1, 2)
+    scored = are_scored(scores)
+    return Tally(int((are_right(scores) & scored).sum()), int(scored.sum()))
+
+
+def said(tally: Tally) -> str:
+    """The accuracy in words of the console."""
+    return f"pairs {tally.accuracy:.1%} of {tally.pairs:,}"

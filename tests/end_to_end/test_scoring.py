@@ -1,0 +1,184 @@
+"""Scores without labels, by the real commands: minimal pairs, and any checkpoint on any shards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.training import CUT, Place, assert_ended, assert_same, assert_well, launch, records, train
+from support.transformers_models import PIECES, their_model
+
+from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning import run_pairs
+from finetuning.session import minimal_pairs
+from pretraining import evaluate
+from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.processes.ending import Code
+from pretraining.scoring.sentences import Scorer
+
+TENSORBOARD = ["--logging.tensorboard", "true"]
+
+
+def write_pairs(path: Path, count: int = 30, **more: str) -> Path:
+    """Pairs of sentences of letters, in paradigms of unlike sizes."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(count):
+        good, bad = (" ".join("".join(draw.choice([*"abcde"], 3)) for _ in range(5)) for _ in range(2))
+        rows.append({"paradigm": f"p{number % 2}", "phenomenon": "x", "good": good, "bad": bad, **more})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(shared: Place) -> Path:
+    return write_pairs(shared.folder / "pairs.jsonl")
+
+
+@pytest.fixture(scope="module")
+def run(shared: Place, pairs: Path) -> Path:
+    """A run that was asked about pairs at the ends of its phases."""
+    command = shared.command("asked", *TENSORBOARD, "--evaluation.pairs", pairs)
+    said = assert_well(train(command, 1))
+    assert said.count("  pairs ") == 2
+    return shared.folder / "asked"
+
+
+def test_pairs_are_asked_at_the_ends_of_phases_as_run_pairs_asks_them(run: Path, pairs: Path, tmp_path: Path) -> None:
+    found = [record["pairs_accuracy"] for record in records(run, "evaluation")]
+    assert len(found) == 2
+    assert "minimal pairs" in (run / "export" / "README.md").read_text()
+    for model in (run, run / "export", finished_checkpoints(run)[-1]):
+        out = tmp_path / model.name
+        assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
+        result = json.loads((out / "results.json").read_text())
+        assert result["accuracy"] == found[-1]
+        assert sum(each["right"] for each in result["paradigms"].values()) == result["right"]
+        assert (out / "pairs.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place, pairs: Path) -> None:
+    """Weights are the same but for rounding, and so are the sums of two ranks."""
+    command = shared.command("of two", "--evaluation.pairs", pairs, "--parallel.zero", "3", *CUT)
+    assert_well(train(command, 2))
+    expected = [record["pairs_accuracy"] for record in records(run, "evaluation")]
+    assert [record["pairs_accuracy"] for record in records(shared.folder / "of two", "evaluation")] == expected
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_says_the_same_of_pairs(run: Path, shared: Place, pairs: Path) -> None:
+    command = shared.command("in parts", *TENSORBOARD, "--evaluation.pairs", pairs)
+    assert_well(train([*command, "--stop-after", "short"], 1))
+    assert_well(train(command, 1))
+    assert_same(shared.folder / "in parts", run)
+
+
+def test_pairs_that_are_not_there_are_told_before_any_work(place: Place) -> None:
+    place.folder.joinpath("pairs.tsv").write_text("good\tworse\na\tb\n")
+    command = place.command("run", "--evaluation.pairs", place.folder / "pairs.tsv")
+    assert_ended(launch(command, 1), Code.CURE, "no column 'bad'")
+
+
+def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
+    run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scores.json"
+    words = [str(run), "--data", str(shared.data), "--length", "64", "--examples", "64", "--json", "--out", str(out)]
+    assert evaluate.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == found
+    expected = records(run, "evaluation")[-1]
+    for name, value in found["figures"].items():
+        assert value == pytest.approx(expected[name], rel=1e-4)
+    nats = found["figures"]["masked_loss"] * found["predictions"]
+    assert found["bits_per_character"] == pytest.approx(nats / np.log(2) / found["characters"], rel=1e-6)
+    assert found["predictions"] <= found["characters"]
+
+
+def test_shards_of_another_vocabulary_are_refused(
+    shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    their_model().save_pretrained(tmp_path)
+    Vocabulary(PIECES, cased=False).write(tmp_path)
+    assert evaluate.main([str(tmp_path), "--data", str(shared.data)]) == 2
+    assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_a_mask_is_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.main([str(run), "--fill", "a [MASK] b [MASK]", "--best", "3", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["fillings"]
+    assert len(first) == len(second) == 3
+    assert first[0]["probability"] >= first[1]["probability"]
+    for words, told in (
+        (["--fill", "a b"], "no [MASK]"),
+        (["--fill", "[MASK] " * 70], "64 positions"),
+        ([], "neither is given"),
+        (["--fill", "[MASK]", "--best", "0"], "--best 0"),
+    ):
+        assert evaluate.main([str(run), *words]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_pairs_go_on_where_they_were_stopped(
+    run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(minimal_pairs, "PART", 8)
+    command = ["--model", str(run), "--pairs", str(pairs), "--out"]
+    assert run_pairs.main([*command, str(tmp_path / "straight")]) == 0
+    score, asked = Scorer.score, []
+
+    def interrupted(self: Scorer, texts: list[str]) -> object:
+        asked.append(len(texts))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return score(self, texts)
+
+    monkeypatch.setattr(Scorer, "score", interrupted)
+    capsys.readouterr()
+    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == Code.INTERRUPTED
+    assert "16 of 30 pairs are scored; the same command goes on" in capsys.readouterr().err
+    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == 0
+    assert asked == [16, 16, 16, 16, 12]
+    kept = [(tmp_path / name / "pairs.jsonl").read_bytes() for name in ("straight", "stopped")]
+    assert kept[0] == kept[1]
+    assert not (tmp_path / "stopped" / "parts").exists()
+    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == 0
+    assert len(asked) == 5
+
+
+def test_what_is_wrong_with_pairs_is_told(
+    run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, out = tmp_path / "own.tsv", tmp_path / "out"
+    own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n")
+    command = ["--model", str(run), "--pairs", str(own), "--out", str(out)]
+    assert run_pairs.main(command) == 0
+    said = capsys.readouterr().out
+    assert "two equal sentences: 1;" in said
+    assert "more than 64 pieces in a sentence: 1;" in said
+    result = json.loads((out / "results.json").read_text())
+    assert (result["pairs"], result["equal"], result["too_long"]) == (2, 1, 1)
+    assert result["right"] <= 1
+    own.write_text("good\tbad\na\t \n")
+    for words, told in (
+        (command, "own.tsv:2: the bad sentence is empty"),
+        ([*command[:2], "--pairs", str(pairs), *command[4:]], "scores of other pairs"),
+        ([*command[:3], str(tmp_path / "none.jsonl"), *command[4:]], "no such file"),
+    ):
+        assert run_pairs.main(words) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_folder_of_another_model_is_refused(
+    run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = finished_checkpoints(run)[0]
+    command = ["--pairs", str(pairs), "--out", str(tmp_path / "out"), "--model"]
+    assert run_pairs.main([*command, str(first)]) == 0
+    shutil.rmtree(tmp_path / "out" / "parts", ignore_errors=True)
+    assert run_pairs.main([*command, str(run)]) == 2
+    assert "scores of another model" in capsys.readouterr().err
