@@ -100,6 +100,11 @@ class Outcome(JsonRecord):
         """Whether it has ended as it should, and has learned something."""
         return self.code == 0 and not self.diverged
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has stopped before its end, from where the same command goes on."""
+        return self.code in (Code.STOPPED, Code.RANK_LOST)
+
 
 def read_outcome(path: Path) -> Outcome | None:
     """The outcome that a file tells of; None where there is none, or it cannot be read."""

@@ -182,6 +182,8 @@ def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) 
     first = StandIn(killed_at=5)
     assert stopped.make("table5", first) == Code.INTERRUPTED
     assert not (stopped.folder / "table5-demo.json").exists()
+    assert stopped.make("table5", StandIn(), plan=True) == 0
+    assert stopped.shown.count(" begun ") == 1
     second = StandIn()
     assert stopped.make("table5", second) == 0
     assert first.ran + second.ran == whole.ran
