@@ -21,6 +21,7 @@ def apart(trial: Trial, name: str, known: Known) -> float:
     return float(found["at most"])
 
 
+@pytest.mark.slow
 def test_only_what_differs_makes_losses_differ(tmp_path: Path) -> None:
     known: Known = {}
     data = write_demo_task(tmp_path / "data")
