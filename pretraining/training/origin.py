@@ -25,12 +25,14 @@ from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.folders import files_of_sentences
 from pretraining.huggingface.weights import PADDED, count_segments
 from pretraining.model.bert import Bert
-from pretraining.model.shape import Shape
+from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import all_heads, find_objective
 from pretraining.processes.errors import SharedError
 from pretraining.training.skips import Skip
 
 POSITIONS = "embeddings.position.weight"
+SIDES: dict[Sees, str] = {"both": "all others", "before": "those before it", "after": "those after it"}
+"""Which pieces a piece sees, in words."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def begin_with(model: Bert, state: RunState, origin: Model, vocabulary: Vocabula
         anew.append(f"positions {positions:,} to {len(fresh[POSITIONS]) - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return begins(origin, anew, heads_of(weights.keys() - fresh.keys(), called))
+    return begins(origin, model.shape.sees, anew, heads_of(weights.keys() - fresh.keys(), called))
 
 
 def extended(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -155,14 +157,16 @@ def heads_of(names: set[str], called: Mapping[str, str]) -> list[str]:
     return [called[name] for name in called if name in found]
 
 
-def begins(origin: Model, anew: list[str], left: list[str]) -> str:
-    """One line on what a run begins with."""
+def begins(origin: Model, sees: Sees, anew: list[str], left: list[str]) -> str:
+    """One line on what a run begins with; `sees` is which pieces one sees from now on."""
     shape, pieces = origin.shape, len(origin.vocabulary)
     if origin.rows > pieces and not origin.is_checkpoint:
         left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]
     if files := files_of_sentences(origin.folder):
         left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
+    if shape.sees != sees:
+        parts += [f"a piece saw {SIDES[shape.sees]}, and from now on {SIDES[sees]}"]
     if origin.trained < origin.known:
         parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
     parts += [f"anew: {', '.join(anew)}"] * bool(anew) + [f"left out: {', '.join(left)}"] * bool(left)

@@ -13,6 +13,7 @@ import torch
 from support.faults import stop_at
 from support.finetuning import Toy, fine_tune, outcome, results
 from support.training import (
+    CUT,
     Place,
     assert_ended,
     assert_same,
@@ -64,6 +65,20 @@ def test_a_run_learns_and_goes_on_bit_for_bit(name: str, trained: Place) -> None
     assert_ended(launch(alone, 1, partial(stop_at, 6)), Code.STOPPED)
     assert_well(train(alone, 1))
     assert_same_curve(trained.folder / "alone", straight, 1e-5)
+
+
+@pytest.mark.slow
+def test_it_may_begin_with_a_model_that_saw_both_sides(name: str, trained: Place, straight: Path) -> None:
+    """And with the first steps under ZeRO 3, where weights are gathered for every use, and layers computed twice."""
+    zero = ["--parallel.zero", "3", *CUT, "--compute.checkpoint_activations", "true"]
+    ways = [("begun", ["--phases.0.micro_batch", "6"]), ("begun under ZeRO 3", zero)]
+    for run, more in ways:
+        command = trained.command(run, *WORDS[name], "--init", straight / "export", *more)
+        said = assert_well(train(command))
+        side = {"ltr": "before", "rtl": "after"}[name]
+        assert f"a piece saw all others, and from now on those {side} it; left out: pooler, next-sentence head" in said
+    first, second = (trained.folder / run for run, _ in ways)
+    assert_same_curve(second, first, 1e-4)
 
 
 @pytest.mark.slow

@@ -118,13 +118,16 @@ def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
 @pytest.mark.parametrize("name", ONE_WAY)
 @settings(max_examples=30, deadline=None)
 @given(
-    length=st.integers(2, 96), others=st.lists(st.integers(1, 96), max_size=3), seed=st.integers(0, 99), data=st.data()
+    length=st.integers(2, 130),
+    others=st.lists(st.integers(1, 130), max_size=3),
+    seed=st.integers(0, 99),
+    data=st.data(),
 )
 def test_no_piece_knows_what_it_is_to_be_predicted(
     name: str, length: int, others: list[int], seed: int, data: st.DataObject
 ) -> None:
     """Other pieces on the side that a piece does not see change no bit of its states, dropout included."""
-    _, model = made(name)
+    _, model = made(name, positions=130)
     model.train().dropout_seed = seed
     one, other = (random_batch([length, *others], SMALL.vocabulary, seed) for _ in range(2))
     at = data.draw(st.integers(1, length - 1))

@@ -118,3 +118,13 @@ def test_text_was_as_long_as_the_tokenizer_lets_through(tmp_path: Path) -> None:
 def test_means() -> None:
     rows = torch.tensor([[1.0], [3.0], [8.0], [99.0]])
     assert extended(rows, 3, [[0, 1], [], [2]], 8).flatten().tolist() == [1, 3, 8, 2, 4, 8, 0, 0]
+
+
+def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path) -> None:
+    origin = Model.open(str(write_bert(tmp_path / "bert", BASE)))
+    shape = replace(origin.shape, objective="ltr", sees="before", pairs=False)
+    model = build_model(shape).initialize(1)
+    said = begin_with(model, RunState(), origin, BASE)
+    assert "; a piece saw all others, and from now on those before it; left out: pooler, next-sentence head" in said
+    weights = origin.read_weights()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
