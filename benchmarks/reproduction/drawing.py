@@ -41,7 +41,7 @@ def chart_of(result: TableResult) -> Figure | None:
     along = [(name, scores_along(result, name)) for name in result.columns] if result.curve else []
     drawn = [(name, curves) for name, curves in along if curves]
     perplexities = perplexities_of(result)
-    heights = [0.9 + 0.26 * len(judged)] * bool(judged) + [2.6] * len(drawn) + [3.0] * bool(perplexities)
+    heights = [1.0 + 0.36 * len(judged)] * bool(judged) + [2.6] * len(drawn) + [3.0] * bool(perplexities)
     if not heights:
         return None
     figure = new_figure(sum(heights))
@@ -51,13 +51,13 @@ def chart_of(result: TableResult) -> Figure | None:
         draw_verdicts(next(panels), judged, result)
     for name, curves in drawn:
         axes = next(panels)
-        draw_curves(axes, curves, f"{result.columns[name]}, mean and spread over seeds", "pre-training done, %")
+        draw_curves(axes, curves, f"{result.columns[name]}, with its spread", "pre-training done, %")
         for cell in (row.cells.get(name) for row in result.rows if row.fresh):
             if cell is not None and cell.mean is not None:
                 axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
     if perplexities:
         axes = next(panels)
-        draw_curves(axes, perplexities, "perplexity of text that is held out, mean and range of seeds", "steps")
+        draw_curves(axes, perplexities, "perplexity of text that is held out", "steps")
         axes.set_yscale("log")
     return figure
 
@@ -68,9 +68,9 @@ def draw_verdicts(axes: Axes, judged: Sequence[Verdict], result: TableResult) ->
         colour = FOUND.get(each.finding, GREY)
         axes.plot(each.interval or (), [number] * 2, color=colour, linewidth=1.5)
         axes.plot(each.difference or 0.0, number, "o", color=colour, markersize=4)
-    names = [f"{each.better} − {each.worse}, {result.columns[each.column]}" for each in judged]
+    names = [f"{each.better} −\n{each.worse}, {result.columns[each.column]}" for each in judged]
     axes.axvline(0, color=GREY, linewidth=1)
-    axes.set_yticks(range(len(judged)), names, fontsize=7)
+    axes.set_yticks(range(len(judged)), names, fontsize=8)
     axes.set_ylim(len(judged) - 0.5, -0.5)
     axes.set_title("differences that are claimed, at 95%", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
@@ -87,7 +87,7 @@ def draw_curves(axes: Axes, curves: Curves, title: str, along: str) -> None:
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(along)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 

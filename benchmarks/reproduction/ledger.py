@@ -55,7 +55,7 @@ class Ledger:
         """Where a command stands, and what came of it as far as that may be used: what was made from other data, or
         from another model, than is here may not."""
         here = read_outcome(self.note(step))
-        if here is not None and not self._other(step, here):
+        if here is not None and not here.is_stopped and not self._other(step, here):
             return ("done" if here.is_well or here.diverged else "failed"), here
         if step.name in self._kept and not self._other(step, self._kept[step.name][1]):
             return "kept", self._kept[step.name][1]

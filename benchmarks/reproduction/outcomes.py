@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from benchmarks.measure import ROOT, environment
 from benchmarks.reproduction.steps import Kind, Step
-from data_prep.common.codes import CHECKPOINT, ENDED
+from data_prep.common.codes import CHECKPOINT, ENDED, Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table, sha256
 from data_prep.shards import MANIFEST
@@ -100,6 +100,11 @@ class Outcome(JsonRecord):
         """Whether it has ended as it should, and has learned something."""
         return self.code == 0 and not self.diverged
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has stopped before its end, from where the same command goes on."""
+        return self.code in (Code.STOPPED, Code.RANK_LOST)
+
 
 def read_outcome(path: Path) -> Outcome | None:
     """The outcome that a file tells of; None where there is none, or it cannot be read."""
@@ -172,10 +177,11 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
     if step.kind == "train":
         curve, trouble = curve_of(folder / METRICS)
         scores = [Score(figures={HELD_OUT: last_figures(folder / METRICS)})]
-    elif code == 0 and step.kind == "tune":
-        scores = scores_of(folder)
-    elif code == 0 and step.kind == "pairs":
-        scores = scores_of_pairs(folder)
+    elif code == 0 and step.kind in READERS:
+        try:
+            scores = READERS[step.kind](folder)
+        except UserError as error:
+            code, said = Code.CURE, in_a_line(str(error))
     return Outcome(
         label=step.label,
         command=" ".join((step.script, *step.words)),
@@ -233,3 +239,7 @@ def scores_of_pairs(folder: Path) -> list[Score]:
         return []
     figures = {"accuracy": found.accuracy, **{name: each.accuracy for name, each in found.phenomena.items()}}
     return [Score(figures={PAIRS: figures}, errors={PAIRS: {"accuracy": found.spread}})]
+
+
+READERS: Mapping[Kind, Callable[[Path], list[Score]]] = {"tune": scores_of, "pairs": scores_of_pairs}
+"""What reads the scores of a command."""

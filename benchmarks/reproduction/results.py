@@ -17,6 +17,9 @@ from finetuning.results import JsonRecord
 FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
+NO_BREAK = "\u00a0"
+"""A space at which no line ends, so that a figure stays with its spread."""
+
 
 class CellResult(JsonRecord):
     """What a row scores in a column, in the units shown."""
@@ -40,7 +43,8 @@ class CellResult(JsonRecord):
         told = [] if self.mean is None else [f"{self.mean:.1f}"]
         told += [] if self.spread is None else [f"± {self.spread:.1f}"]
         told += [f"({counted})"] if self.values and (self.wanted > 1) else []
-        return " ".join([*told, *dict.fromkeys(note.partition(":")[0] for note in self.notes)])
+        figures = " ".join(told).replace(" ", NO_BREAK)
+        return " ".join(filter(None, [figures, *dict.fromkeys(note.partition(":")[0] for note in self.notes)]))
 
 
 class RowResult(JsonRecord):
@@ -232,15 +236,16 @@ class Summing:
     def _notes(self) -> list[str]:
         """What is otherwise than in the paper."""
         d = self._declared
-        notes = []
+        instead: dict[str, list[str]] = {}
         for name, other in d.replaced.items():
-            title = d.columns[name].title
-            notes.append(
-                f"{title}: {d.columns[other].title} in its place" if other else f"{title}: left out at this scale"
-            )
+            told = f"{d.columns[other].title} in its place" if other else "left out at this scale"
+            instead.setdefault(told, []).append(d.columns[name].title)
+        notes = [f"{', '.join(titles)}: {told}" for told, titles in instead.items()]
         notes += [f"{d.columns[name].title}: no data: {lacking}" for name, lacking in self._missing.items() if lacking]
         pairs = [
-            f"{column.title}: {' '.join(d.scale.pairs)}" for column in d.measured.values() if column.entry == "pairs"
+            f"{column.title}: run_pairs.py {' '.join(d.scale.pairs)}"
+            for column in d.measured.values()
+            if column.entry == "pairs"
         ]
         notes += pairs if d.scale.pairs else []
         there = {row.name for row in d.rows}

@@ -15,7 +15,7 @@ from benchmarks.measure import DATA, ROOT
 from benchmarks.processes import follow
 from benchmarks.reproduction.declaration import Declared
 from benchmarks.reproduction.ledger import Ledger
-from benchmarks.reproduction.outcomes import Outcome, ended_of, is_made, look
+from benchmarks.reproduction.outcomes import Outcome, ended_of, is_made, look, read_outcome
 from benchmarks.reproduction.steps import Step
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
@@ -48,7 +48,7 @@ class Runner:
                     continue  # by another process, meanwhile
                 outcome = self._run(step)
             self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
-            if outcome.code in (Code.STOPPED, Code.RANK_LOST):
+            if outcome.is_stopped:
                 return True
         return False
 
@@ -64,24 +64,30 @@ class Runner:
         """Runs a command, and notes what came of it."""
         last: deque[str] = deque(maxlen=50)
         log = self._root / LOGS / f"{step.name}.log"
-        start, begun = time.monotonic(), time.time()
+        before, start, begun = self._before(step), time.monotonic(), time.time()
+
+        def note(code: int, said: str) -> Outcome:
+            outcome = look(step, self._root, code, said, before + time.monotonic() - start)
+            outcome.write(self._ledger.note(step))
+            return outcome
+
         with self._console.status(step.label) as status:
 
             def say(line: str) -> None:
                 last.append(line)
                 status.update(f"{step.label}  {line[:100]}")
 
-            code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
-        seconds = self._before(step) + time.monotonic() - start
-        code, said = ended_of(self._root / step.name, code, last_words(last), begun)
-        outcome = look(step, self._root, code, said, seconds)
-        outcome.write(self._ledger.note(step))
-        return outcome
+            try:
+                code = follow(self._command(step), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
+            except KeyboardInterrupt:
+                note(Code.STOPPED, "stopped")
+                raise
+        return note(*ended_of(self._root / step.name, code, last_words(last), begun))
 
     def _before(self, step: Step) -> float:
         """Seconds that earlier starts of a command took, which was stopped."""
-        earlier = self._ledger.find(step)[1]
-        return earlier.seconds if earlier is not None and earlier.code == Code.STOPPED else 0.0
+        earlier = read_outcome(self._ledger.note(step))
+        return earlier.seconds if earlier is not None and earlier.is_stopped else 0.0
 
     def _command(self, step: Step) -> list[str]:
         """The command, with a launcher where it is one of several ranks."""

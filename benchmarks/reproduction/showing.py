@@ -25,9 +25,12 @@ def tables_of(result: TableResult) -> Iterator[ResultTable]:
         ["row", ""],
         masked,
     )
-    yield ResultTable("", ["to be said"], [[note] for note in [*result.notes, *troubles_of(result)]])
-    places = [[row.name, place] for row in result.rows for place in row.processors]
-    yield ResultTable("Where rows were computed", ["row", "processor"], places)
+    yield ResultTable("", ["notes"], [[note] for note in [*result.notes, *troubles_of(result)]])
+    places: dict[str, list[str]] = {}
+    for row in result.rows:
+        places.setdefault(", ".join(row.processors), []).append(row.name)
+    computed = [[place, ", ".join(rows)] for place, rows in places.items() if place]
+    yield ResultTable("", ["computed on", "rows"], computed)
 
 
 def scores_table(result: TableResult) -> ResultTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -178,16 +178,25 @@ class Planner:
         return Step("tune", f"trivia of {trained.label}", ENTRIES["squad"], own, (trained,), TRIVIA)
 
 
-def merged(*words: str) -> tuple[str, ...]:
-    """The words of a command with the last of a flag's values in the place of its first."""
+def parted(words: Iterable[str]) -> dict[str, list[str]]:
+    """The values of each flag among the words of a command, of which the last ones count."""
     flags: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
-            flag = word
-            flags[flag] = []
+            own = flags[word] = []
         else:
-            flags[flag].append(word)
+            own.append(word)
+    return flags
+
+
+def together(flags: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Flags with their values, as words of a command."""
     return tuple(word for flag, values in flags.items() for word in (flag, *values))
+
+
+def merged(*words: str) -> tuple[str, ...]:
+    """The words of a command with the last of a flag's values in the place of its first."""
+    return together(parted(words))
 
 
 def placed(row: Row) -> str:

@@ -78,7 +78,9 @@ def find_start(
         restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
     engine = Engine(model, of_engine, context.device)
-    meter, state = Meter(engine.device, ("loss", "language"), ("labels", "items", "predictions")), TuningState()
+    language = bool(settings.language_loss)
+    sums, counts = ["loss", *["language"] * language], ["labels", "items", *["predictions"] * language]
+    meter, state = Meter(engine.device, sums, counts), TuningState()
     if checkpoint is not None:
         record = restore_engine(checkpoint, engine)
         meter.restore(record.rank_states, context.world.rank, context.world.size)
@@ -204,8 +206,10 @@ class Tuner(Loop):
         for batch, output in zip(batches.micro, result.outputs, strict=True):
             if batch.labels is not None:
                 pieces = sum(batch.lengths)
-                counts = {"labels": len(batch.labels), "items": batch.items, "predictions": pieces - len(batch.lengths)}
-                self.meter.add([output.loss, output.language], **counts, pieces=pieces)
+                sums, counts = [output.loss], {"labels": len(batch.labels), "items": batch.items}
+                if self.settings.language_loss:
+                    sums, counts = [*sums, output.language], {**counts, "predictions": pieces - len(batch.lengths)}
+                self.meter.add(sums, **counts, pieces=pieces)
         self.meter.step(learning_rate, waited)
 
     def after_step(self) -> None:

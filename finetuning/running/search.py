@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
@@ -122,7 +124,7 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     may differ in what a search varies, and in nothing else.
     """
     for path in sorted(task.glob(f"*/{BEGUN}")):
-        begun, folder = Begun.read(path) or Begun(), path.parent
+        begun, folder = _with_newer_settings(Begun.read(path) or Begun()), path.parent
         now = wanted.get(folder.name) or _in_place_of(begun, next(iter(wanted.values())))
         if changes := differences(begun.without_threads(), now.without_threads()):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
@@ -130,6 +132,15 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
                 "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
                 + "\ncontinue it as it was begun, or name another folder with --out"
             )
+
+
+def _with_newer_settings(begun: Begun) -> Begun:
+    """The same, with the defaults of settings that there were not yet when it was begun."""
+    try:
+        settings = FineTuning.model_validate_json(json.dumps(begun.settings))
+    except ValidationError:  # a setting of then is none any more, which the comparison names
+        return begun
+    return begun.model_copy(update={"settings": what_decides(settings)})
 
 
 def _in_place_of(begun: Begun, wanted: Begun) -> Begun:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from data_prep.common.errors import UserError
 from finetuning.model.features import LAST_FOUR
+from finetuning.running.folders import has_no_class
 from finetuning.settings import FineTuning
 from pretraining.checkpoint.models import Model
+
+
+def refuse_without_class(flag: str, name: str | None) -> None:
+    """Refuses a model with a BiLSTM, which is only asked and not trained on or scored again."""
+    if name is not None and has_no_class(Path(name)):
+        raise UserError(
+            f"{flag} {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and nothing "
+            "begins with it: name the model that it was trained on"
+        )
 
 
 def require_fit(settings: FineTuning, model: Model, backward: Model | None, from_scratch: bool) -> None:

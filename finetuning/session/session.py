@@ -38,7 +38,7 @@ from finetuning.running.outputs import as_it_was_trained, outputs_of_model, outp
 from finetuning.running.search import Run
 from finetuning.session import workers
 from finetuning.session.charts import draw
-from finetuning.session.fit import doubts_of_fit, require_fit
+from finetuning.session.fit import doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
 from finetuning.session.look import look
 from finetuning.session.report import conclude, outcome, plan, summary, write_results
@@ -106,6 +106,7 @@ class Session:
 
     def _read(self, device: Literal["cpu", "cuda"]) -> None:
         """Reads the model, the settings and the tasks; all faults of them end the command."""
+        refuse_without_class("--model", self.flags.model)
         self.model = find_model(self.flags.model)
         self.backward = find_model(self.flags.backward) if self.flags.backward else None
         recipe = self._read_settings(device)

@@ -67,8 +67,8 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
     )
     if epochs <= MOST_EPOCHS:
         return None
-    share, maskings = USUAL_EPOCHS / epochs, texts[0].duplicates
-    each = f", each of its {maskings} maskings {epochs / maskings:,.0f} times" if maskings > 1 else ""
+    share, duplicates = USUAL_EPOCHS / epochs, texts[0].duplicates
+    each = f", each of its {duplicates} duplicates {epochs / duplicates:,.0f} times" if duplicates > 1 else ""
     said = f"the text is read {epochs:,.0f} times{each}; BERT read its own {USUAL_EPOCHS} times\n"
     if min(planned) * share < 1:
         return said + "for so much text: smaller batches (--phases.N.batch), or more text for such batches"

@@ -10,7 +10,7 @@ from pretraining.config.settings import Recipe
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
 from pretraining.planning.machines import Site
 from pretraining.planning.memory import Room
-from pretraining.planning.plan import Target, build_plan
+from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.training.micro_batch import room_of
@@ -30,6 +30,19 @@ def preview(
     site: Site | None,
     here: bool,
 ) -> RenderableType:
+    """The plan of a run in words; the same arguments as for `plan_run`."""
+    return render_plan(plan_run(recipe, manifest, ranks, pieces_per_second, gpu_memory, site, here))
+
+
+def plan_run(
+    recipe: Recipe,
+    manifest: Manifest | None,
+    ranks: int,
+    pieces_per_second: float | None = None,
+    gpu_memory: float | None = None,
+    site: Site | None = None,
+    here: bool = True,
+) -> Plan:
     """Plans a run. Its hours follow from a given throughput, from the GPUs of a `site` that is named, or from this
     machine's matrix rate if it will run here.
 
@@ -39,7 +52,7 @@ def preview(
     if site is not None:
         assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
         target = site.target(recipe, manifest)
-        return render_plan(build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed))
+        return build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
@@ -51,5 +64,4 @@ def preview(
     room = room_of(device, ranks) if gpu_memory is None else Room(1e9 * gpu_memory)
     assumed = [] if pieces_per_second or measured else [UNKNOWN_HOURS]
     target = Target(recipe, manifest, dtype, room, ranks)
-    plan = build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)
-    return render_plan(plan)
+    return build_plan(target, pieces_per_second=pieces_per_second, flops_per_second=measured, assumed=assumed)

@@ -177,7 +177,7 @@ def test_a_launcher_that_does_not_connect_its_processes_is_refused(
     assert "srun --mpi=pmix" in done.stderr
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", slow("1")])
 def test_ranks_without_mpi4py_are_refused_with_the_cure(
     rank: str, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from benchmarks.reproduction.declaration import (
     table_faults,
     table_names,
 )
-from benchmarks.reproduction.steps import Planner, divided, in_order, merged
+from benchmarks.reproduction.steps import Planner, divided, in_order, merged, parted, together
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from finetuning.settings import load_settings
@@ -78,26 +78,14 @@ def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
     for step in in_order([*Planner(each, trivia=Path("trivia.json")).cells()]):
-        flags = parted(step.words)
+        if step.kind not in ("train", "tune"):
+            continue
+        flags = parted(step.words[step.words[0].endswith(".toml") :])
         recipe = flags.pop("--recipe", ["glue"])[0]
-        given = {flag: values for flag, values in flags.items() if flag not in {*FLAGS, "--learning-rates"}}
-        words = tuple(word for flag, values in given.items() for word in (flag, *values))
-        if (recipe, *words) not in seen and step.kind == "train":
-            load_recipe(Path(recipe), words, ranks=1)
-        elif (recipe, *words) not in seen and step.kind == "tune":
-            load_settings(recipe, words)
+        words = together({name: values for name, values in flags.items() if name not in {*FLAGS, "--learning-rates"}})
+        if (recipe, *words) not in seen:
+            _ = load_recipe(Path(recipe), words, ranks=1) if step.kind == "train" else load_settings(recipe, words)
         seen.add((recipe, *words))
-
-
-def parted(words: tuple[str, ...]) -> dict[str, list[str]]:
-    """The values of flags."""
-    flags: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            flags[word] = []
-        elif flags:
-            flags[[*flags][-1]].append(word)
-    return flags
 
 
 PAPER = {

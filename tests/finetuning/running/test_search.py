@@ -84,6 +84,15 @@ def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path)
             require_same(tmp_path, {"two": other})
 
 
+def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
+    older = begun(learning_rate=1e-4)
+    settings = {name: value for name, value in older.settings.items() if name != "language_loss"}
+    older.model_copy(update={"settings": settings}).write(tmp_path / "one" / BEGUN)
+    require_same(tmp_path, {"one": begun(learning_rate=1e-4)})
+    with pytest.raises(UserError, match=r"language_loss: 0\.0 -> 0\.5"):
+        require_same(tmp_path, {"one": begun(learning_rate=1e-4, language_loss=0.5)})
+
+
 @given(NESTED, NESTED)
 def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
     assert bool(differences({"x": before}, {"x": now})) == (before != now)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.base_models import write_bert
-from support.finetuning import Toy, fine_tune, launch, metrics, outcome, stop_at, write_toy
+from support.faults import replace as put
+from support.finetuning import Toy, fine_tune, launch, metrics, outcome, results, stop_at, write_toy
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 from transformers import AutoModel
 
 from data_prep.common.errors import UserError
 from finetuning.prediction import load
+from finetuning.running import kept
 
 BILSTM = ["--bilstm.hidden", "16", "--bilstm.depth", "1"]
 
@@ -83,3 +89,33 @@ def test_two_encoders_of_elmo_stand_side_by_side(tmp_path: Path) -> None:
     write_bert(other_way, VOCABULARY, objective="rtl")
     with pytest.raises(UserError, match="is not the model that it learned on"):
         load(toy.folder / "straight" / "toy")
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_share_what_is_kept_also_after_a_kill(tmp_path: Path) -> None:
+    toy = write_toy(tmp_path / "toy")
+    mix = ["--features.layers", "mix", "--features.hidden", "16", "--seeds", "2"]
+    command = toy.command("killed", *mix)
+    assert launch(command, fault=kill_while_keeping).wait()[0].code == -signal.SIGKILL
+    assert [*(toy.folder / "killed" / "toy" / "activations").glob("*.arrow")] == []
+    said = assert_well(fine_tune([*command, "--search.jobs", "2"]))
+    assert said.count("are kept in") == 1
+    assert_well(fine_tune(toy.command("straight", *mix)))
+    scores = [results(toy.folder / name)["runs"] for name in ("killed", "straight")]
+    assert scores[0].keys() == scores[1].keys()
+    assert len(scores[0]) == 2
+    files = [
+        (toy.folder / name / "toy" / "activations" / "train.arrow").read_bytes() for name in ("killed", "straight")
+    ]
+    assert files[0] == files[1]
+
+
+def kill_while_keeping() -> None:
+    """A fault: the process is killed when it has written a part of a file of activations."""
+    write = kept.ActivationFile.write
+
+    def write_or_die(*arguments: Any) -> Iterator[None]:
+        yield next(write(*arguments))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    put(kept.ActivationFile, "write", write_or_die)

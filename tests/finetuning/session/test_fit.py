@@ -82,3 +82,11 @@ def test_results_do_not_go_beside_the_second_model(toy: Toy, capsys: pytest.Capt
     flags = ["--backward", str(second), *MIX]
     assert call("run_task", replace(toy, model=toy.folder / "ltr").command(second, *flags)) == 2
     assert f"is --backward {second}, which is read" in capsys.readouterr().err
+
+
+def test_nothing_begins_with_a_model_with_a_bilstm(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = toy.folder / "read"
+    folder.mkdir()
+    (folder / "task.json").write_text('{"bilstm": {"hidden": 8}}')
+    assert call("run_task", replace(toy, model=folder).command("out", "--evaluate")) == 2
+    assert "is scored in its own training; predict.py asks it more" in capsys.readouterr().err

@@ -81,6 +81,7 @@ def test_every_epoch_draws_anew_from_the_same_text(folder: Path) -> None:
     rows = dataset.shard_rows[:1]
     order = BatchOrder(Order(5, rows), sum(rows[0]))  # a step is an epoch
     first, second = (sorted(contents(step_batches(dataset, order, epoch).micro[0])) for epoch in (0, 1))
+    assert not set(order.keys(0).tolist()) & set(order.keys(1).tolist())
     assert [each[0] for each in first] == [each[0] for each in second]
     assert [original(each[1:]) for each in first] == [original(each[1:]) for each in second]
     assert sum(one[2] == other[2] for one, other in zip(first, second, strict=True)) < 0.02 * len(first)
