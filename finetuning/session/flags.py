@@ -85,10 +85,10 @@ class TuningFlags:
         return [f"--{name}={toml_value(value)}" for name, value in values.items() if value is not None]
 
 
-def find_data(given: Path | None, name: str, cure: str = "") -> Path:
+def find_data(given: Path | None, name: str, cure: str = "", flag: str = "--data") -> Path:
     """The folder of data that was given, or the first of the places where data of this name may be.
 
-    `cure` is what a user can do who has none; without it, that is to fetch it.
+    `cure` is what a user can do who has none; without it, that is to fetch it. `flag` is what gives it.
     """
     places = [Path("data") / name]
     if folder := os.environ.get("CLOZE_DATA"):
@@ -96,9 +96,9 @@ def find_data(given: Path | None, name: str, cure: str = "") -> Path:
     wanted = places if given is None else [given]
     found = next((place for place in wanted if place.exists()), None)
     if found is None and given is not None:
-        raise UserError(f"--data {given}: {absence(given, 'folder')}")
+        raise UserError(f"{flag} {given}: {absence(given, 'folder')}")
     if found is None:
         there = " or ".join(map(str, places))
         cure = cure or f"python finetuning/fetch.py {name} fetches it"
-        raise UserError(f"--data: not given, and nothing at {there}; {cure}")
+        raise UserError(f"{flag}: not given, and nothing at {there}; {cure}")
     return found

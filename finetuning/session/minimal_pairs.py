@@ -91,7 +91,7 @@ def score_pairs(
     of them."""
     if each is not None and each < 1:
         raise UserError(f"--each {each}: give a number of pairs above 0")
-    found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE") / USUAL
+    found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE", "--pairs") / USUAL
     model = find_model(name)
     out = out or Path(RUNS) / summary_of(model).name / "pairs"
     pairs = read_pairs(found)

@@ -16,6 +16,7 @@ from finetuning import run_pairs
 from finetuning.session import minimal_pairs
 from pretraining import evaluate
 from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
 from pretraining.scoring.sentences import Scorer
 
@@ -67,6 +68,29 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
     assert_well(train(command, 2))
     expected = [record["pairs_accuracy"] for record in records(run, "evaluation")]
     assert [record["pairs_accuracy"] for record in records(shared.folder / "of two", "evaluation")] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
+def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
+    name: str, shared: Place, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_well(train(shared.command(name, "--objective.name", name, "--evaluation.pairs", pairs), 1))
+    run = shared.folder / name
+    expected = records(run, "evaluation")[-1]
+    for model in (run, run / "export"):
+        out = tmp_path / model.name
+        assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
+        assert json.loads((out / "results.json").read_text())["accuracy"] == expected["pairs_accuracy"]
+        capsys.readouterr()
+        words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "64", "--json"]
+        assert evaluate.main(words) == 0
+        found = json.loads(capsys.readouterr().out)
+        for figure, value in found["figures"].items():
+            assert value == pytest.approx(expected[figure], rel=1e-4)
+        assert found["bits_per_character"] > 0
+        assert evaluate.main([str(model), "--fill", "a [MASK]"]) == 2
+        assert "has never seen a [MASK]" in capsys.readouterr().err
 
 
 @pytest.mark.slow
