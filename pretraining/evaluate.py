@@ -52,7 +52,7 @@ class Evaluate:
     split: Split = "validation"
     """The examples that are held out, or those for training."""
     length: int | None = None
-    """Length of the examples (default: the longest of the shards that the model has positions for)."""
+    """Length of the examples (default: the longest of the shards that the model was trained on)."""
     examples: int | None = None
     """Score the first so many (default: all of the first duplicate)."""
     fill: str | None = None
@@ -123,7 +123,8 @@ def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filli
         lines += [f"{share:8.2%}  {piece}" for piece, share in row]
     if scores is not None:
         asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
-        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted", "  ".join(scores.said)]
+        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted"]
+        lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
         if scores.left_out:

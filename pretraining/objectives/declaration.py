@@ -2,7 +2,7 @@
 
 An objective is what a model learns by before it has a task: which pieces it predicts, what else it is asked, and what
 is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`; its name is what recipes call it
-(`objective.name = "mlm"`). Its data and its heads may begin so, in `pretraining/objectives/ltr.py`:
+(`objective.name = "mlm"`). Its data and its heads are, in short, what `ltr.py` has:
 
     class LeftToRight(Objective):
         sees = "before"                      # a piece sees itself and those before it

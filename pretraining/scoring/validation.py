@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 from pretraining.checkpoint.models import Model
@@ -54,7 +55,7 @@ class ShardScores:
     """the special pieces that were predicted, and how often"""
     figures: dict[str, float]
     said: list[str]
-    """the figures in words of the console"""
+    """the figures in words of the console; no figures and no words where nothing was predicted"""
     notes: list[str]
     """what is not scored, and why"""
 
@@ -86,10 +87,13 @@ def score_shards(
             f"make shards of its own with data_prep/shard.py --vocab {model.name}"
         )
     bert = model.pretrained()
-    length = length or longest_for(manifest, bert.shape.positions, folder)
-    if length > bert.shape.positions:
-        raise UserError(f"--length {length}: {model.name} has {bert.shape.positions} positions")
+    positions, trained = bert.shape.positions, model.trained or bert.shape.positions
+    length = length or longest_for(manifest, trained, folder)
+    if not SHORTEST <= length <= positions:
+        raise UserError(f"--length {length}: {model.name} has {positions} positions; take {SHORTEST} to {positions}")
     bert, notes = for_data(bert, manifest, folder)
+    if length > trained:
+        notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
     bert = bert.float().to(device).eval()
     objective = find_objective(bert.shape)
     dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
@@ -103,7 +107,9 @@ def score_shards(
     with torch.inference_mode():
         found = add_up(objective, bert.shape, bits.forward, read(), device)
     totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
-    figures = objective.score(objective.measure(totals))
+    figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
+    if not figures:
+        notes.append("these examples have no piece to predict, so nothing is scored; take more of them, or longer ones")
     return ShardScores(
         model=model.name,
         data=str(folder),
@@ -116,17 +122,17 @@ def score_shards(
         bits_per_character=bits.per_character(totals),
         left_out=bits.left_out,
         figures=figures,
-        said=objective.said(figures),
+        said=objective.said(figures) if figures else [],
         notes=notes,
     )
 
 
-def longest_for(manifest: Manifest, positions: int, folder: Path) -> int:
-    """The longest of the lengths of shards that a model has positions for; the shortest is cut where none is."""
+def longest_for(manifest: Manifest, trained: int, folder: Path) -> int:
+    """The longest of the lengths of shards that a model was trained on; the shortest is cut where none is."""
     lengths = manifest.lengths()
     if not lengths:
         raise UserError(f"{folder}: no examples")
-    return max([length for length in lengths if length <= positions], default=positions)
+    return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 
 def for_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:

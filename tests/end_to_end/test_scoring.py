@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +22,11 @@ from pretraining import evaluate
 from pretraining import train as train_entry
 from pretraining.checkpoint.models import Model
 from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.data.batches import validation_batches
+from pretraining.model.batch import PretrainingBatch
 from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
+from pretraining.scoring import validation
 from pretraining.scoring.pairs import are_right, read_pairs, sentences_of
 from pretraining.scoring.sentences import Scorer
 
@@ -147,6 +153,41 @@ def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
     nats = found["figures"]["masked_loss"] * found["predictions"]
     assert found["bits_per_character"] == pytest.approx(nats / np.log(2) / found["characters"], rel=1e-6)
     assert found["predictions"] <= found["characters"]
+
+
+def test_the_length_is_one_that_the_model_was_trained_on(
+    run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tokenizer says which; of shards of 32 and 64 none is so short in the last case."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "export", folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    words = [str(folder), "--data", str(shared.data), "--examples", "8"]
+    for trained, more, length in ((64, [], 64), (40, [], 32), (40, ["--length", "48"], 48), (20, [], 20)):
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": trained}))
+        assert evaluate.main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert f"8 examples of length {length} " in said
+        assert (f"was trained on, {trained} pieces" in said) == (length > trained)
+    for length in (7, 65):
+        assert evaluate.main([*words, "--length", str(length)]) == 2
+        assert "take 8 to 64" in capsys.readouterr().err
+
+
+def test_where_nothing_is_predicted_nothing_is_scored(
+    run: Path, shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where examples lose all of their masks when they are cut."""
+
+    def without_masks(*arguments: Any) -> Iterator[tuple[PretrainingBatch, bool]]:
+        for batch, counts in validation_batches(*arguments):
+            yield replace(batch, chosen=batch.chosen[:0], labels=batch.labels[:0]), counts
+
+    monkeypatch.setattr(validation, "validation_batches", without_masks)
+    out = tmp_path / "scores.json"
+    assert evaluate.main([str(run), "--data", str(shared.data), "--examples", "9", "--out", str(out)]) == 0
+    assert "no piece to predict" in capsys.readouterr().out
+    assert json.loads(out.read_text())["figures"] == {}
 
 
 def test_shards_of_another_vocabulary_are_refused(

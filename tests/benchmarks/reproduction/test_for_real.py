@@ -20,7 +20,7 @@ from benchmarks.reproduction.declaration import Declared, declared
 from benchmarks.reproduction.showing import read_table_result
 from data_prep.common.codes import Code
 
-ROWS = ("BERT", "LTR & No NSP", "+ BiLSTM", "from scratch")
+ROWS = ("BERT", "LTR & No NSP", "from scratch")
 
 
 def smallest(folder: Path) -> Declared:
