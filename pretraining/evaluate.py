@@ -98,10 +98,10 @@ def evaluate(wanted: Evaluate) -> None:
 
 def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
     """The scores and the fillings that are asked for."""
+    device = choose_device(wanted.device, World())
     model, scores = Model.open(wanted.model), None
-    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best)
+    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
-        device = choose_device(wanted.device, World())
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     return scores, fillings
 
@@ -127,6 +127,9 @@ def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filli
         lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+        if scores.left_out:
+            kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
+            lines.append(f"left out of the bits, since they have no characters: {kinds}")
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 
 
