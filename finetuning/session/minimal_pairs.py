@@ -43,6 +43,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.scoring.pairs import (
     CHANCE,
+    Asked,
     Pair,
     Tally,
     are_right,
@@ -66,13 +67,14 @@ BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """A model, and the pairs that it is asked about."""
 
     model: Model
     scorer: Scorer
     path: Path
     pairs: Sequence[Pair]
+    counts: Asked
     begun: Begun
 
 
@@ -100,7 +102,10 @@ def score_pairs(
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
-    asked = Asked(model, Scorer(bert, model.vocabulary, choose_device(device, World())), found, pairs, begun)
+    scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
+    counts = Asked.of(pairs, scorer.cut(sentences_of(pairs)), scorer.longest)
+    counts.require_telling(f"--pairs {found}")
+    asked = Questions(model, scorer, found, pairs, counts, begun)
     say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
     for note in (*notes_on(model), *doubts(asked)):
         say(console, note)
@@ -110,15 +115,15 @@ def score_pairs(
         conclude(out, asked, scores, took, console)
 
 
-def doubts(asked: Asked) -> Iterator[str]:
-    """Lines on pairs that say nothing of a model, or that it cannot take."""
-    if equal := [pair.good for pair in asked.pairs if pair.good == pair.bad]:
-        yield f"pairs of two equal sentences: {len(equal)}; they count as wrong:"
-        yield from (f"    {sentence}" for sentence in equal[:LISTED])
-        yield from (f"    and {len(equal) - LISTED} more" for _ in range(len(equal) > LISTED))
+def doubts(asked: Questions) -> Iterator[str]:
+    """Lines on pairs that say nothing of a model, or that it cannot take; the equal ones come last, with sentences."""
+    yield from asked.counts.doubts()
+    equal = [pair.good for pair in asked.pairs if pair.good == pair.bad]
+    yield from (f"    {sentence}" for sentence in equal[:LISTED])
+    yield from (f"    and {len(equal) - LISTED} more" for _ in range(len(equal) > LISTED))
 
 
-def require_same(out: Path, asked: Asked) -> None:
+def require_same(out: Path, asked: Questions) -> None:
     """Refuses a folder with what another model said, or with answers about other pairs."""
     before = Begun.read(out / BEGUN)
     if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
@@ -130,7 +135,7 @@ def require_same(out: Path, asked: Asked) -> None:
     asked.begun.write(out / BEGUN)
 
 
-def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array, Took]:
+def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
     """The scores of all pairs, (pairs, 2), and what those took that were left."""
     if (out / SCORED).exists():
         return read_scores(out / SCORED, asked.pairs), Took()
@@ -180,13 +185,9 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
     return scores
 
 
-def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Console) -> None:
+def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
     scored, right = are_scored(scores), are_right(scores)
-    if not scored.any():
-        raise UserError(
-            f"{asked.path}: every pair has more pieces than the {asked.scorer.longest} of {asked.model.name}"
-        )
     of_phenomena, of_paradigms = (
         {
             name: group_score(tally)
@@ -201,8 +202,9 @@ def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Consol
         data=str(asked.path),
         data_sha256=asked.begun.data["pairs"].split()[1],
         chance=CHANCE,
-        equal=sum(pair.good == pair.bad for pair in asked.pairs),
-        too_long=int((~scored).sum()),
+        equal=asked.counts.equal,
+        too_long=asked.counts.too_long,
+        without_pieces=asked.counts.without_pieces,
         phenomena=of_phenomena,
         paradigms=of_paradigms,
         seconds=took.seconds,
@@ -233,7 +235,7 @@ def phenomena_of(pairs: Sequence[Pair]) -> dict[str, str]:
     return {pair.paradigm: pair.phenomenon for pair in reversed(pairs)}
 
 
-def summary(result: PairsResult, asked: Asked, out: Path) -> Iterator[RenderableType]:
+def summary(result: PairsResult, asked: Questions, out: Path) -> Iterator[RenderableType]:
     """The table by phenomenon and paradigm, and what is to be said of it."""
     table = table_of("phenomenon", "paradigm", ">right", ">pairs")
     phenomena = phenomena_of(asked.pairs)
@@ -246,9 +248,7 @@ def summary(result: PairsResult, asked: Asked, out: Path) -> Iterator[Renderable
     table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
     table.add_row("by chance", "", percent(result.chance), "")
     yield from ("", table, "")
-    if result.too_long:
-        longest = asked.scorer.longest
-        yield f"pairs with more than {longest} pieces in a sentence: {result.too_long:,}; they are left out"
+    yield from asked.counts.left_out()
     if result.scored_now:
         use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
         yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"
