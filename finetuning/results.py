@@ -161,6 +161,8 @@ class PairsResult(GroupScore):
     """Pairs of two equal sentences, which count as wrong."""
     too_long: int
     """Pairs with more pieces than the model has positions, which do not count."""
+    without_pieces: int = 0
+    """Other pairs with a sentence of which no piece is left, which do not count."""
     phenomena: dict[str, GroupScore]
     paradigms: dict[str, GroupScore]
     seconds: FiniteFloat

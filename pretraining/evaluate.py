@@ -52,7 +52,7 @@ class Evaluate:
     split: Split = "validation"
     """The examples that are held out, or those for training."""
     length: int | None = None
-    """Length of the examples (default: the longest of the shards that the model has positions for)."""
+    """Length of the examples (default: the longest of the shards that the model was trained on)."""
     examples: int | None = None
     """Score the first so many (default: all of the first duplicate)."""
     fill: str | None = None
@@ -98,10 +98,10 @@ def evaluate(wanted: Evaluate) -> None:
 
 def answers(wanted: Evaluate) -> tuple[ShardScores | None, list[list[Filling]]]:
     """The scores and the fillings that are asked for."""
+    device = choose_device(wanted.device, World())
     model, scores = Model.open(wanted.model), None
-    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best)
+    fillings = [] if wanted.fill is None else fill(model, wanted.fill, wanted.best, device)
     if wanted.data is not None:
-        device = choose_device(wanted.device, World())
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     return scores, fillings
 
@@ -123,9 +123,13 @@ def tell(wanted: Evaluate, scores: ShardScores | None, fillings: list[list[Filli
         lines += [f"{share:8.2%}  {piece}" for piece, share in row]
     if scores is not None:
         asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
-        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted", "  ".join(scores.said)]
+        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted"]
+        lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+        if scores.left_out:
+            kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
+            lines.append(f"left out of the bits, since they have no characters: {kinds}")
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 
 

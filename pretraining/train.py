@@ -52,7 +52,7 @@ from pretraining.processes.ending import Ending, exit_now
 from pretraining.processes.errors import SharedError
 from pretraining.processes.stopping import time_limit
 from pretraining.training.origin import OriginFinder, check_data
-from pretraining.training.pairs import read_sample
+from pretraining.training.pairs import about_sample, read_sample
 from pretraining.training.preview import preview
 from pretraining.training.request import Request
 from pretraining.training.run import run
@@ -139,7 +139,9 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         check_numbers(**{name: getattr(wanted, name) for name in names})
         ranks = wanted.ranks or world.size
         recipe, manifest, _ = read_all(wanted, overrides, ranks)
-        read_sample(recipe.evaluation.pairs)
+        pairs, notes = read_sample(recipe.evaluation.pairs), list[str]()
+        if manifest is not None and wanted.data is not None:
+            notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
         site, memory = None, wanted.gpu_memory
         if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
             raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
@@ -148,6 +150,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
             site = name_site(recipe, wanted.gpu, nodes, each, wanted.network, memory)
         here = ranks == world.size
         console.print(preview(recipe, manifest, ranks, wanted.pieces_per_second, memory, site, here))
+        console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
         if site is not None:
             check_fit(site.target(recipe, manifest))
 
@@ -174,6 +177,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
+    notes = about_sample(pairs, recipe.evaluation.pairs, wanted.data, recipe.shape(manifest).positions)
     return Request(
         recipe,
         wanted.data,
@@ -185,6 +189,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         limit,
         wanted.profile,
         pairs,
+        tuple(notes),
         command=("python", os.path.relpath(__file__), *words),
     )
 

@@ -44,6 +44,7 @@ from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
 from pretraining.scoring.pairs import (
     CHANCE,
+    Asked,
     Pair,
     Tally,
     are_right,
@@ -68,13 +69,14 @@ BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """A model, and the pairs that it is asked about."""
 
     model: Model
     scorer: Scorer
     path: Path
     pairs: Sequence[Pair]
+    counts: Asked
     begun: Begun
 
 
@@ -113,7 +115,10 @@ def score_pairs(
     bert = model.pretrained()
     checksum = checksum_of(model.vocabulary, bert.shape, bert.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
-    asked = Asked(model, Scorer(bert, model.vocabulary, choose_device(device, World())), found, pairs, begun)
+    scorer = Scorer(bert, model.vocabulary, choose_device(device, World()))
+    counts = Asked.of(pairs, scorer.cut(sentences_of(pairs)), scorer.longest)
+    counts.require_telling(f"--pairs {found}")
+    asked = Questions(model, scorer, found, pairs, counts, begun)
     say(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
     for note in (*notes_on(model), *doubts(asked)):
         say(console, note)
@@ -133,36 +138,25 @@ def find_usual() -> Path:
     return found
 
 
-def doubts(asked: Asked) -> Iterator[str]:
-    """Lines on pairs that say nothing of a model, or that it cannot take; UserError where it can take none."""
-    if equal := [pair.good for pair in asked.pairs if pair.good == pair.bad]:
-        yield f"pairs of two equal sentences: {len(equal):,}; they count as wrong:"
-        yield from listed(equal)
-    longest = asked.scorer.longest
-    too_long = [sentence for part in parted(asked.pairs, PART) for sentence in longer_ones(part, asked.scorer)]
-    if len(too_long) == len(asked.pairs):
-        raise UserError(f"{asked.path}: every pair has more pieces than the {longest} of {asked.model.name}")
-    if too_long:
-        yield f"pairs with more than {longest} pieces in a sentence: {len(too_long):,}; they are left out:"
-        yield from listed(too_long)
+def doubts(asked: Questions) -> Iterator[str]:
+    """Lines on pairs that say nothing of a model, or that it cannot take, with the first of their sentences."""
+    yield from asked.counts.doubts()
+    if asked.counts.too_long or asked.counts.without_pieces:
+        sentences = sentences_of(asked.pairs)
+        have_scores = asked.scorer.cut(sentences).have_scores(asked.counts.longest)
+        yield from listed("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
+    yield from listed("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
 
 
-def longer_ones(pairs: Sequence[Pair], scorer: Scorer) -> Iterator[str]:
-    """The longer sentence of every pair that has more pieces than the model has positions."""
-    for pair, lengths in zip(pairs, scorer.cut(sentences_of(pairs)).lengths.reshape(-1, 2), strict=True):
-        if lengths.max() > scorer.longest:
-            yield pair[lengths.argmax()]
-
-
-def listed(sentences: Sequence[str]) -> Iterator[str]:
+def listed(what: str, sentences: Sequence[str]) -> Iterator[str]:
     """A line for each of the first sentences, and how many more there are."""
     for sentence in sentences[:LISTED]:
-        yield f"    {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
+        yield f"    {what}: {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
     if len(sentences) > LISTED:
-        yield f"    and {len(sentences) - LISTED:,} more"
+        yield f"    {what}: and {len(sentences) - LISTED:,} more"
 
 
-def require_same(out: Path, asked: Asked) -> None:
+def require_same(out: Path, asked: Questions) -> None:
     """Refuses a folder with what another model said, or with answers about other pairs."""
     before = Begun.read(out / BEGUN)
     if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
@@ -174,7 +168,7 @@ def require_same(out: Path, asked: Asked) -> None:
     asked.begun.write(out / BEGUN)
 
 
-def score_what_is_left(out: Path, asked: Asked, console: Console) -> tuple[Array, Took]:
+def score_what_is_left(out: Path, asked: Questions, console: Console) -> tuple[Array, Took]:
     """The scores of all pairs, (pairs, 2), and what those took that were left."""
     if (out / SCORED).exists():
         return read_scores(out / SCORED, asked.pairs), Took()
@@ -224,7 +218,7 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
     return scores
 
 
-def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Console) -> None:
+def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
     scored, right = are_scored(scores), are_right(scores)
     called = names_of(asked.pairs)
@@ -239,8 +233,9 @@ def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Consol
         data=str(asked.path),
         data_sha256=asked.begun.data["pairs"].split()[1],
         chance=CHANCE,
-        equal=sum(pair.good == pair.bad for pair in asked.pairs),
-        too_long=int((~scored).sum()),
+        equal=asked.counts.equal,
+        too_long=asked.counts.too_long,
+        without_pieces=asked.counts.without_pieces,
         phenomena=phenomena,
         paradigms=paradigms,
         seconds=took.seconds,
@@ -257,7 +252,7 @@ def conclude(out: Path, asked: Asked, scores: Array, took: Took, console: Consol
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
     groups = grouped(result, called)
-    for part in (*draw_pairs(result, groups, out / CHART), *summary(result, groups, out)):
+    for part in (*draw_pairs(result, groups, out / CHART), *summary(result, groups, asked.counts, out)):
         say(console, part)
 
 
@@ -287,7 +282,7 @@ def grouped(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[
     return found
 
 
-def summary(result: PairsResult, groups: Groups, out: Path) -> Iterator[RenderableType]:
+def summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
     """The table by phenomenon and paradigm, and what is to be said of it."""
     table = table_of("phenomenon", "paradigm", ">right", ">pairs")
     for phenomenon, paradigms in groups.items():
@@ -299,6 +294,7 @@ def summary(result: PairsResult, groups: Groups, out: Path) -> Iterator[Renderab
     table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
     table.add_row("by chance", "", percent(result.chance), "")
     yield from ("", table, "")
+    yield from counts.left_out()
     if result.scored_now:
         use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
         yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"

@@ -40,7 +40,7 @@ EXPORT = "export"
 """The folder of a run that its model is exported into."""
 DAMAGED = "DAMAGED"
 """A file in a checkpoint that was found damaged, with the reason."""
-FORMAT = 1
+FORMAT = 2
 """The version of checkpoint.json; it changes when a reader of older ones would misread newer ones."""
 CHECKSUM = "sha256"
 """The key in checkpoint.json of the checksum of all other keys."""
@@ -97,8 +97,11 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
         content["shape"], content["made_by"] = Shape(**content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
-    except (KeyError, TypeError) as error:
-        raise DamageError(f"{path}: not the record of a checkpoint: {error}") from error
+    except (KeyError, TypeError) as error:  # as it was written, so that nothing is damaged
+        raise UserError(
+            f"{path}: not a record of this version: {error}; go on with the version of this program that wrote it, or "
+            "begin anew in another --out folder"
+        ) from error
 
 
 def write_record(checkpoint: Path, record: CheckpointRecord) -> None:

@@ -121,7 +121,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
         faults.append(f"hidden_size {sizes['hidden']} cannot be divided among {sizes['heads']} attention heads")
     refuse_faults(where, faults)
     values: dict[str, Any] = {**sizes, **{ours: float(value) for ours, value in rates.items()}, "sees": _sees(config)}
-    return _with_objective(Shape(**values), _class_of(config))
+    return _with_objective(Shape(**values), _class_of(config), where)
 
 
 def _sees(config: Mapping[str, Any]) -> Sees:
@@ -138,10 +138,16 @@ def _class_of(config: Mapping[str, Any]) -> str:
     return name.replace(ours, theirs) if config.get("model_type") in OWN_TYPES.values() else name
 
 
-def _with_objective(shape: Shape, architecture: str) -> Shape:
+def _with_objective(shape: Shape, architecture: str, where: str) -> Shape:
     """The shape with an objective whose pieces look the same way, if possible one that exports this class; the usual
     one where several do."""
     looking = [name for name, objective in objectives().items() if objective.sees == shape.sees]
+    if not looking:
+        seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}[shape.sees]
+        raise UserError(
+            f"{where}: a piece sees {seen}, as in no objective of {', '.join(objectives())}; put back the file of one "
+            "in pretraining/objectives/ where it does"
+        )
     looking.sort(key=lambda name: name != OBJECTIVE)
     shapes = [
         replace(shape, objective=name, pairs=pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
@@ -161,6 +161,12 @@ class EvaluationRecord(LearningRecord):
         step, phase, examples, seconds = (figures[name] for name in own)
         learns = {name: value for name, value in figures.items() if name not in own}
         return cls(int(step), int(phase), learns, int(examples), seconds)
+
+    def joined(self, later: EvaluationRecord) -> EvaluationRecord:
+        """These figures with those that were asked for later at the same step."""
+        learns = {**self.learns, **later.learns}
+        seconds = self.evaluation_seconds + later.evaluation_seconds
+        return replace(self, learns=learns, evaluation_seconds=seconds, said=[*self.said, *later.said])
 
     def line(self) -> str:
         return "  ".join([f"validation {self.step}: {self.said[0]}", *self.said[1:]])

@@ -26,7 +26,7 @@ class Filling(NamedTuple):
 
 
 @torch.inference_mode()
-def fill(model: Model, text: str, best: int) -> list[list[Filling]]:
+def fill(model: Model, text: str, best: int, device: torch.device) -> list[list[Filling]]:
     """The likeliest pieces for every [MASK] of a text, the likeliest first."""
     parts = text.split(MASK)
     if len(parts) < 2:
@@ -42,8 +42,8 @@ def fill(model: Model, text: str, best: int) -> list[list[Filling]]:
     length = len(sentence.pieces)
     if length > bert.shape.positions:
         raise UserError(f"--fill: the text has {length} pieces, and {model.name} {bert.shape.positions} positions")
-    batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks])
-    states = bert.float().encode(batch)[batch.chosen]
+    batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks]).to(device)
+    states = bert.float().to(device).encode(batch)[batch.chosen]
     logits = bert.head(PREDICTS_PIECES).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))
     pieces = model.vocabulary.pieces

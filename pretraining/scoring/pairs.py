@@ -14,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.readers.tables import read_table
+from pretraining.scoring.sentences import Sentences
 
 ASKED = 20
 """Pairs of a paradigm that are asked in pre-training."""
@@ -41,6 +43,57 @@ class Tally:
     @property
     def accuracy(self) -> float:
         return self.right / self.pairs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How many pairs a model is asked about, and how many of them say nothing of it."""
+
+    pairs: int
+    equal: int
+    """pairs of two equal sentences"""
+    too_long: int
+    """pairs with more pieces in a sentence than the model has positions"""
+    without_pieces: int
+    """other pairs with a sentence that has no pieces"""
+    telling: int
+    """pairs that a model can get right"""
+    longest: int
+    """the positions of the model"""
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], cut: Sentences, longest: int) -> Asked:
+        """Counts these pairs; `cut` has their sentences in pieces."""
+        too_long = (cut.lengths.reshape(-1, 2) > longest).any(axis=1)
+        scored = cut.have_scores(longest).reshape(-1, 2).all(axis=1)
+        equal = np.array([pair.good == pair.bad for pair in pairs], bool)
+        return cls(
+            pairs=len(pairs),
+            equal=int(equal.sum()),
+            too_long=int(too_long.sum()),
+            without_pieces=int((~scored & ~too_long).sum()),
+            telling=int((scored & ~equal).sum()),
+            longest=longest,
+        )
+
+    def left_out(self) -> Iterator[str]:
+        """Lines on pairs without a score."""
+        if self.too_long:
+            yield f"pairs with more than {self.longest} pieces in a sentence: {self.too_long:,}; they are left out"
+        if self.without_pieces:
+            yield f"pairs with no piece in a sentence: {self.without_pieces:,}; they are left out"
+
+    def doubts(self) -> Iterator[str]:
+        """Lines on all that say nothing of the model."""
+        yield from self.left_out()
+        if self.equal:
+            yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
+
+    def require_telling(self, where: str) -> None:
+        """Raises UserError where no pair is left that says anything."""
+        if not self.telling:
+            said = "\n".join([f"{where}: none of its {self.pairs:,} pairs says anything of this model", *self.doubts()])
+            raise UserError(f"{said}\nname a file with other pairs, or a model with more positions")
 
 
 def read_pairs(path: Path) -> list[Pair]:

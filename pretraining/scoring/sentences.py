@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ PIECES, PIECES_OF_GPU = 1 << 11, 1 << 16
 """Pieces of a batch, about: on a CPU larger ones leave the cache, on a GPU smaller ones leave most of it idle."""
 PREDICTS_PIECES = "masked_head"
 """The head that says which piece stands at a place."""
+MARKS = 2
+"""Pieces of a sentence that has no other: [CLS] and [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Sentences:
     pieces: Array  # (n,): one sentence after another
     lengths: Array  # (s,)
 
-    @property
+    @cached_property
     def starts(self) -> Array:
         """(s,) where each sentence begins."""
         starts: Array = np.cumsum(self.lengths) - self.lengths
@@ -50,8 +53,13 @@ class Sentences:
 
     def of(self, places: Array) -> Array:
         """The numbers of the sentences that hold these places among all pieces."""
-        numbers: Array = np.searchsorted(np.cumsum(self.lengths), places, side="right")
+        numbers: Array = np.searchsorted(self.starts, places, side="right") - 1
         return numbers
+
+    def have_scores(self, longest: int) -> Array:
+        """(s,) whether a model of so many positions can score a sentence: one with pieces, and not with too many."""
+        able: Array = (self.lengths > MARKS) & (self.lengths <= longest)
+        return able
 
     def take(self, numbers: Array) -> Sentences:
         """These sentences, in this order; one may come several times."""
@@ -81,13 +89,16 @@ def masked_copies(sentences: Sentences, wanted: Array, continues: Array, mask: i
     word.
     """
     sentence = sentences.of(wanted)
-    lengths, place = sentences.lengths[sentence], wanted - sentences.starts[sentence]
-    words = np.flatnonzero(~continues[sentences.pieces])  # where words begin; [SEP] ends the last
-    word_ends = place + words[np.searchsorted(words, wanted, side="right")] - wanted
-    copies = sentences.take(sentence)
+    own, number = np.unique(sentence, return_inverse=True)
+    few = sentences.take(own)  # so that a batch costs as much among very many sentences
+    place, lengths = wanted - sentences.starts[sentence], few.lengths[number]
+    asked = few.starts[number] + place
+    words = np.flatnonzero(~continues[few.pieces])  # where words begin; [SEP] ends the last
+    word_ends = place + words[np.searchsorted(words, asked, side="right")] - asked
+    copies = few.take(number)
     at = ranges(np.zeros_like(lengths), lengths)
     hidden = (np.repeat(place, lengths) <= at) & (at < np.repeat(word_ends, lengths))
-    batch = pack(copies.rows(), np.where(hidden, mask, copies.pieces), copies.starts + place, sentences.pieces[wanted])
+    batch = pack(copies.rows(), np.where(hidden, mask, copies.pieces), copies.starts + place, few.pieces[asked])
     return Question(batch, sentence)
 
 
@@ -100,6 +111,22 @@ def one_pass(model: Bert, sentences: Sentences, numbers: Array, special: Special
     return Question(batch, numbers[chosen.of(batch.chosen.numpy())])
 
 
+class SentenceCutter:
+    """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._special, self._fast = vocabulary.special, FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
+
+    def cut(self, texts: Sequence[str]) -> Sentences:
+        found = self._fast.encode_texts(texts)
+        counts = np.diff(found.ends, prepend=0)
+        starts = np.cumsum(counts + MARKS) - counts - MARKS
+        pieces = np.full(counts.sum() + MARKS * len(counts), self._special.sep, np.int64)
+        pieces[starts] = self._special.cls
+        pieces[ranges(starts + 1, counts)] = found.ids
+        return Sentences(pieces, counts + MARKS)
+
+
 class Scorer:
     """Scores sentences in fp32 by a pre-trained model, whose layers it takes."""
 
@@ -107,50 +134,41 @@ class Scorer:
         require_pieces(model)
         self.model = model.float().to(device).eval().requires_grad_(False)
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
-        self._fast = FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
+        self.cut = SentenceCutter(vocabulary).cut
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
         self._served = None if model.shape.one_way else ServedEncoder(model, sees_one=True)
-
-    def cut(self, texts: Sequence[str]) -> Sentences:
-        """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
-        special, found = self.vocabulary.special, self._fast.encode_texts(texts)
-        counts = np.diff(found.ends, prepend=0)
-        starts = np.cumsum(counts + 2) - counts - 2
-        pieces = np.full(counts.sum() + 2 * len(counts), special.sep, np.int64)
-        pieces[starts] = special.cls
-        pieces[ranges(starts + 1, counts)] = found.ids
-        return Sentences(pieces, counts + 2)
 
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
     ) -> Array:
         """(s,) the log-likelihoods of sentences, each computed once; not a number where one has more pieces than the
-        model has positions.
+        model has positions, or none.
 
         Of several ranks each computes a part of every sum; what is computed together is the same for any number of
         them. `before` is called before a batch, as often on all ranks.
         """
         unique, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
         sentences = self.cut(unique.tolist())
-        scores = np.where(sentences.lengths > self.longest, np.nan, 0.0)
+        able = sentences.have_scores(self.longest)
+        scores = np.where(able, 0.0, np.nan)
         parts = self.parts(sentences)
         for turn in range(0, len(parts), ranks):
             before()
             for part in parts[turn + rank : turn + rank + 1]:
-                scores += self.score_part(sentences, part)
-        if np.isinf(scores).any() or np.isnan(scores[sentences.lengths <= self.longest]).any():
+                np.add.at(scores, *self.score_part(sentences, part))
+        if not np.isfinite(scores[able]).all():
             raise UserError("the model says no numbers of some sentences: it has diverged, or is damaged")
         return scores[numbers]
 
     def parts(self, sentences: Sentences) -> list[Array]:
-        """What is computed together, of sentences of like lengths that are not too long: numbers of sentences, or where
-        each piece is asked for by itself, of pieces."""
+        """What is computed together, of sentences of like lengths that have scores: numbers of sentences, or where each
+        piece is asked for by itself, of pieces."""
         order = np.argsort(sentences.lengths, kind="stable")
-        order = order[sentences.lengths[order] <= self.longest]
+        order = order[sentences.have_scores(self.longest)[order]]
         if self._served is not None:
-            counts = sentences.lengths[order] - 2
+            counts = sentences.lengths[order] - MARKS
             order = ranges(sentences.starts[order] + 1, counts)
-            pieces = np.repeat(counts + 2, counts)
+            pieces = np.repeat(counts + MARKS, counts)
         else:
             pieces = sentences.lengths[order]
         ends = np.flatnonzero(np.diff(np.cumsum(pieces) // self._together)) + 1
@@ -159,9 +177,9 @@ class Scorer:
     def flops(self, texts: Sequence[str]) -> float:
         """Useful operations of scoring these sentences, each once: matrix products alone, a multiplication and an
         addition each. In the last layer one piece of a copy asks, so that keys and values are never made."""
-        shape, lengths = self.model.shape, self.cut([*dict.fromkeys(texts)]).lengths
-        lengths = lengths[lengths <= self.longest]
-        h, asked = shape.hidden, lengths - 2
+        shape, sentences = self.model.shape, self.cut([*dict.fromkeys(texts)])
+        lengths = sentences.lengths[sentences.have_scores(self.longest)]
+        h, asked = shape.hidden, lengths - MARKS
         head = 2.0 * (h * h + h * shape.vocabulary) * asked.sum()
         if self._served is None:
             return float(head + shape.encoder_flops(lengths.tolist()))
@@ -170,8 +188,8 @@ class Scorer:
         return float(head + below + last + 4.0 * h * shape.heads * (asked * lengths).sum())
 
     @torch.inference_mode()
-    def score_part(self, sentences: Sentences, part: Array) -> Array:
-        """(s,) what a part adds to the log-likelihoods of the sentences."""
+    def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:
+        """The numbers of sentences, once for every piece that a part asks for, and the log-probabilities of these."""
         if self._served is None:
             question = one_pass(self.model, sentences, part, self.vocabulary.special)
         else:
@@ -180,7 +198,7 @@ class Scorer:
         served = self._served
         states = model.encode(batch)[batch.chosen] if served is None else served.one(batch, batch.chosen)
         found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
-        return np.bincount(question.sentences, found.double().cpu().numpy(), len(sentences.lengths))
+        return question.sentences, found.double().cpu().numpy()
 
 
 def require_pieces(model: Bert) -> None:

@@ -1,13 +1,13 @@
 """What a pre-trained model scores on shards: the figures of its objective, and bits a character of what it predicts.
 
 A loss is counted by pieces, so that a vocabulary with longer pieces seems worse; bits by the characters of these pieces
-compare models of different vocabularies.
+compare models of different vocabularies. Special pieces have no characters, and are left out of the bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.settings import SHORTEST
 from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
 from pretraining.checkpoint.models import Model
@@ -49,9 +50,12 @@ class ShardScores:
     characters: int
     """of these pieces, without `##`; special ones have none"""
     bits_per_character: float | None
+    """of the pieces that are not special"""
+    left_out: dict[str, int]
+    """the special pieces that were predicted, and how often"""
     figures: dict[str, float]
     said: list[str]
-    """the figures in words of the console"""
+    """the figures in words of the console; no figures and no words where nothing was predicted"""
     notes: list[str]
     """what is not scored, and why"""
 
@@ -83,27 +87,29 @@ def score_shards(
             f"make shards of its own with data_prep/shard.py --vocab {model.name}"
         )
     bert = model.pretrained()
-    length = length or longest_for(manifest, bert.shape.positions, folder)
-    if length > bert.shape.positions:
-        raise UserError(f"--length {length}: {model.name} has {bert.shape.positions} positions")
+    positions, trained = bert.shape.positions, model.trained or bert.shape.positions
+    length = length or longest_for(manifest, trained, folder)
+    if not SHORTEST <= length <= positions:
+        raise UserError(f"--length {length}: {model.name} has {positions} positions; take {SHORTEST} to {positions}")
     bert, notes = for_data(bert, manifest, folder)
+    if length > trained:
+        notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
     bert = bert.float().to(device).eval()
     objective = find_objective(bert.shape)
     dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
-    letters = characters_of(model.vocabulary)
-    characters = 0
+    bits = Bits(bert, objective, model.vocabulary)
 
     def read() -> Iterator[tuple[PretrainingBatch, bool]]:
-        nonlocal characters
         for batch, counts in validation_batches(dataset, 0, 1, max(1, PIECES // length), limit):
-            characters += int(letters[batch.labels.numpy()].sum())
+            bits.count(batch)
             yield batch, counts
 
     with torch.inference_mode():
-        found = add_up(objective, bert.shape, bert, read(), device)
+        found = add_up(objective, bert.shape, bits.forward, read(), device)
     totals = dict(zip((*objective.sums(bert.shape), *COUNTS), found.tolist(), strict=True))
-    figures = objective.score(objective.measure(totals))
-    nats = totals[objective.sum_of_pieces] if objective.sum_of_pieces else None
+    figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
+    if not figures:
+        notes.append("these examples have no piece to predict, so nothing is scored; take more of them, or longer ones")
     return ShardScores(
         model=model.name,
         data=str(folder),
@@ -112,20 +118,21 @@ def score_shards(
         length=length,
         examples=int(totals["sequences"]),
         predictions=int(totals["predictions"]),
-        characters=characters,
-        bits_per_character=nats / math.log(2) / characters if nats is not None and characters else None,
+        characters=bits.characters,
+        bits_per_character=bits.per_character(totals),
+        left_out=bits.left_out,
         figures=figures,
-        said=objective.said(figures),
+        said=objective.said(figures) if figures else [],
         notes=notes,
     )
 
 
-def longest_for(manifest: Manifest, positions: int, folder: Path) -> int:
-    """The longest of the lengths of shards that a model has positions for; the shortest is cut where none is."""
+def longest_for(manifest: Manifest, trained: int, folder: Path) -> int:
+    """The longest of the lengths of shards that a model was trained on; the shortest is cut where none is."""
     lengths = manifest.lengths()
     if not lengths:
         raise UserError(f"{folder}: no examples")
-    return max([length for length in lengths if length <= positions], default=positions)
+    return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 
 def for_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[str]]:
@@ -139,6 +146,48 @@ def for_data(model: Bert, manifest: Manifest, folder: Path) -> tuple[Bert, list[
     wanted = without.state_dict().keys()
     without.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in wanted})
     return without, [f"{folder} has no pairs: {objective.pairs_head} is not scored"]
+
+
+class Bits:
+    """Measures bits a character while a model scores batches: what special pieces cost is left out, since they have no
+    characters. The model is asked for them once more by themselves, from the same states."""
+
+    def __init__(self, model: Bert, objective: Objective, vocabulary: Vocabulary) -> None:
+        self._model, self._objective = model, objective
+        self._letters, self._special = characters_of(vocabulary), vocabulary.special
+        self._times = np.zeros(len(vocabulary), np.int64)
+        self._nats = torch.zeros((), dtype=torch.float64)
+
+    def count(self, batch: PretrainingBatch) -> None:
+        """Counts the pieces that a batch asks for; it is on the host."""
+        self._times += np.bincount(batch.labels.numpy(), minlength=len(self._times))
+
+    def forward(self, batch: PretrainingBatch) -> Any:
+        """What the model says of a batch."""
+        hidden = self._model.encode(batch)
+        if (name := self._objective.sum_of_pieces) is not None:
+            special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
+            asked = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
+            nats = getattr(self._objective.losses(self._model, hidden, asked), name)
+            self._nats = self._nats.to(nats.device) + nats.double()
+        return self._objective.losses(self._model, hidden, batch)
+
+    @property
+    def characters(self) -> int:
+        """The characters of all pieces that were asked for."""
+        return int((self._letters * self._times).sum())
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How often each special piece was asked for, where it was."""
+        times = self._times[list(self._special)].tolist()
+        return {piece: count for piece, count in zip(SPECIAL, times, strict=True) if count}
+
+    def per_character(self, totals: Mapping[str, float]) -> float | None:
+        """Bits a character, by the totals of the sums of the objective; None where no character was asked for."""
+        if self._objective.sum_of_pieces is None or not self.characters:
+            return None
+        return (totals[self._objective.sum_of_pieces] - float(self._nats)) / math.log(2) / self.characters
 
 
 def characters_of(vocabulary: Vocabulary) -> Array:

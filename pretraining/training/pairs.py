@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from data_prep.common.toml_text import shown
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.engine.engine import Engine
 from pretraining.objectives.declaration import build_model
 from pretraining.scoring.pairs import (
     ASKED,
+    Asked,
     Pair,
     Tally,
     are_right,
@@ -25,12 +27,22 @@ from pretraining.scoring.pairs import (
     read_pairs,
     sentences_of,
 )
-from pretraining.scoring.sentences import Scorer
+from pretraining.scoring.sentences import Scorer, SentenceCutter
 
 
 def read_sample(name: str | None) -> tuple[Pair, ...]:
     """Reads the pairs that a recipe names, some of every paradigm; none where it names none."""
     return () if name is None else tuple(first_of_paradigms(read_pairs(Path(name)), ASKED))
+
+
+def about_sample(pairs: Sequence[Pair], name: str | None, data: Path, positions: int) -> list[str]:
+    """Lines on how many pairs are asked, and which of them say nothing of a model of so many positions; UserError where
+    none does. `data` has the vocabulary."""
+    if name is None:
+        return []
+    asked = Asked.of(pairs, SentenceCutter(read_vocabulary(data)).cut(sentences_of(pairs)), positions)
+    asked.require_telling(f"evaluation.pairs = {shown(name)}")
+    return [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.doubts()]
 
 
 @torch.no_grad()

@@ -113,10 +113,17 @@ class TrainingPhase:
 
     @torch.no_grad()
     def evaluate(
-        self, engine: Engine, step: int, mark: Callable[[], None], gives_up: Callable[[], bool], ends: bool
+        self,
+        engine: Engine,
+        step: int,
+        mark: Callable[[], None],
+        gives_up: Callable[[], bool],
+        validates: bool,
+        ends: bool,
     ) -> EvaluationRecord | None:
-        """Scores every held-out example once, or as many as the recipe says, over all ranks, and where the phase `ends`
-        minimal pairs; the result does not depend on the number of ranks but for rounding. None where there is neither.
+        """Scores every held-out example once, or as many as the recipe says, over all ranks, where it `validates`, and
+        where the phase `ends` minimal pairs; the result does not depend on the number of ranks but for rounding. None
+        where there is neither.
 
         Before each batch `gives_up` is asked, which must say the same on all ranks; where it says yes, GivenUpError is
         raised.
@@ -131,13 +138,12 @@ class TrainingPhase:
             if gives_up():
                 raise GivenUpError
 
-        if self.validation is not None:
+        if validates and self.validation is not None:
             learns, told, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
             tally = score_pairs(engine, self._request.pairs, self._request.data, before)
-            if tally.pairs:
-                learns[MINIMAL_PAIRS.name] = tally.accuracy
-                told.append(said(tally))
+            learns[MINIMAL_PAIRS.name] = tally.accuracy
+            told.append(said(tally))
         if not told:
             return None
         return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, told)

@@ -33,6 +33,8 @@ class Request:
     """steps of which a profile is written"""
     pairs: tuple[Pair, ...] = ()
     """minimal pairs that are asked at the ends of phases"""
+    notes: tuple[str, ...] = ()
+    """lines on these pairs, which the run begins with"""
     command: tuple[str, ...] = ()
     """the words that were typed, for messages that name another command"""
 

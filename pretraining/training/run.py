@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,7 +16,9 @@ from rich.console import Console
 from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK, locked
 from pretraining.checkpoint.record import EXPORT
+from pretraining.huggingface.config import is_theirs
 from pretraining.huggingface.folders import CONFIG
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, loss_curves
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
@@ -122,8 +125,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 
 def finish(request: Request, context: Context, trained_now: bool) -> None:
     """Exports the trained model, unless an earlier start has, and says what it is good for."""
-    out, console, loads_as = request.out, context.console, find_objective(request.shape).loads_as
-    folder = out / EXPORT
+    out, console, folder = request.out, context.console, request.out / EXPORT
     if not trained_now:
         console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
     if trained_now or not (folder / CONFIG).exists():
@@ -133,5 +135,11 @@ def finish(request: Request, context: Context, trained_now: bool) -> None:
         if exported.warning:
             context.warn(exported.warning)
     console.print(draw_losses(out, loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
-    call = f'transformers.{loads_as}.from_pretrained("{folder}")'
-    console.print(f"load it: {call}", markup=False, soft_wrap=True)
+    console.print(f"load it: {how_to_load(request.shape, folder)}", markup=False, soft_wrap=True)
+
+
+def how_to_load(shape: Shape, folder: Path) -> str:
+    """The call of transformers, or the command of fine-tuning where no class of transformers computes such a model."""
+    if is_theirs(shape):
+        return f'transformers.{find_objective(shape).loads_as}.from_pretrained("{folder}")'
+    return f"python finetuning/run_task.py TASK.toml --model {folder}; no class of transformers computes this model"

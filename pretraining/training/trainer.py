@@ -82,6 +82,8 @@ class Trainer(Loop):
         begin, request = time.monotonic(), self.request
         with self.log, self.saver, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
+            for line in request.notes:
+                self.log.say(line)
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
             try:
@@ -198,10 +200,7 @@ class Trainer(Loop):
             self.log_step(phase)
         if decision != Decision.GO_ON:
             self.stop(phase, decision)
-        now = (self.state.step, phase.number + 1)
-        scored = None if self.scores is None else (self.scores.step, self.scores.phase)
-        if scored != now or self.request.pairs:  # by the clock, a phase may end where it was evaluated
-            self.evaluate(phase, ends=True)
+        self.evaluate(phase, ends=True)
         self.state.begin_phase(phase.number + 1)
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint(self.state.step, self.section())
@@ -292,17 +291,20 @@ class Trainer(Loop):
                 self.log.histograms(name, record.step, values)
 
     def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
-        """Scores the model on the held-out examples of the phase's length, and where the phase `ends` on minimal pairs,
-        if there are any."""
+        """Scores the model on the held-out examples of the phase's length, unless that was done here, and where the
+        phase `ends` on minimal pairs, if there are any."""
+        known, here = self.scores, (self.state.step, phase.number + 1)
+        if known is not None and (known.step, known.phase) != here:  # by the clock, a phase may end where it was scored
+            known = None
         self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
                 mark, gives_up = self.context.watch.mark, self.context.control.asked_anywhere
-                found = phase.evaluate(self.engine, self.state.step, mark, gives_up, ends)
+                found = phase.evaluate(self.engine, self.state.step, mark, gives_up, known is None, ends)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         if found is not None:
-            self.scores = found
+            self.scores = found if known is None else known.joined(found)
             self.log.write(found)
 
     def save(self, phase: TrainingPhase) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.training import CUT, Place, assert_ended, assert_same, assert_well, launch, records, train
 from support.transformers_models import PIECES, their_model
 
@@ -15,9 +19,15 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning import run_pairs
 from finetuning.session import minimal_pairs
 from pretraining import evaluate
+from pretraining import train as train_entry
+from pretraining.checkpoint.models import Model
 from pretraining.checkpoint.record import finished_checkpoints
+from pretraining.data.batches import validation_batches
+from pretraining.model.batch import PretrainingBatch
 from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
+from pretraining.scoring import validation
+from pretraining.scoring.pairs import are_right, read_pairs, sentences_of
 from pretraining.scoring.sentences import Scorer
 
 TENSORBOARD = ["--logging.tensorboard", "true"]
@@ -45,6 +55,7 @@ def run(shared: Place, pairs: Path) -> Path:
     command = shared.command("asked", *TENSORBOARD, "--evaluation.pairs", pairs)
     said = assert_well(train(command, 1))
     assert said.count("  pairs ") == 2
+    assert "pairs that are asked at the ends of phases: 30" in said
     return shared.folder / "asked"
 
 
@@ -52,13 +63,19 @@ def test_pairs_are_asked_at_the_ends_of_phases_as_run_pairs_asks_them(run: Path,
     found = [record["pairs_accuracy"] for record in records(run, "evaluation")]
     assert len(found) == 2
     assert "minimal pairs" in (run / "export" / "README.md").read_text()
-    for model in (run, run / "export", finished_checkpoints(run)[-1]):
-        out = tmp_path / model.name
-        assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
-        result = json.loads((out / "results.json").read_text())
-        assert result["accuracy"] == found[-1]
-        assert sum(each["right"] for each in result["paradigms"].values()) == result["right"]
-        assert (out / "pairs.png").read_bytes()[:4] == b"\x89PNG"
+    assert run_pairs.main(["--model", str(run), "--pairs", str(pairs), "--out", str(tmp_path)]) == 0
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert result["accuracy"] == found[-1]
+    assert sum(each["right"] for each in result["paradigms"].values()) == result["right"]
+    assert (tmp_path / "pairs.png").read_bytes()[:4] == b"\x89PNG"
+    for model in (run / "export", finished_checkpoints(run)[-1]):
+        assert accuracy_of(Model.open(str(model)), pairs) == found[-1]
+
+
+def accuracy_of(model: Model, path: Path) -> float:
+    """How many of the pairs a model gets right, without the rest of the command."""
+    scorer = Scorer(model.pretrained(), model.vocabulary, torch.device("cpu"))
+    return float(are_right(scorer.score(sentences_of(read_pairs(path))).reshape(-1, 2)).mean())
 
 
 @pytest.mark.slow
@@ -107,6 +124,21 @@ def test_pairs_that_are_not_there_are_told_before_any_work(place: Place) -> None
     assert_ended(launch(command, 1), Code.CURE, "no column 'bad'")
 
 
+def test_pairs_that_say_nothing_are_told_before_any_work(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    path = place.folder / "pairs.tsv"
+    path.write_text(f"good\tbad\na\ta\n{'a ' * 70}\tb\n")
+    check = place.command("run", "--evaluation.pairs", path, "--check")
+    assert_ended(launch(check[:-1], 1), Code.CURE, "none of its 2 pairs")
+    assert train_entry.main(check) == Code.CURE
+    assert "none of its 2 pairs" in capsys.readouterr().err
+    path.write_text(path.read_text() + "a\tb\n")
+    assert train_entry.main(check) == 0
+    said = capsys.readouterr().out
+    assert "pairs that are asked at the ends of phases: 3" in said
+    assert "two equal sentences: 1" in said
+    assert "more than 64 pieces in a sentence: 1" in said
+
+
 def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
     run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +153,41 @@ def test_a_checkpoint_scores_on_shards_what_its_run_has_scored(
     nats = found["figures"]["masked_loss"] * found["predictions"]
     assert found["bits_per_character"] == pytest.approx(nats / np.log(2) / found["characters"], rel=1e-6)
     assert found["predictions"] <= found["characters"]
+
+
+def test_the_length_is_one_that_the_model_was_trained_on(
+    run: Path, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tokenizer says which; of shards of 32 and 64 none is so short in the last case."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "export", folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    words = [str(folder), "--data", str(shared.data), "--examples", "8"]
+    for trained, more, length in ((64, [], 64), (40, [], 32), (40, ["--length", "48"], 48), (20, [], 20)):
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": trained}))
+        assert evaluate.main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert f"8 examples of length {length} " in said
+        assert (f"was trained on, {trained} pieces" in said) == (length > trained)
+    for length in (7, 65):
+        assert evaluate.main([*words, "--length", str(length)]) == 2
+        assert "take 8 to 64" in capsys.readouterr().err
+
+
+def test_where_nothing_is_predicted_nothing_is_scored(
+    run: Path, shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where examples lose all of their masks when they are cut."""
+
+    def without_masks(*arguments: Any) -> Iterator[tuple[PretrainingBatch, bool]]:
+        for batch, counts in validation_batches(*arguments):
+            yield replace(batch, chosen=batch.chosen[:0], labels=batch.labels[:0]), counts
+
+    monkeypatch.setattr(validation, "validation_batches", without_masks)
+    out = tmp_path / "scores.json"
+    assert evaluate.main([str(run), "--data", str(shared.data), "--examples", "9", "--out", str(out)]) == 0
+    assert "no piece to predict" in capsys.readouterr().out
+    assert json.loads(out.read_text())["figures"] == {}
 
 
 def test_shards_of_another_vocabulary_are_refused(
@@ -178,14 +245,16 @@ def test_what_is_wrong_with_pairs_is_told(
     run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, out = tmp_path / "own.tsv", tmp_path / "out"
-    own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n")
+    own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n\u200b\tb\n")
     command = ["--model", str(run), "--pairs", str(own), "--out", str(out)]
     assert run_pairs.main(command) == 0
     said = capsys.readouterr().out
     assert "two equal sentences: 1;" in said
     assert "more than 64 pieces in a sentence: 1;" in said
+    assert "no piece in a sentence: 1;" in said
     result = json.loads((out / "results.json").read_text())
-    assert (result["pairs"], result["equal"], result["too_long"]) == (2, 1, 1)
+    assert (result["pairs"], result["equal"], result["too_long"], result["without_pieces"]) == (2, 1, 1, 1)
+    assert [line["good_score"] is None for line in map(json.loads, (out / "pairs.jsonl").open())][2:] == [True, True]
     assert result["right"] <= 1
     own.write_text("good\tbad\na\t \n")
     for words, told in (

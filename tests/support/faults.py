@@ -87,10 +87,10 @@ def signal_within_evaluation(step: int) -> None:
     stopping.QUESTION_SECONDS = 0.0  # as above
     evaluate = Trainer.evaluate
 
-    def heard(self: Trainer, phase: TrainingPhase) -> None:
+    def heard(self: Trainer, phase: TrainingPhase, ends: bool = False) -> None:
         if self.state.step == step and self.context.world.rank == self.context.world.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        evaluate(self, phase)
+        evaluate(self, phase, ends)
 
     replace(Trainer, "evaluate", heard)
 

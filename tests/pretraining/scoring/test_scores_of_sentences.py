@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pretraining_reference import their_config
 from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
@@ -22,7 +22,7 @@ from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.scoring.filling import fill
-from pretraining.scoring.pairs import first_of_paradigms, read_pairs, sentences_of
+from pretraining.scoring.pairs import Asked, Pair, first_of_paradigms, read_pairs, sentences_of
 from pretraining.scoring.sentences import Scorer, Sentences, masked_copies
 
 CPU = torch.device("cpu")
@@ -88,12 +88,13 @@ def test_pairs_of_blimp_are_scored_as_by_a_plain_scorer(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     vocabulary.write(tmp_path)
     model = Model.open(str(tmp_path))
-    texts = sentences_of(pairs)[::7]
+    texts = sentences_of(pairs)[::19]
     found = Scorer(model.pretrained(), model.vocabulary, CPU).score(texts)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     np.testing.assert_allclose(found, [their_score(theirs, tokenizer, text) for text in texts], atol=1e-4)
 
 
+@settings(max_examples=25)
 @given(TEXTS)
 def test_the_score_of_a_sentence_does_not_depend_on_its_neighbours(texts: list[str]) -> None:
     together = SCORER.score(texts)
@@ -161,6 +162,24 @@ def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monke
     assert np.isnan(found).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("scorer", ["both", "before"])
+def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
+    """It would be the likeliest of all: nothing is asked of it."""
+    one_way = build_model(replace(SHAPE, objective="ltr", pairs=False, sees="before")).initialize(0)
+    found = (SCORER if scorer == "both" else Scorer(one_way, VOCABULARY, CPU)).score(["\u200b", "word1", "\x01\x02"])
+    assert np.isnan(found).tolist() == [True, False, True]
+
+
+def test_what_says_nothing_of_a_model_is_counted() -> None:
+    long = "word1 " * 39
+    pairs = [Pair("a", "b"), Pair("a", "a"), Pair(long, "\u200b"), Pair("\u200b", "a"), Pair(long, long)]
+    asked = Asked.of(pairs, SCORER.cut(sentences_of(pairs)), SHAPE.positions)
+    assert (asked.equal, asked.too_long, asked.without_pieces, asked.telling) == (2, 2, 1, 1)
+    asked.require_telling("pairs.tsv")
+    with pytest.raises(UserError, match="none of its 4 pairs"):
+        Asked.of(pairs[1:], SCORER.cut(sentences_of(pairs[1:])), SHAPE.positions).require_telling("pairs.tsv")
+
+
 def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) -> None:
     their_model(BertForSequenceClassification).save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
@@ -181,12 +200,12 @@ def test_a_model_that_says_no_numbers_is_refused() -> None:
 
 def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model.open(str(folder))
-    [best] = fill(model, "word1 [MASK]", 2)
+    [best] = fill(model, "word1 [MASK]", 2, CPU)
     assert len(best) == 2
     one_way = build_model(replace(SHAPE, objective="rtl", pairs=False, sees="after")).initialize(0)
     monkeypatch.setattr(Model, "pretrained", lambda _: one_way)
     with pytest.raises(UserError, match="has never seen a"):
-        fill(model, "word1 [MASK]", 2)
+        fill(model, "word1 [MASK]", 2, CPU)
 
 
 def test_operations_are_those_of_the_copies() -> None:
