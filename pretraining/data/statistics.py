@@ -12,7 +12,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, find_objective, step_flops
 
 HALF_WAY = 0.5
-"""The share of the steps behind at which predictions are as many as they are on average: counts change evenly."""
+"""The share of a run's steps behind at which predictions are as many as they are on average: counts change evenly."""
 PREDICTED_SHARE = 0.15
 """The share of the pieces that is masked and predicted, where no data says it."""
 
@@ -35,11 +35,16 @@ class SequenceStatistics:
 
 
 def measure_sequences(
-    shape: Shape, length: int, manifest: Manifest | None, objective: Objective | None = None
+    shape: Shape,
+    length: int,
+    manifest: Manifest | None,
+    objective: Objective | None = None,
+    done: float = HALF_WAY,
 ) -> SequenceStatistics:
     """Measures the sequences that a manifest counts; without one, full sequences are assumed.
 
-    `objective` is that of a recipe; without one it has its own settings. What it predicts is counted half-way through.
+    `objective` is that of a recipe; without one it has its own settings. What it predicts is counted when the share
+    `done` of the steps lies behind.
     """
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
@@ -47,14 +52,14 @@ def measure_sequences(
     examples = sum(shards.examples for shards in sets)
     objective, flops_of_prediction = objective or find_objective(shape), step_flops(shape, [], 1)
     if not examples:
-        predictions = objective.predictions(length, PREDICTED_SHARE * length, HALF_WAY)
+        predictions = objective.predictions(length, PREDICTED_SHARE * length, done)
         flops = step_flops(shape, [length], 0) + flops_of_prediction * predictions
         return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
     counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
     sizes = np.minimum(np.arange(len(counts)), length)
     pieces = int(np.dot(counts, sizes))
     masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
-    predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, HALF_WAY)))
+    predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, done)))
     flops = sum(count * step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
     return SequenceStatistics(
         examples=examples / len(sets),

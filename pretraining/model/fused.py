@@ -84,10 +84,24 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
 
     `weight` and `bias` may have more rows than the vocabulary; they take no part.
     """
-    if kernels.usable(hidden):
+    if kernels.usable(hidden) and torch.is_grad_enabled():
         return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
+    if kernels.usable(hidden):
+        losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
+        return losses.sum(), right.sum()
     logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
+
+
+def cross_entropies(
+    logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
+) -> tuple[Tensor, Tensor]:
+    """By our kernel: the cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the
+    place of the logits, which lack the bias; otherwise they stay."""
+    losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
+    sizes = (len(labels), vocabulary, logits.shape[1])
+    kernels.call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
+    return losses, right
 
 
 @torch.no_grad()
@@ -101,9 +115,7 @@ def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tens
 def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
     logits = F.linear(hidden, weight)
     if kernels.usable(hidden):
-        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
-        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
-        return -losses
+        return -cross_entropies(logits, bias, labels, vocabulary, slopes=False)[0]
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 
 
@@ -208,9 +220,8 @@ class _MaskedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
     ) -> tuple[Tensor, Tensor]:
         logits = hidden @ weight.t()
-        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
-        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
-        ctx.save_for_backward(hidden, weight, logits)
+        losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
+        ctx.save_for_backward(hidden, weight, logits)  # the last are now their gradient
         right = correct.sum()
         ctx.mark_non_differentiable(right)
         return losses.sum(), right

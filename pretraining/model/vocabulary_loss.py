@@ -1,7 +1,9 @@
 """The loss of many predictions, whose logits are never there together: they go through the vocabulary in chunks.
 
 In training the forward pass makes the gradients too, chunk by chunk, so that no logits are kept or computed again.
-Those of weights are added up in fp32. Without training there are losses alone.
+Those of the decoder's weight and bias are added up over the chunks in fp32, and rounded to the type of the weights at
+the end; before it is added, the product of a chunk for the weight is in that type. Without training there are losses
+alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.fused import cross_entropies, masked_loss
 
 CACHED = 1 << 23
 """Logits at once on a CPU: with four times as many, which its caches do not hold, the loss takes a fifth longer."""
@@ -28,20 +31,19 @@ def loss_in_chunks(
     if torch.is_grad_enabled():
         return _LossInChunks.apply(hidden, weight, bias, labels, vocabulary, at_once)
     chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
-    found = [_loss(rows, weight, bias, answers, vocabulary)[:2] for rows, answers in chunks]
+    found = [masked_loss(rows, weight, bias, answers, vocabulary) for rows, answers in chunks]
     losses, right = zip(*found, strict=True)
     return torch.stack(losses).sum(), torch.stack(right).sum()
 
 
-def _loss(
+def _with_slopes(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of the losses of some predictions, how many are right, and the gradient of their logits, which takes the
     place of these; behind the vocabulary it is zero."""
     if kernels.usable(hidden):
         logits = hidden @ weight.t()
-        losses, correct = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
-        kernels.call("cross_entropy", logits, bias, labels, losses, correct, len(labels), vocabulary, logits.shape[1])
+        losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
         return losses.sum(), correct.sum(), logits
     logits = F.linear(hidden, weight, bias).float()
     logits[:, vocabulary:] = -torch.inf
@@ -61,7 +63,7 @@ class _LossInChunks(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight, grad_bias = (torch.zeros_like(each, dtype=torch.float32) for each in (weight, bias))
         for rows, answers, out in zip(*(each.split(at_once) for each in (hidden, labels, grad_hidden)), strict=True):
-            loss, correct, slopes = _loss(rows, weight, bias, answers, vocabulary)
+            loss, correct, slopes = _with_slopes(rows, weight, bias, answers, vocabulary)
             total, right = total + loss, right + correct
             torch.mm(slopes, weight, out=out)
             if weight.dtype == torch.float32:

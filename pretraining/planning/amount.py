@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import Recipe
-from pretraining.data.statistics import SequenceStatistics, measure_sequences
+from pretraining.config.settings import Phase, Recipe
+from pretraining.data.statistics import HALF_WAY, SequenceStatistics, measure_sequences
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configured
 
 
@@ -79,8 +80,23 @@ def disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[flo
 
 def _texts(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
     """The average sequences of all phases."""
-    shape, objective = recipe.shape(manifest), configured(recipe.objective)
-    return [measure_sequences(shape, phase.length, manifest, objective) for phase in recipe.phases]
+    shape = recipe.shape(manifest)
+    return [measure_phase(recipe, phase, shape, manifest) for phase in recipe.phases]
+
+
+def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
+    """The average sequence of a phase; what it predicts is that of its middle."""
+    return measure_sequences(shape, phase.length, manifest, configured(recipe.objective), middle(recipe, phase))
+
+
+def middle(recipe: Recipe, phase: Phase) -> float:
+    """The share of the run's steps that lies behind in the middle of a phase; where the clock decides, which lets
+    nothing move with the steps, that of the whole run."""
+    steps, names = recipe.phase_steps() or (), [each.name for each in recipe.phases]
+    if not sum(steps):
+        return HALF_WAY
+    number = names.index(phase.name)
+    return (sum(steps[:number]) + max(steps[number] - 1, 0) / 2) / max(sum(steps) - 1, 1)
 
 
 def _options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:

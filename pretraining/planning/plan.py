@@ -12,11 +12,11 @@ from typing import Any
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import VOCABULARY, Dtype, Phase, Recipe, count_micro_batches
-from pretraining.data.statistics import SequenceStatistics, measure_sequences, most_predictions
+from pretraining.data.statistics import SequenceStatistics, most_predictions
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configured
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.amount import disproportion
+from pretraining.planning.amount import disproportion, measure_phase
 from pretraining.planning.cost import Cluster, Exchange, MicroBatch, StepTime, efficiency, step_time
 from pretraining.planning.memory import (
     Activations,
@@ -51,7 +51,7 @@ class Target:
 
     def statistics(self, phase: Phase) -> SequenceStatistics:
         """The average sequence of a phase."""
-        return measure_sequences(self.shape, phase.length, self.manifest, configured(self.recipe.objective))
+        return measure_phase(self.recipe, phase, self.shape, self.manifest)
 
     def changed(self, section: str, **values: Any) -> Target:
         """The run with other values in a section of its recipe."""
@@ -69,7 +69,7 @@ class Target:
         return Heaviest(self.shape, self.dtype, phase.length, most, self.recipe.compute.checkpoint_activations)
 
     def activations(self, phase: Phase, micro_batch: int) -> Activations:
-        full = measure_sequences(self.shape, phase.length, None, configured(self.recipe.objective))
+        full = measure_phase(self.recipe, phase, self.shape, None)
         on_gpu = not self.room.on_cpu
         return plan_activations(self.shape, self.dtype, micro_batch, phase.length, on_gpu, full.predictions)
 

@@ -1,4 +1,4 @@
-// The cross-entropy over the vocabulary, whose gradient takes the place of the logits.
+// The cross-entropy over the vocabulary, whose gradient takes the place of the logits where it is asked for.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace {
 
-// logits (rows, stride) become softmax - one-hot over the first `width` columns, zero in the others
+// with `gradient`, logits (rows, stride) become softmax - one-hot over the first `width` columns, zero in the others
 template <class T>
 void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losses, uint8_t* correct, int64_t rows,
-                   int64_t width, int64_t stride, int64_t threads) {
+                   int64_t width, int64_t stride, int64_t gradient, int64_t threads) {
 #pragma omp parallel num_threads(threads_for(rows, threads))
     {
         std::vector<float> buffer(width);
@@ -27,6 +27,7 @@ void cross_entropy(T* logits, const T* bias, const int64_t* labels, float* losse
             correct[i] = right == largest && std::find(row, row + labels[i], right) == row + labels[i];
             for (int64_t j = 0; j < width; ++j) sum += row[j] = exponential(row[j] - largest);
             losses[i] = std::log(sum) + largest - right;
+            if (!gradient) continue;
             const float share = 1.0f / sum;
             row[labels[i]] -= sum;
             for (int64_t j = 0; j < width; ++j) store(to[j], row[j] * share);

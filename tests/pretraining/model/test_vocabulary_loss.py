@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from support.live_tensors import LiveTensors
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import vocabulary_loss
+from pretraining.model.fused import cross_entropies, log_probabilities, masked_loss
 from pretraining.model.vocabulary_loss import loss_in_chunks
 
 
@@ -63,6 +66,42 @@ def test_logits_are_never_whole_and_backward_has_no_product() -> None:
         loss_in_chunks(hidden, weight, bias, labels, 300, 100)
     assert evaluation.products == 10
     assert evaluation.largest <= 100 * 320
+
+
+def test_without_training_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the kernel nor by PyTorch's operations."""
+    (hidden, weight, bias), labels = inputs(200, 300)
+    wanted = masked_loss(hidden, weight, bias, labels, 300)[0].detach()
+    asked, call = list[int](), kernels.call
+
+    def counted(name: str, *arguments: Any) -> None:
+        asked.append(arguments[-1])
+        call(name, *arguments)
+
+    monkeypatch.setattr(kernels, "call", counted)
+    monkeypatch.setattr(vocabulary_loss, "_with_slopes", pytest.fail)
+    with torch.no_grad():
+        found = [
+            masked_loss(hidden, weight, bias, labels, 300)[0],
+            loss_in_chunks(hidden, weight, bias, labels, 300, 64)[0],
+            -log_probabilities(hidden, weight, bias, labels, 300).sum(),
+        ]
+    for loss in found:
+        torch.testing.assert_close(loss, wanted)
+    assert not any(asked)
+
+
+def test_the_kernel_leaves_logits_whose_gradient_nobody_wants() -> None:
+    logits, labels = torch.randn(5, 64), torch.arange(5)
+    if not kernels.usable(logits):
+        return
+    before, bias = logits.clone(), torch.randn(64)
+    losses, right = cross_entropies(logits, bias, labels, 50, slopes=False)
+    assert torch.equal(logits, before)
+    same, again = cross_entropies(logits, bias, labels, 50, slopes=True)
+    assert torch.equal(losses, same)
+    assert torch.equal(right, again)
+    torch.testing.assert_close(logits.sum(1), torch.zeros(5), atol=1e-6, rtol=0)
 
 
 def test_gradients_of_weights_do_not_stand_still_in_bf16() -> None:

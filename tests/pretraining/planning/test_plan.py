@@ -19,9 +19,10 @@ from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype, Recipe
+from pretraining.data.order import BatchOrder, Order
 from pretraining.data.statistics import measure_sequences
 from pretraining.model.shape import SIZES, Shape
-from pretraining.objectives.declaration import num_parameters, step_flops
+from pretraining.objectives.declaration import configured, num_parameters, step_flops
 from pretraining.planning.memory import Room, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.table import render_plan
@@ -112,6 +113,19 @@ def test_a_plan_out_of_proportion_says_which_steps_suit_so_much_text(manifest: M
     said = planned(load_recipe(RECIPES / "demo.toml", steps_of_one)).warning or ""
     assert "smaller batches (--phases.N.batch)" in said
     assert "--phases.0.steps" not in said
+
+
+def test_a_rate_that_moves_is_planned_for_every_phase_by_its_own_steps() -> None:
+    moving = ["--objective.masks=dynamic", "--objective.rate=0.4", "--objective.last_rate=0.1"]
+    recipe = load_recipe(RECIPES / "demo.toml", [*moving, "--phases.0.steps=90", "--phases.1.steps=11"])
+    objective, behind = configured(recipe.objective), 0
+    for planned in build_plan(Target(recipe, None, "fp32", GPU, 1)).phases:
+        assert planned.steps is not None
+        order = BatchOrder(Order(0, ((1,),)), 1, behind=behind, total=101)
+        steps = [order.done(step) for step in range(int(planned.steps))]
+        length, behind = planned.phase.length, behind + len(steps)
+        counts = [objective.predictions(length, 0, done) for done in steps]
+        assert planned.statistics.predictions == pytest.approx(sum(counts) / len(counts), abs=0.5)
 
 
 def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
