@@ -62,6 +62,9 @@ class TuningState(BaseModel):
         return self.model_dump()
 
 
+SMALLER = "take a smaller model, or a narrower or shallower BiLSTM"
+
+
 def find_start(
     task: Task,
     shape: Shape,
@@ -73,11 +76,12 @@ def find_start(
 ) -> tuple[Engine, Meter, TuningState]:
     """Makes the engine of a run with its model, as the newest checkpoint in the run's folder says, if there is one."""
     checkpoint = newest_whole(folder, context.warn)
-    model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)
-    if checkpoint is not None:
-        restore_model(checkpoint, model)
     of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-    engine = Engine(model, of_engine, context.device)
+    with shortage_told(SMALLER):
+        model = build_model(task.head, shape, weights, settings, checkpoint is None, task.scale, backward)
+        if checkpoint is not None:
+            restore_model(checkpoint, model)
+        engine = Engine(model, of_engine, context.device)
     language = bool(settings.language_loss)
     sums, counts = ["loss", *["language"] * language], ["labels", "items", *["predictions"] * language]
     meter, state = Meter(engine.device, sums, counts), TuningState()

@@ -47,14 +47,14 @@ class BrokenError(SharedError):
 
 
 @contextmanager
-def shortage_told() -> Iterator[None]:
-    """Tells a shortage of memory as what it is."""
+def shortage_told(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
+    """Tells a shortage of memory as what it is, and what helps."""
     try:
         yield
     except RuntimeError as error:
         if not is_shortage(error):
             raise
-        raise UserError("this does not fit into memory; take a smaller --micro_batch, or a shorter --length") from error
+        raise UserError(f"this does not fit into memory; {cure}") from error
 
 
 def outputs_of(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:

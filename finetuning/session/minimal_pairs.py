@@ -14,7 +14,8 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -34,7 +35,7 @@ from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult
 from finetuning.running.base import checksum_of
 from finetuning.running.records import percent
 from finetuning.session.flags import find_data
-from finetuning.session.pairs_chart import draw_pairs
+from finetuning.session.pairs_chart import NAMELESS, Groups, draw_pairs
 from finetuning.session.report import table_of
 from finetuning.tasks.scores import spread_of_share
 from pretraining.checkpoint.models import Model
@@ -59,9 +60,10 @@ from pretraining.scoring.sentences import Scorer
 PART = 1000
 """Pairs that are scored and kept together: a paradigm of BLiMP."""
 SCORED, CHART, PARTS = "pairs.jsonl", "pairs.png", "parts"
-USUAL = "blimp.jsonl.xz"
-LISTED = 10
-"""Pairs that are listed one by one."""
+USUAL = tuple(f"blimp.jsonl{ending}" for ending in ("", ".gz", ".xz", ".zst"))
+"""What the file of the usual pairs may be called; the first that is there is read."""
+LISTED, SHOWN = 10, 100
+"""Pairs that are listed one by one, and characters of a sentence that are shown."""
 Where = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
@@ -76,6 +78,17 @@ class Questions:
     pairs: Sequence[Pair]
     counts: Asked
     begun: Begun
+
+
+class Group(NamedTuple):
+    """The pairs of a paradigm of a phenomenon; either may have no name."""
+
+    phenomenon: str
+    paradigm: str
+
+    @classmethod
+    def of(cls, pair: Pair) -> Group:
+        return cls(pair.phenomenon, pair.paradigm)
 
 
 class Took(NamedTuple):
@@ -93,7 +106,7 @@ def score_pairs(
     of them."""
     if each is not None and each < 1:
         raise UserError(f"--each {each}: give a number of pairs above 0")
-    found = path or find_data(None, "pairs", "name a file of pairs: --pairs FILE", "--pairs") / USUAL
+    found = path or find_usual()
     model = find_model(name)
     out = out or Path(RUNS) / summary_of(model).name / "pairs"
     pairs = read_pairs(found)
@@ -115,12 +128,32 @@ def score_pairs(
         conclude(out, asked, scores, took, console)
 
 
+def find_usual() -> Path:
+    """The file of the usual pairs, where somebody names none."""
+    cure = "name a file of pairs: --pairs FILE"
+    folder = find_data(None, "pairs", cure, "--pairs")
+    found = next((folder / name for name in USUAL if (folder / name).exists()), None)
+    if found is None:
+        raise UserError(f"--pairs: not given, and {folder} has none of {', '.join(USUAL)}; {cure}")
+    return found
+
+
 def doubts(asked: Questions) -> Iterator[str]:
-    """Lines on pairs that say nothing of a model, or that it cannot take; the equal ones come last, with sentences."""
+    """Lines on pairs that say nothing of a model, or that it cannot take, with the first of their sentences."""
     yield from asked.counts.doubts()
-    equal = [pair.good for pair in asked.pairs if pair.good == pair.bad]
-    yield from (f"    {sentence}" for sentence in equal[:LISTED])
-    yield from (f"    and {len(equal) - LISTED} more" for _ in range(len(equal) > LISTED))
+    if asked.counts.too_long or asked.counts.without_pieces:
+        sentences = sentences_of(asked.pairs)
+        have_scores = asked.scorer.cut(sentences).have_scores(asked.counts.longest)
+        yield from listed("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
+    yield from listed("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
+
+
+def listed(what: str, sentences: Sequence[str]) -> Iterator[str]:
+    """A line for each of the first sentences, and how many more there are."""
+    for sentence in sentences[:LISTED]:
+        yield f"    {what}: {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
+    if len(sentences) > LISTED:
+        yield f"    {what}: and {len(sentences) - LISTED:,} more"
 
 
 def require_same(out: Path, asked: Questions) -> None:
@@ -188,12 +221,10 @@ def read_scores(path: Path, pairs: Sequence[Pair]) -> Array:
 def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Console) -> None:
     """Writes what came of all pairs, and tells it."""
     scored, right = are_scored(scores), are_right(scores)
-    of_phenomena, of_paradigms = (
-        {
-            name: group_score(tally)
-            for name, tally in tallies([getattr(pair, kind) for pair in asked.pairs], right, scored).items()
-        }
-        for kind in ("phenomenon", "paradigm")
+    called = names_of(asked.pairs)
+    phenomena, paradigms = (
+        {name: group_score(tally) for name, tally in tallies(names, right, scored).items()}
+        for names in zip(*((pair.phenomenon, called[Group.of(pair)]) for pair in asked.pairs), strict=True)
     )
     result = PairsResult(
         **group_score(Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
@@ -205,8 +236,8 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
         equal=asked.counts.equal,
         too_long=asked.counts.too_long,
         without_pieces=asked.counts.without_pieces,
-        phenomena=of_phenomena,
-        paradigms=of_paradigms,
+        phenomena=phenomena,
+        paradigms=paradigms,
         seconds=took.seconds,
         scored_now=took.pairs,
         utilisation=took.flops / took.seconds / matrix_rate(asked.scorer.device, torch.float32) if took.pairs else None,
@@ -220,7 +251,8 @@ def conclude(out: Path, asked: Questions, scores: Array, took: Took, console: Co
     if took.pairs or not (out / RESULTS).exists():
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
-    for part in (*draw_pairs(result, phenomena_of(asked.pairs), out / CHART), *summary(result, asked, out)):
+    groups = grouped(result, called)
+    for part in (*draw_pairs(result, groups, out / CHART), *summary(result, groups, asked.counts, out)):
         say(console, part)
 
 
@@ -230,25 +262,39 @@ def group_score(tally: Tally) -> GroupScore:
     return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))
 
 
-def phenomena_of(pairs: Sequence[Pair]) -> dict[str, str]:
-    """The phenomenon of every paradigm."""
-    return {pair.paradigm: pair.phenomenon for pair in reversed(pairs)}
+def names_of(pairs: Sequence[Pair]) -> dict[Group, str]:
+    """What every group is called in results: as its paradigm, after its phenomenon where several have one of this
+    name."""
+    groups = dict.fromkeys(map(Group.of, pairs))
+    often = Counter(group.paradigm for group in groups)
+    return {
+        group: group.paradigm if often[group.paradigm] == 1 else ": ".join(name or NAMELESS for name in group)
+        for group in groups
+    }
 
 
-def summary(result: PairsResult, asked: Questions, out: Path) -> Iterator[RenderableType]:
+def grouped(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
+    """The scores of paradigms by their own names, for each phenomenon."""
+    found: dict[str, dict[str, GroupScore]] = {phenomenon: {} for phenomenon in result.phenomena}
+    for group, name in called.items():
+        if name in result.paradigms:  # not all of its pairs were too long
+            found[group.phenomenon][group.paradigm] = result.paradigms[name]
+    return found
+
+
+def summary(result: PairsResult, groups: Groups, counts: Asked, out: Path) -> Iterator[RenderableType]:
     """The table by phenomenon and paradigm, and what is to be said of it."""
     table = table_of("phenomenon", "paradigm", ">right", ">pairs")
-    phenomena = phenomena_of(asked.pairs)
-    for phenomenon, whole in result.phenomena.items():
-        own = {name: each for name, each in result.paradigms.items() if phenomena[name] == phenomenon}
-        if [*own] != [""]:
-            table.add_row(phenomenon or "(none named)", "", percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
-        for name, each in own.items() if len(own) > 1 or [*own] != [phenomenon] else ():
-            table.add_row("", name or "all", percent(each.accuracy, each.spread), f"{each.pairs:,}")
+    for phenomenon, paradigms in groups.items():
+        whole = result.phenomena[phenomenon]
+        if len(groups) > 1 or [phenomenon, *paradigms] != ["", ""]:
+            table.add_row(phenomenon or NAMELESS, "", percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
+        for name, each in paradigms.items() if [*paradigms] not in ([phenomenon], [""]) else ():
+            table.add_row("", name or NAMELESS, percent(each.accuracy, each.spread), f"{each.pairs:,}")
     table.add_row("all", "", percent(result.accuracy, result.spread), f"{result.pairs:,}")
     table.add_row("by chance", "", percent(result.chance), "")
     yield from ("", table, "")
-    yield from asked.counts.left_out()
+    yield from counts.left_out()
     if result.scored_now:
         use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
         yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"

@@ -17,23 +17,27 @@ if TYPE_CHECKING:
 
 MOST_BARS = 120
 """Bars that can be read; of more paradigms the phenomena alone are drawn."""
+NAMELESS = "(none named)"
+"""What the pairs of a phenomenon or paradigm without a name stand under."""
+Groups = Mapping[str, Mapping[str, GroupScore]]
+"""The scores of paradigms, for each phenomenon."""
 
 
-def draw_pairs(result: PairsResult, phenomena: Mapping[str, str], path: Path) -> list[str]:
+def draw_pairs(result: PairsResult, groups: Groups, path: Path) -> list[str]:
     """Draws the chart; a line for the user where that fails, which stops nothing."""
     try:
-        save(pairs_chart(result, phenomena), path)
+        save(pairs_chart(result, groups), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the scores are worth more than a chart
         return [f"{path}: not drawn: {type(error).__name__}: {error}"]
     return []
 
 
-def pairs_chart(result: PairsResult, phenomena: Mapping[str, str]) -> Figure:
+def pairs_chart(result: PairsResult, groups: Groups) -> Figure:
     """A bar for every phenomenon, below it those of its paradigms, with the interval that so many pairs leave."""
     bars: list[tuple[str, GroupScore, bool]] = [("all", result, True)]
-    for phenomenon, whole in result.phenomena.items():
-        bars += [(phenomenon, whole, True)] if phenomenon else []
-        own = [(name, each, False) for name, each in result.paradigms.items() if name and phenomena[name] == phenomenon]
+    for phenomenon, paradigms in groups.items():
+        bars += [(phenomenon or NAMELESS, result.phenomena[phenomenon], True)] if [*groups] != [""] else []
+        own = [(name or NAMELESS, each, False) for name, each in paradigms.items() if [*paradigms] != [""]]
         bars += own if len(result.paradigms) <= MOST_BARS else []
     names, scores, are_whole = zip(*bars, strict=True)
     right, pairs = (np.array([getattr(score, name) for score in scores], np.float64) for name in ("right", "pairs"))

@@ -90,3 +90,8 @@ def test_nothing_begins_with_a_model_with_a_bilstm(toy: Toy, capsys: pytest.Capt
     (folder / "task.json").write_text('{"bilstm": {"hidden": 8}}')
     assert call("run_task", replace(toy, model=folder).command("out", "--evaluate")) == 2
     assert "is scored in its own training; predict.py asks it more" in capsys.readouterr().err
+
+
+def test_a_bilstm_that_does_not_fit_into_memory_is_told(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run_task", toy.command("wide", "--bilstm.hidden", "2000000")) == 2
+    assert "does not fit into memory; take a smaller model, or a narrower" in capsys.readouterr().err
