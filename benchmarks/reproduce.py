@@ -23,14 +23,15 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from benchmarks.measure import RESULTS, Keeper, run_command
-from benchmarks.reproduction.declaration import ScaleName, declared
-from benchmarks.reproduction.ledger import BENCHMARK, Ledger, missing
+from benchmarks.reproduction.data import gaps, lacking
+from benchmarks.reproduction.declaration import Declared, ScaleName, declared
+from benchmarks.reproduction.ledger import BENCHMARK, Ledger
 from benchmarks.reproduction.masked_text import masked_sentences
 from benchmarks.reproduction.planning import plan_table, read_share, total
-from benchmarks.reproduction.results import Summing
 from benchmarks.reproduction.running import Runner
 from benchmarks.reproduction.showing import tables_of
 from benchmarks.reproduction.steps import Planner, divided, in_order
+from benchmarks.reproduction.summing import Summing
 from benchmarks.tables import show
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -76,31 +77,39 @@ def make(wanted: Reproduce, console: Console) -> int:
     root = wanted.out / wanted.scale
     ledger = Ledger(table, root, wanted.results)
     cells = [*Planner(table, wanted.trivia).cells()]
-    there = [cell for cell in cells if not missing(table.measured[cell.column])]
-    steps = ledger.to_do(there)
-    if part is not None:
-        number, shares = part
-        own = {step.name for step in divided(in_order(there), shares)[number - 1]}
-        steps = [step for step in steps if step.name in own]
+    there = [cell for cell in cells if cell.column not in lacking(table)]
+    own = {step.name for step in (divided(in_order(there), part[1])[part[0] - 1] if part else in_order(there))}
+    for line in (*ledger.damaged, *gaps(table, wanted.trivia)):
+        console.print(line, markup=False)
     if wanted.plan:
+        steps = [step for step in ledger.to_do(there) if step.name in own]
         show(console, [plan_table(table.title, in_order(there), steps, ledger)])
         console.print("\n".join([total(steps, ledger), *ledger.remarks(in_order(cells))]), markup=False)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
+    runner = Runner(table, root, ledger, wanted.ranks, console)
     try:
-        stopped = Runner(table, root, ledger, wanted.ranks, console).run(steps)
+        while steps := [step for step in ledger.to_do(there) if step.name in own]:
+            own -= {step.name for step in steps}  # what depends on a model that came out as another one is to do then
+            if runner.run(steps):
+                return Code.STOPPED
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         return Code.INTERRUPTED
     if part is None:
-        keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
-        masked = masked_sentences(table, root) or keeper.readable.get("masked", {})
-        result = Summing(table, cells, ledger).result().model_copy(update={"masked": masked})
-        console.print(result.title, markup=False)
-        show(console, tables_of(result))
-        console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)
-    return Code.STOPPED if stopped else Code.DONE
+        conclude(wanted, table, Summing(table, cells, ledger), console)
+    return Code.DONE
+
+
+def conclude(wanted: Reproduce, table: Declared, summing: Summing, console: Console) -> None:
+    """Prints the table, and keeps it."""
+    keeper = Keeper(BENCHMARK, ["torch"], wanted.results / f"{wanted.name}-{wanted.scale}.json")
+    masked = masked_sentences(table, wanted.out / wanted.scale) or keeper.readable.get("masked", {})
+    result = summing.result().model_copy(update={"masked": masked})
+    console.print(result.title, markup=False)
+    show(console, tables_of(result))
+    console.print(f"kept in {keeper.keep(result.model_dump(exclude_none=True))}", markup=False)
 
 
 if __name__ == "__main__":

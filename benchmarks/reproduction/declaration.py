@@ -6,6 +6,7 @@ those of a command line; in those of a scale and of a column, `{data}` is the fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -44,7 +45,7 @@ class Column(Section):
     figure: str = ""
     """The figure that is shown (default: that by which runs are compared)."""
     files: Names = ()
-    """Files without which it cannot be measured, as patterns below data/ or the folder that CLOZE_DATA names."""
+    """Files that it reads, as patterns below data/ or the folder that CLOZE_DATA names; one of each is needed."""
     cure: str = ""
     """What a user does who has none."""
     chance: float | None = None
@@ -175,6 +176,8 @@ class Scale(Section):
     """The same for single tables, by their names."""
     restarts: Positive
     """Fine-tunings of each model."""
+    restarts_of: dict[str, Positive] = Field(default_factory=dict)
+    """The same for single tables, by their names."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
     tune_for: dict[str, Words] = Field(default_factory=dict)
@@ -235,6 +238,11 @@ class Declared(NamedTuple):
         """Pre-trainings of each row."""
         return self.scale.seeds_of.get(self.name, self.table.seeds or self.scale.seeds)
 
+    @property
+    def restarts(self) -> int:
+        """Fine-tunings of each model."""
+        return self.scale.restarts_of.get(self.name, self.scale.restarts)
+
     def stand_in(self, column: str) -> str:
         """The column that is measured for one of the paper; LEFT_OUT where none is."""
         given = self.scale.stand_ins
@@ -263,12 +271,17 @@ def table_names() -> list[str]:
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
+def flag_of(name: str) -> str:
+    """A table as the command line names it: `--table 5` for table5."""
+    return "--{} {}".format(*re.findall(r"[a-z]+|-?\d+", name))
+
+
 @cache
 def declared(name: str, scale: ScaleName) -> Declared:
     """Reads the declaration of a table; UserError where there is none."""
     if name not in table_names():
-        there = ", ".join(f"--{each[:-1]} {each[-1]}" for each in table_names())
-        raise UserError(f"--{name[:5].rstrip('0123456789-')} {name[-1]}: is not declared; there is {there}")
+        there = ", ".join(map(flag_of, table_names()))
+        raise UserError(f"{flag_of(name)}: is not declared; there is {there}")
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=table_faults)
     columns, scales = read_common()
     return Declared(name, table, scale, scales[scale], columns)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
+from pydantic import ValidationError
+
 from benchmarks.measure import hardware_kind, read_results
-from benchmarks.reproduction.declaration import Column, Declared
-from benchmarks.reproduction.outcomes import (
-    Outcome,
-    as_outcome,
-    identity_of,
-    is_made,
-    read_outcome,
-    sources_of,
-)
+from benchmarks.reproduction.declaration import Declared
+from benchmarks.reproduction.origins import is_made, origins_of
+from benchmarks.reproduction.outcomes import Outcome, read_outcome, sources_of
+from benchmarks.reproduction.results import TableResult
 from benchmarks.reproduction.steps import Cell, Step, in_order
 from data_prep.common.errors import UserError
-from finetuning.files.splits import find_task
-from finetuning.session.flags import find_data
 
 BENCHMARK = "reproduction"
 NOTES = "notes"
@@ -42,10 +38,22 @@ class Ledger:
         """`root` is the folder of the scale, `results` that of committed results, which other tables have too."""
         self._declared, self._root = declared, root
         self._kept: dict[str, tuple[str, Outcome]] = {}
+        self.damaged: list[str] = []
+        """Lines on files of results that cannot be read."""
         for path in sorted(results.glob(f"*-{declared.scale_name}.json")):
-            found = read_results(path)
-            if found["benchmark"] == BENCHMARK:
-                self._kept |= {name: (path.name, as_outcome(each)) for name, each in found["runs"].items()}
+            try:
+                self._take(path)
+            except (UserError, ValidationError) as error:
+                self.damaged.append(f"{path}: damaged, and passed over: {str(error).splitlines()[0]}")
+
+    def _take(self, path: Path) -> None:
+        """Takes what a file of results has of commands, the newest of each."""
+        found = read_results(path)
+        if found["benchmark"] != BENCHMARK:
+            return
+        for name, outcome in TableResult.model_validate(found, strict=False).runs.items():
+            if name not in self._kept or self._kept[name][1].date <= outcome.date:
+                self._kept[name] = path.name, outcome
 
     def note(self, step: Step) -> Path:
         """The file that tells of a command."""
@@ -62,11 +70,14 @@ class Ledger:
         return ("begun" if (self._root / step.name).exists() else "to do"), None
 
     def _other(self, step: Step, outcome: Outcome) -> list[str]:
-        """What an outcome was made from that is here another one."""
-        here = {need.name: identity_of(need, self._root) for need in step.needs}
-        return [
-            name for name, identity in here.items() if identity and outcome.made_from.get(name, identity) != identity
-        ]
+        """What an outcome was made from that is here another one; what is not known of one of both counts as alike."""
+        here = origins_of(step, self._root)
+        return [name for name, now in here.items() if now and outcome.made_from.get(name, now) not in (now, "")]
+
+    def is_outdated(self, step: Step) -> bool:
+        """Whether what a command has left here was made from something else than is here."""
+        noted = read_outcome(self.note(step))
+        return noted is not None and bool(self._other(step, noted))
 
     def remarks(self, steps: Iterable[Step]) -> list[str]:
         """What is to be said of outcomes that are used, or are not."""
@@ -89,54 +100,52 @@ class Ledger:
         return said
 
     def to_do(self, cells: Sequence[Cell]) -> list[Step]:
-        """The commands that are to run, none before what it needs: those without an outcome, and what they are made
-        from where that is not here."""
-        wanted = set()
+        """The commands that are to run, none before what it needs: those without an outcome, all that is made from
+        these, and what they are made from where that is not here."""
         steps = in_order(cells)
         shown = {cell.step.name for cell in cells} | {step.name for step in steps if step.kind == "train"}
+        anew: set[str] = set()
+        for step in steps:
+            lacks = step.name in shown and not self._is_settled(step)
+            if lacks or any(need.name in anew for need in step.needs):
+                anew.add(step.name)
+        wanted = set(anew)
         for step in reversed(steps):
-            standing, outcome = self.find(step)
-            missing = outcome is None or standing == "failed"
-            if step.name in wanted:  # another needs what it makes
-                if outcome is not None and (outcome.diverged or (outcome.is_well and is_made(step, self._root))):
-                    wanted.discard(step.name)
-            elif step.name in shown and missing:
-                wanted.add(step.name)
             if step.name in wanted:
-                wanted |= {need.name for need in step.needs}
+                wanted |= {need.name for need in step.needs if not self._serves(need)}
         return [step for step in steps if step.name in wanted]
+
+    def _is_settled(self, step: Step) -> bool:
+        """Whether a command has an outcome that may be used, and has not failed."""
+        standing, outcome = self.find(step)
+        return outcome is not None and standing != "failed"
+
+    def _serves(self, step: Step) -> bool:
+        """Whether nothing is won by making again what others need: it is here, or a run that will diverge again."""
+        outcome = self.find(step)[1]
+        return outcome is not None and (outcome.diverged or (outcome.is_well and is_made(step, self._root)))
 
     def minutes(self, step: Step) -> Minutes:
         """How long a command takes: as one of its kind took here, or as the scale says."""
-        alike = [outcome for name, outcome in self._outcomes() if outcome.code == 0 and plain(outcome) == plain(step)]
-        own = [outcome.seconds for outcome in alike if outcome.hardware == hardware_kind()]
-        if own:
+        if own := self._seconds_here.get(plain(step)):
             return Minutes(median(own) / 60, "measured")
         key = step.column if step.kind in ("tune", "pairs") else step.kind
         said = self._declared.scale.minutes.get(key)
+        if said is not None and step.kind == "tune":
+            said *= self._declared.restarts / self._declared.scale.restarts
         return Minutes(said, "unknown" if said is None else "as the scale says")
 
-    def _outcomes(self) -> list[tuple[str, Outcome]]:
-        """All outcomes of the scale, of other tables too."""
+    @cached_property
+    def _seconds_here(self) -> dict[str, list[float]]:
+        """How long commands took on this hardware, of all tables of the scale, by what they make."""
         notes = (read_outcome(path) for path in (self._root / NOTES).glob("*/*.json"))
-        return [("", each) for each in notes if each] + list(self._kept.values())
+        found: dict[str, list[float]] = {}
+        for outcome in (*filter(None, notes), *(outcome for _, outcome in self._kept.values())):
+            if outcome.code == 0 and outcome.hardware == hardware_kind():
+                found.setdefault(plain(outcome), []).append(outcome.seconds)
+        return found
 
 
 def plain(made: Step | Outcome) -> str:
     """What a command makes, whatever the seed: runs of the same name take about the same time."""
     return made.label.rpartition(" seed ")[0] or made.label
-
-
-def missing(column: Column) -> str:
-    """What is missing of the data of a column, with the cure; nothing where it is there."""
-    try:
-        if column.entry == "glue":
-            find_task(find_data(None, "glue"), column.task)
-        for pattern in column.files:
-            folder, _, name = pattern.partition("/")
-            found = find_data(None, folder, column.cure)
-            if not any(found.glob(name)):
-                return f"{found}: no {name}; {column.cure}"
-    except UserError as error:
-        return str(error).removeprefix("--data: ")
-    return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.reproduction.declaration import Declared, Row
-from benchmarks.reproduction.outcomes import is_made
+from benchmarks.reproduction.origins import is_made
 from benchmarks.reproduction.steps import Planner, merged
 from data_prep.inspection.lookup import Example, Wanted, find_example
 from data_prep.inspection.marking import marked

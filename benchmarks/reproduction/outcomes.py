@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from benchmarks.measure import ROOT, environment
+from benchmarks.reproduction.origins import identity_of, origins_of
 from benchmarks.reproduction.steps import Kind, Step
-from data_prep.common.codes import CHECKPOINT, ENDED, Code
+from data_prep.common.codes import ENDED, Code
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_table, sha256
-from data_prep.shards import MANIFEST
+from data_prep.common.files import read_table
 from finetuning.compare import read_results
 from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
 from pretraining.reporting.loss_chart import PLACES
@@ -32,14 +32,6 @@ ROOMS: Mapping[Kind, tuple[str, ...]] = {
 }
 """The rooms whose code decides what comes of a command."""
 SOURCES = {".py", ".cpp", ".h"}
-PRODUCTS: Mapping[Kind, str] = {
-    "task": "package.toml",
-    "shards": MANIFEST,
-    "train": "export/config.json",
-    "tune": RESULTS,
-    "pairs": RESULTS,
-}
-"""The file that a command writes when it is done."""
 HELD_OUT = "held out"
 """What a run's own text that is held out is called as a split."""
 PERPLEXITY = "perplexity"
@@ -89,7 +81,7 @@ class Outcome(JsonRecord):
     identity: str = ""
     """A checksum of what it made."""
     made_from: dict[str, str] = Field(default_factory=dict)
-    """The identities of what it was made from, by the names of the commands that had made that."""
+    """Checksums of what it was made from: by the names of commands that had made it, of recipes and of files."""
     scores: list[Score] = Field(default_factory=list)
     """What it has measured, a score for each restart."""
     curve: list[tuple[int, float]] = Field(default_factory=list)
@@ -126,24 +118,6 @@ def sources_of(kind: Kind) -> str:
         for path in sorted(path for path in (ROOT / room).rglob("*") if path.suffix in SOURCES):
             seen.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return seen.hexdigest()[:12]
-
-
-def is_made(step: Step, root: Path) -> bool:
-    """Whether what a command makes is there."""
-    return (root / step.name / PRODUCTS[step.kind]).is_file()
-
-
-def identity_of(step: Step, root: Path) -> str:
-    """A checksum of what a command has made: the data's fingerprint, a checkpoint's own checksum, or that of a file."""
-    folder = root / step.name
-    if not is_made(step, root):
-        return ""
-    if step.kind == "shards":
-        return str(read_table(folder / MANIFEST).get("fingerprint", ""))[:16]
-    if step.kind == "train":
-        newest = max((folder / "checkpoints").glob(f"step-*/{CHECKPOINT}"), default=None)
-        return "" if newest is None else str(read_table(newest).get("sha256", ""))[:16]
-    return sha256(folder / PRODUCTS[step.kind])[:16]
 
 
 @cache
@@ -192,7 +166,7 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
         **{name: found[name] for name in ("date", "commit", "hardware", "processor", "cores")},
         sources=sources_of(step.kind),
         identity=identity_of(step, root),
-        made_from={need.name: identity_of(need, root) for need in step.needs},
+        made_from=origins_of(step, root),
         scores=scores,
         curve=curve,
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.reproduction.declaration import Column, Declared, Row
+from data_prep.common.errors import UserError
+from data_prep.common.files import sha256
 
 Kind = Literal["task", "shards", "train", "tune", "pairs"]
 ENTRIES = {
@@ -20,6 +22,14 @@ ENTRIES = {
     "task": "finetuning/run_task.py",
     "pairs": "finetuning/run_pairs.py",
 }
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    ENTRIES["glue"]: ("glue", "miniature"),
+    ENTRIES["squad"]: ("squad1", "squad2"),
+    ENTRIES["swag"]: ("swag",),
+    ENTRIES["ner"]: ("ner", "ner_features"),
+    ENTRIES["task"]: ("own", "miniature"),
+}
+"""The recipes of which a command takes one where none is named."""
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; others count on."""
 FEATURES = "--features.layers"
@@ -40,6 +50,10 @@ class Step:
     needs: tuple[Step, ...] = ()
     column: str = ""
     """The column that it fills, of those that a model is fine-tuned for."""
+    reads: Column | None = None
+    """The column whose files it reads."""
+    given: tuple[tuple[str, str], ...] = ()
+    """Words in braces that stand for files of the user's, which are named by their checksums; and these files."""
 
     @property
     def name(self) -> str:
@@ -56,6 +70,8 @@ class Step:
     def command(self, root: Path, data: Path) -> list[str]:
         """The script and its words, with folders in their places."""
         places = {f"{{{need.name}}}": str(root / need.name) for need in self.all_needs()} | {"{data}": str(data)}
+        for step in (*self.all_needs(), self):
+            places |= dict(step.given)
         words = []
         for word in self.words:
             for place, folder in places.items():
@@ -86,6 +102,8 @@ class Planner:
 
     def __init__(self, declared: Declared, trivia: Path | None = None) -> None:
         self._declared, self._scale, self._trivia = declared, declared.scale, trivia
+        if trivia is not None and not trivia.is_file():
+            raise UserError(f"--trivia {trivia}: no such file")
 
     def cells(self) -> Iterator[Cell]:
         """The cells of all rows and pre-trainings: those of the first pre-training first, so that all rows are seen
@@ -133,7 +151,7 @@ class Planner:
         model, trained = self._model(row, seed)
         words = merged("--model", model, *column.words, *self._scale.pairs)
         label = f"pairs of {trained.label}{placed(row)}"
-        return Step("pairs", label, ENTRIES["pairs"], words, (trained,), "blimp")
+        return Step("pairs", label, ENTRIES["pairs"], words, (trained,), "blimp", column)
 
     def _tune(self, row: Row, name: str, seed: int) -> Step | None:
         """Fine-tunes the model of a row for a column."""
@@ -153,11 +171,12 @@ class Planner:
         if column.entry == "task":
             task = Step("task", "demo task", "finetuning/fetch.py", ("demo",))
             files, needs = (f"{task.folder}/package.toml",), (*needs, task)
-        own += [*["--from-scratch"] * row.fresh, "--seeds", str(scale.restarts)]
+        own += [*["--from-scratch"] * row.fresh, "--seeds", str(self._declared.restarts)]
         words = (*files, *merged("--model", model, *own))
-        changed = spelled(" ".join((*row.tune, row.features, "fresh weights of" * row.fresh)))
+        more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
+        changed = spelled(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
         label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
-        return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name)
+        return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name, column)
 
     def _words(self, row: Row, name: str) -> list[str]:
         """How a row is fine-tuned for a column."""
@@ -174,8 +193,10 @@ class Planner:
         """Fine-tunes on the file that the user names; None where none is named."""
         if self._trivia is None:
             return None
-        own = ("--model", model, *words, "--train", str(self._trivia.resolve()), "--seeds", "1")
-        return Step("tune", f"trivia of {trained.label}", ENTRIES["squad"], own, (trained,), TRIVIA)
+        place = f"{{{TRIVIA} {sha256(self._trivia)[:16]}}}"
+        own = ("--model", model, *words, "--train", place, "--seeds", "1")
+        given = ((place, str(self._trivia.resolve())),)
+        return Step("tune", f"trivia of {trained.label}", ENTRIES["squad"], own, (trained,), TRIVIA, given=given)
 
 
 def parted(words: Iterable[str]) -> dict[str, list[str]]:

@@ -33,6 +33,7 @@ from pretraining.huggingface.folders import (
     read_head,
     read_length,
     read_shape,
+    read_task,
 )
 from pretraining.huggingface.model_card import BaseSummary, read_base_model, read_licence
 from pretraining.huggingface.weights import TaskHead, count_segments, list_weights, with_first_segment_alone
@@ -85,6 +86,8 @@ class Model:
             from_hub, licence = read_base_model(folder / CARD), read_licence(folder / CARD)
         else:
             if not (finished_checkpoints(folder) or (folder / RECORD).exists()):
+                if read_task(folder):
+                    raise UserError(f"{folder}: was fine-tuned on features or with a BiLSTM: predict.py alone takes it")
                 raise UserError(
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
                 )
@@ -144,16 +147,16 @@ class Model:
     def pretrained(self) -> Bert:
         """Builds the model with the heads that it was pre-trained with; UserError where it lacks one of them."""
         missing: tuple[str, ...] = ()
+        cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
+        if self.head is not None:
+            raise UserError(f"{self.name}: was fine-tuned, so it says of no piece how likely it is: {cure}")
         if self.is_checkpoint:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
             shape, weights, missing = read_folder(self.with_weights())
         if missing:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
-            raise UserError(
-                f"{self.name}: has no {heads}, so it says of no piece how likely it is: name a model with the heads of "
-                "pre-training: a run, or what export.py made of it"
-            )
+            raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
         model = build_model(shape)
         model.load_state_dict(weights)
         return model.eval()

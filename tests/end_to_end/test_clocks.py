@@ -98,3 +98,22 @@ def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
     lines = records(place.folder / "run")
     assert all(1.0 < seconds_of(lines, phase) < 60.0 for phase in (1, 2))  # of 1.8, and what the last step takes more
     assert all(0 <= line["seconds_left"] <= 3.6 for line in lines)
+
+
+@pytest.mark.slow
+def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(place: Place) -> None:
+    place = by_the_clock(place, 0.001, 0.5, 0.5)
+    path = place.folder / "pairs.tsv"
+    path.write_text("good\tbad\na b\tb a\n")
+    assert_well(train(place.command("run", "--evaluation.every", "1", "--evaluation.pairs", path)))
+    lines = records(place.folder / "run", "evaluation")
+    ends = [number for number, line in enumerate(lines) if "pairs_accuracy" in line]
+    assert len(ends) == 2
+    for number in ends:
+        before, last = lines[number - 1], lines[number]
+        assert before["step"] == last["step"]
+        assert before["scored_examples"] > last["scored_examples"] == 0
+        assert "masked_loss" not in last
+    card = (place.folder / "run" / "export" / "README.md").read_text()
+    assert "minimal pairs" in card
+    assert "masked loss" in card

@@ -48,7 +48,7 @@ def test_a_table_names_only_what_there_is(each: Declared) -> None:
 
 
 def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
-    cells = [*Planner(each, trivia=Path("trivia.json")).cells()]
+    cells = [*Planner(each, trivia=Path(__file__)).cells()]
     steps = in_order(cells)
     assert {cell.row for cell in cells} == {row.name for row in each.rows}
     assert len({step.name for step in steps}) == len({(step.script, step.words) for step in steps}) == len(steps)
@@ -77,7 +77,7 @@ FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scra
 def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
-    for step in in_order([*Planner(each, trivia=Path("trivia.json")).cells()]):
+    for step in in_order([*Planner(each, trivia=Path(__file__)).cells()]):
         if step.kind not in ("train", "tune"):
             continue
         flags = parted(step.words[step.words[0].endswith(".toml") :])
@@ -162,8 +162,11 @@ def test_what_a_table_has_not_is_named() -> None:
 
 
 def test_an_unknown_table_is_refused_and_a_wrong_file_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--table 9: is not declared; there is --table 1, .*, --figure 5"):
-        declared("table9", "demo")
+    for name, flag in (("table9", "--table 9"), ("table15", "--table 15"), ("table-5", "--table -5")):
+        with pytest.raises(UserError, match=rf"^{flag}: is not declared; there is --table 1, .*, --figure 5$"):
+            declared(name, "demo")
+    with pytest.raises(UserError, match=r"^--figure 4: "):
+        declared("figure4", "demo")
     wrong = tmp_path / "table.toml"
     wrong.write_text('title = "x"\ncolums = []\nrows = [{ name = "a" }]\n')
     with pytest.raises(UserError, match="colums"):

@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
-from support.reproduction import StandIn, by_words
+from support.reproduction import LACKING, Place, StandIn, by_words
 
 from benchmarks import reproduce
 from benchmarks.measure import read_results
 from benchmarks.report import page, sections
-from benchmarks.reproduce import Reproduce, make
-from benchmarks.reproduction import drawing, ledger, results, running
-from benchmarks.reproduction.declaration import ScaleName, declared, table_names
+from benchmarks.reproduce import Reproduce
+from benchmarks.reproduction import drawing, results
+from benchmarks.reproduction.declaration import declared, table_names
 from benchmarks.reproduction.outcomes import ended_of
-from benchmarks.reproduction.showing import read_table_result, tables_of
-from data_prep.common.codes import Code
+from benchmarks.reproduction.showing import tables_of
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
-
-LACKING = "data/glue: not there; fetch it"
-
-
-class Place:
-    """A folder of tables, in which a stand-in runs their commands."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch = folder, patch
-        self.shown = ""
-        self.lacks: set[str] = set()
-        patch.setattr(running, "count_ranks", lambda wanted: 1)
-        patch.setattr(reproduce, "masked_sentences", lambda table, root: {})
-        for module in (ledger, results, reproduce):
-            patch.setattr(module, "missing", lambda column: LACKING if column.title in self.lacks else "")
-
-    def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
-        """Makes a table; returns the exit code."""
-        self.patch.setattr(running, "follow", stand_in)
-        number: dict[str, Any] = {name[:-1]: int(name[-1])}
-        wanted = Reproduce(**number, scale=scale, out=self.folder / "made", results=self.folder, **more)
-        console = Console(file=io.StringIO(), width=250)
-        code = make(wanted, console)
-        self.shown = console.file.getvalue()  # type: ignore[attr-defined]
-        return code
-
-    def result(self, name: str, scale: str = "demo") -> results.TableResult:
-        """What was kept of a table."""
-        return read_table_result(read_results(self.folder / f"{name}-{scale}.json"))
 
 
 @pytest.fixture
@@ -110,6 +76,62 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
     assert "MNLI-m, QNLI, MRPC: STS-B in its place" in found.notes
 
 
+def test_claims_on_one_pre_training_a_row_are_of_these_models_alone(place: Place) -> None:
+    def score(words: str, seed: int) -> float:
+        return by_words(words, seed) - 0.05 * ("bilstm" in words)
+
+    assert place.make("table5", StandIn(score=score)) == 0
+    found = place.result("table5")
+    assert verdicts(found, "left-to-right is worse on all")["demo"] == "holds of these two models"
+    assert verdicts(found, "a BiLSTM on top hurts GLUE")["demo"] == "holds of this model"
+    assert "holds" not in {each.finding for each in found.verdicts}
+    assert "holds of these two models" in place.shown
+    assert "holds of these two models" in page(
+        sections({"table5-demo": read_results(place.folder / "table5-demo.json")})
+    )
+
+
+def test_nothing_is_claimed_of_models_that_say_the_same_of_every_item(place: Place) -> None:
+    def score(words: str, seed: int) -> float:
+        return 0.5 if "ltr" in words else by_words(words, seed)
+
+    assert place.make("table5", StandIn(score=score)) == 0
+    found = place.result("table5")
+    [verdict] = [each for each in found.verdicts if each.worse == "LTR & No NSP" and each.column == "demo"][:1]
+    assert (verdict.finding, verdict.why) == ("nothing is claimed", "one answer for all: degenerate")
+
+
+def test_without_fresh_weights_a_signal_is_that_above_guessing_or_is_not_checked(place: Place) -> None:
+    def guessing(words: str, seed: int) -> float:
+        return 0.503 if "run_pairs" in words else by_words(words, seed)
+
+    table = declared("table5", "demo")
+    rows = tuple(row for row in table.table.rows if not row.fresh)
+    without = table._replace(table=table.table.model_copy(update={"rows": rows}))
+    place.patch.setattr(reproduce, "declared", lambda name, scale: without)
+    assert place.make("table5", StandIn()) == 0
+    found = place.result("table5")
+    assert found.signals == {"demo": "not checked", "blimp": ""}
+    assert all(each.why.endswith("; signal not checked") for each in found.verdicts if each.column == "demo")
+    other = Place(place.folder / "other", place.patch)
+    assert other.make("table5", StandIn(score=guessing)) == 0
+    assert other.result("table5").signals["blimp"] == "no signal: BERT 50.3, guessing 50.0"
+
+
+def test_the_table_of_sizes_is_the_mean_of_five_restarts(place: Place) -> None:
+    assert place.make("table6", StandIn()) == 0
+    assert {
+        cell.wanted for row in place.result("table6").rows for name, cell in row.cells.items() if name == "demo"
+    } == {5}
+
+
+def test_a_text_as_its_rows_mask_it_is_kept_with_the_table(place: Place) -> None:
+    place.patch.setattr(reproduce, "masked_sentences", lambda table, root: {"80/10/10": ["a→[MASK]"]})
+    assert place.make("table8", StandIn()) == 0
+    assert place.result("table8").masked == {"80/10/10": ["a→[MASK]"]}
+    assert "a→[MASK]" in place.shown
+
+
 def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> None:
     def losses(words: str) -> tuple[float, float]:
         return (9.0, 9.5) if "ltr" in words and "--seed 12346" in words else (9.0, 5.0)
@@ -163,70 +185,11 @@ def test_data_of_a_task_that_is_missing_is_said_and_the_rest_runs(place: Place) 
     assert f"STS-B: no data: {LACKING}" in found.notes
 
 
-def test_no_command_is_run_twice_and_a_table_goes_on_where_it_was_stopped(place: Place) -> None:
-    whole = StandIn()
-    assert place.make("table5", whole) == 0
-    assert len(whole.ran) == len({*whole.ran})
-    again = StandIn()
-    assert place.make("table5", again) == 0
-    assert again.ran == []
-    other = StandIn()
-    assert place.make("figure5", other) == 0
-    assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
-
-
-def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) -> None:
-    whole = StandIn()
-    assert place.make("table5", whole) == 0
-    stopped = Place(place.folder / "other", place.patch)
-    first = StandIn(killed_at=5)
-    assert stopped.make("table5", first) == Code.INTERRUPTED
-    assert not (stopped.folder / "table5-demo.json").exists()
-    assert stopped.make("table5", StandIn(), plan=True) == 0
-    assert stopped.shown.count(" begun ") == 1
-    second = StandIn()
-    assert stopped.make("table5", second) == 0
-    assert first.ran + second.ran == whole.ran
-    assert stopped.result("table5").rows == place.result("table5").rows
-
-
-def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
-    """In a clone that has the file alone, nothing of it is run again; what another table needs besides, is."""
-    assert place.make("table5", StandIn(), "mini") == 0
-    clone = Place(place.folder / "clone", place.patch)
-    clone.folder.mkdir()
-    kept = place.folder / "table5-mini.json"
-    (clone.folder / kept.name).write_bytes(kept.read_bytes())
-    nothing = StandIn()
-    assert clone.make("table5", nothing, "mini") == 0
-    assert nothing.ran == []
-    assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
-    more = StandIn()
-    assert clone.make("table8", more, "mini") == 0
-    assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
-    base = [name for name in more.ran if name.startswith("tune/stsb-base")]
-    assert base == []
-
-
-def test_results_of_other_data_are_said_and_not_used(place: Place) -> None:
-    assert place.make("table5", StandIn()) == 0
-    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
-    manifest.write_text(json.dumps({"fingerprint": "other"}))
-    again = StandIn()
-    assert place.make("table5", again) == 0
-    assert sum(name.startswith("train/") for name in again.ran) == 3
-
-
-def test_results_of_other_code_are_used_and_said(place: Place) -> None:
-    assert place.make("table5", StandIn()) == 0
-    assert not any("other code" in note for note in place.result("table5").notes)
-    place.patch.setattr(ledger, "sources_of", lambda kind: "another")
-    again = StandIn()
-    assert place.make("table5", again) == 0
-    assert again.ran == []
-    assert any(
-        "results of other code than today's are used: 13 at commit" in note for note in place.result("table5").notes
-    )
+def test_missing_data_is_told_before_hours_of_work(place: Place) -> None:
+    place.lacks = {"SQuAD 1.1 EM"}
+    assert place.make("table2", StandIn(), plan=True) == 0
+    assert f"SQuAD 1.1 EM: no data: {LACKING}\n" in place.shown
+    assert "BERT base + TriviaQA: no data: name the file" in place.shown
 
 
 def test_shares_together_make_the_table(place: Place) -> None:
@@ -259,11 +222,16 @@ def test_trivia_comes_first_where_it_is_given(place: Place) -> None:
     assert place.make("table2", StandIn()) == 0
     row = next(row for row in place.result("table2").rows if row.name == "BERT base + TriviaQA")
     assert row.cells["squad"].notes == ["no data: name the file to train on first, in SQuAD's format: --trivia"]
-    stand_in = StandIn()
-    assert place.make("table2", stand_in, trivia=place.folder / "trivia.json") == 0
-    first, second = stand_in.ran
-    assert first.startswith("tune/trivia-of-base")
-    assert second.startswith("tune/squad1-base-seed-1-after-trivia")
+    file = place.folder / "trivia.json"
+    for content in ("one", "another"):  # at the same place
+        file.write_text(content)
+        stand_in = StandIn()
+        assert place.make("table2", stand_in, trivia=file) == 0
+        first, second = stand_in.ran
+        assert first.startswith("tune/trivia-of-base")
+        assert second.startswith("tune/squad1-base-seed-1-after-trivia")
+    with pytest.raises(UserError, match=r"--trivia .*none.json: no such file"):
+        place.make("table2", StandIn(), trivia=place.folder / "none.json")
 
 
 def test_a_command_names_one_table() -> None:

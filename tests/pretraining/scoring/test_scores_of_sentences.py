@@ -183,12 +183,16 @@ def test_what_says_nothing_of_a_model_is_counted() -> None:
 def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) -> None:
     their_model(BertForSequenceClassification).save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
-    with pytest.raises(UserError, match="heads"):
+    with pytest.raises(UserError, match="was fine-tuned, so"):
         Model.open(str(tmp_path)).pretrained()
     kept = {name: each for name, each in their_weights().items() if not name.startswith("cls.")}
     their_model().save_pretrained(tmp_path, state_dict=kept)
     with pytest.raises(UserError, match="has no masked_head, next_head"):
         Model.open(str(tmp_path)).pretrained()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "task.json").write_text('{"bilstm": {}}')
+    with pytest.raises(UserError, match="was fine-tuned on features or with a BiLSTM"):
+        Model.open(str(tmp_path))
 
 
 def test_a_model_that_says_no_numbers_is_refused() -> None:

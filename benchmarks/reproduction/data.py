@@ -1,0 +1,56 @@
+"""Files of tasks and pairs that the columns of a table read: where they are, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.reproduction.declaration import Column, Declared
+from data_prep.common.errors import UserError
+from finetuning.files.splits import FOLDERS, LABELLED, find_task
+from finetuning.session.flags import find_data
+
+NO_TRIVIA = "no data: name the file to train on first, in SQuAD's format: --trivia"
+"""What is said of a row that is fine-tuned on a file of the user's first, where none is named."""
+
+
+def files_of(column: Column) -> dict[str, Path]:
+    """The files that decide what a column shows, by names that are the same on all machines; UserError with the cure
+    where one is missing."""
+    if column.entry == "glue":
+        splits = find_task(find_data(None, "glue"), column.task)
+        labelled = [path for split, paths in splits.items() if split.startswith(LABELLED) for path in paths]
+        return {f"glue/{FOLDERS[column.task]}/{path.name}": path for path in labelled}
+    found: dict[str, Path] = {}
+    for pattern in column.files:
+        folder, _, name = pattern.partition("/")
+        place = find_data(None, folder, column.cure)
+        files = {f"{folder}/{path.name}": path for path in sorted(place.glob(name)) if path.is_file()}
+        if not files:
+            raise UserError(f"{place}: no {name}; {column.cure}")
+        found |= files
+    return found
+
+
+def missing(column: Column) -> str:
+    """What is missing of the data of a column, with the cure; nothing where it is there."""
+    try:
+        files_of(column)
+    except UserError as error:
+        return str(error).removeprefix("--data: ")
+    return ""
+
+
+def lacking(declared: Declared) -> dict[str, str]:
+    """The columns that cannot be measured here, with what is missing of their data."""
+    found = {name: missing(column) for name, column in declared.measured.items()}
+    return {name: lacks for name, lacks in found.items() if lacks}
+
+
+def gaps(declared: Declared, trivia: Path | None) -> Iterator[str]:
+    """Lines on what cannot be measured for want of data."""
+    for name, lacks in lacking(declared).items():
+        yield f"{declared.columns[name].title}: no data: {lacks}"
+    for row in declared.rows if trivia is None else ():
+        if row.before:
+            yield f"{row.name}: {NO_TRIVIA}"

@@ -1,0 +1,221 @@
+"""Sums up what is there of a table: means and spreads over seeds, and what holds of what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from benchmarks.reproduction.data import NO_TRIVIA, lacking
+from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Column, Declared, Row
+from benchmarks.reproduction.ledger import Ledger
+from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
+from benchmarks.reproduction.results import CellResult, RowResult, TableResult
+from benchmarks.reproduction.steps import Cell, in_order
+from benchmarks.reproduction.verdicts import OF_ONE, OF_TWO, Verdict, has_signal, judge, spread
+
+NOT_CHECKED = "not checked"
+"""What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
+FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
+"""The split and the figure of columns that no model is fine-tuned for."""
+
+
+class Summing:
+    """Sums up what is there of a table."""
+
+    def __init__(self, declared: Declared, cells: Sequence[Cell], ledger: Ledger) -> None:
+        self._declared, self._cells, self._ledger = declared, cells, ledger
+        self._lacking = lacking(declared)
+
+    def result(self) -> TableResult:
+        """The whole table."""
+        d, steps = self._declared, in_order(self._cells)
+        rows = [row for row in d.table.rows if not row.hidden and (row in d.rows or row.paper)]
+        made = {row.name: self._row(row) for row in rows}
+        signals = {name: self._signal(name, column, made) for name, column in d.measured.items()}
+        outcomes = {step.name: outcome for step in steps if (outcome := self._ledger.find(step)[1])}
+        return TableResult(
+            table=d.name,
+            title=d.title,
+            scale=d.scale_name,
+            what=d.scale.what,
+            columns={name: column.title for name, column in d.measured.items()},
+            paper={name: d.columns[name].title for name in d.table.columns},
+            units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{d.restarts} fine-tunings of one pre-training",
+            rows=list(made.values()),
+            signals=signals,
+            verdicts=list(self._verdicts(made, signals)),
+            notes=[*self._notes(), *self._ledger.remarks(steps)],
+            curve=d.table.curve,
+            runs=outcomes,
+        )
+
+    def _row(self, row: Row) -> RowResult:
+        """A row with its cells; one that is not run has the paper's values alone."""
+        cells, processors = {}, dict[str, None]()
+        for name in self._declared.columns_of(row) if row in self._declared.rows else ():
+            own = [cell for cell in self._cells if (cell.row, cell.column) == (row.name, name)]
+            cells[name] = self._cell(self._declared.measured[name], own, row, self._lacking.get(name, ""))
+            found = (self._ledger.find(cell.step)[1] for cell in own)
+            processors |= dict.fromkeys(f"{each.cores} cores of {each.processor}" for each in found if each)
+        return RowResult(
+            name=row.name, cells=cells, paper=row.paper, part=row.part, fresh=row.fresh, processors=list(processors)
+        )
+
+    def _cell(self, column: Column, cells: Sequence[Cell], row: Row, lacks: str) -> CellResult:
+        """What a row scores in a column."""
+        if lacks:
+            return CellResult(notes=[f"no data: {lacks}"])
+        if not cells:
+            needed = row.before and column.is_tuned
+            return CellResult(notes=[NO_TRIVIA] * bool(needed))
+        several, restarts = self._declared.seeds > 1, self._declared.restarts if column.is_tuned else 1
+        values, errors, notes = [], [], []
+        for cell in cells:
+            own = []
+            for score, trouble in self._scores(cell):
+                value = figure_of(score, column) if score else None
+                notes += [trouble] * bool(trouble)
+                if score and value is not None:
+                    own.append(value)
+                    errors.append(error_of(score, column))
+            values += [fmean(own)] if several and own else own
+        known = [error for error in errors if error is not None]
+        return CellResult(
+            values=[round(value, 4) for value in values],
+            wanted=self._declared.seeds if several else restarts,
+            mean=fmean(values) if values else None,
+            spread=spread(values),
+            error=fmean(known) if known else None,
+            notes=notes,
+        )
+
+    def _scores(self, cell: Cell) -> Iterator[tuple[Score | None, str]]:
+        """The scores of a cell, each with what is to be said of it."""
+        for need in cell.step.all_needs():
+            outcome = self._ledger.find(need)[1]
+            if outcome is not None and not outcome.is_well:
+                yield None, trouble_of(outcome)
+                return
+        standing, outcome = self._ledger.find(cell.step)
+        if outcome is None:
+            yield None, f"{standing}: {cell.step.label}"
+        elif not outcome.is_well:
+            yield None, trouble_of(outcome)
+        for score in outcome.scores if outcome is not None and outcome.is_well else ():
+            told = f"failed: seed {score.seed}: {score.failed}" if score.failed else ""
+            yield (None if score.failed else score), told or "one answer for all: degenerate" * score.degenerate
+
+    def _signal(self, name: str, column: Column, made: dict[str, RowResult]) -> str:
+        """Why a column has no signal; nothing where it has one, NOT_CHECKED where nobody can say."""
+        fresh = next((row for row in self._declared.rows if row.fresh), None)
+        pre_trained = fresh.model if fresh else self._best(name, made)
+        base = made[pre_trained].cells.get(name) if pre_trained else None
+        other = made[fresh.name].cells.get(name) if fresh else None
+        if column.lower_is_better or base is None or (column.chance is None and other is None):
+            return NOT_CHECKED
+        against = [column.chance] if column.chance is not None else other.values if other else []
+        if not base.values or not against:
+            return "not measured yet"
+        errors = [each.error for each in (base, other) if each and each.error is not None]
+        if has_signal(base.values, against, errors):
+            return ""
+        told = "guessing" if column.chance is not None or not fresh else fresh.name
+        return f"no signal: {pre_trained} {fmean(base.values):.1f}, {told} {fmean(against):.1f}"
+
+    def _best(self, name: str, made: dict[str, RowResult]) -> str:
+        """The row that scores best in a column; empty where none does."""
+        scores = {row.name: row.cells[name].mean for row in made.values() if name in row.cells}
+        known = {row: score for row, score in scores.items() if score is not None}
+        return max(known, key=lambda row: known[row], default="")
+
+    def _verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[Verdict]:
+        """What was found of every claim, in every column for which it is made, and beside that in those that the paper
+        has not."""
+        d = self._declared
+        there = [row.name for row in d.rows]
+        for claim in d.table.claims:
+            columns = dict.fromkeys(map(d.stand_in, claim.columns))
+            beside = () if claim.within else d.table.beside
+            for name in [each for each in (*columns, *beside) if each != LEFT_OUT]:
+                for better, worse in claim.pairs(there):
+                    first, second = (made[each].cells.get(name) for each in (better, worse))
+                    if first and second and not (name in beside and self._same_model(better, worse)):
+                        yield self._verdict(claim, (better, worse), name, first, second, signals[name])
+
+    def _same_model(self, *names: str) -> bool:
+        """Whether rows have one pre-trained model, so that nothing but fine-tuning tells them apart."""
+        rows = [self._declared.table.row(name) for name in names]
+        return len({(row.model or row.name, row.part) for row in rows}) == 1
+
+    def _verdict(
+        self, claim: Claim, rows: tuple[str, str], name: str, first: CellResult, second: CellResult, signal: str
+    ) -> Verdict:
+        """What was found of a claim on two rows in a column."""
+        verdict = Verdict(
+            claim=claim.text,
+            better=rows[0],
+            worse=rows[1],
+            column=name,
+            finding="nothing is claimed",
+            why="not measured",
+        )
+        lost = next((note for cell in (first, second) for note in cell.notes), "")
+        no_signal = signal if signal != NOT_CHECKED else ""
+        if no_signal or lost or not first.values or not second.values:
+            return verdict.model_copy(update={"why": no_signal or lost or "not measured"})
+        sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
+        own, others = ([sign * value for value in cell.values] for cell in (first, second))
+        judged, how, found = judge(own, others, claim.within, (first.error, second.error))
+        scope = {} if self._declared.seeds > 1 else OF_ONE if self._same_model(*rows) else OF_TWO
+        why = f"{how}; signal {NOT_CHECKED}" if signal else how
+        update = {"finding": scope.get(judged, judged), "why": why, "difference": fmean(own) - fmean(others)}
+        if found is not None:
+            update |= {"interval": [found.low, found.high], "p": found.p}
+        return verdict.model_copy(update=update)
+
+    def _notes(self) -> list[str]:
+        """What is otherwise than in the paper."""
+        d = self._declared
+        instead: dict[str, list[str]] = {}
+        for name, other in d.replaced.items():
+            told = f"{d.columns[other].title} in its place" if other else "left out at this scale"
+            instead.setdefault(told, []).append(d.columns[name].title)
+        notes = [f"{', '.join(titles)}: {told}" for told, titles in instead.items()]
+        notes += [f"{d.columns[name].title}: no data: {lacks}" for name, lacks in self._lacking.items()]
+        pairs = [
+            f"{column.title}: run_pairs.py {' '.join(d.scale.pairs)}"
+            for column in d.measured.values()
+            if column.entry == "pairs"
+        ]
+        notes += pairs if d.scale.pairs else []
+        there = {row.name for row in d.rows}
+        notes += [
+            f"not asked at this scale: {claim.text}" for claim in d.table.claims if len(there & {*claim.rows}) < 2
+        ]
+        return notes
+
+
+def trouble_of(outcome: Outcome) -> str:
+    """What is said of a command that did not end well."""
+    return outcome.said if outcome.diverged else f"failed: {outcome.label}: {outcome.said}"
+
+
+def place_of(score: Score, column: Column) -> tuple[str, str]:
+    """The split and the figure of a score that a column shows."""
+    split, figure = FIGURES.get(column.entry, (column.split or next(iter(score.figures), ""), column.figure))
+    own = score.figures.get(split, {})
+    return split, figure or next(reversed(own), "")
+
+
+def figure_of(score: Score, column: Column) -> float | None:
+    """The figure of a score that a column shows, in its units."""
+    split, figure = place_of(score, column)
+    value = score.figures.get(split, {}).get(figure)
+    return None if value is None else column.unit * value
+
+
+def error_of(score: Score, column: Column) -> float | None:
+    """How far that figure may be by the choice of the items."""
+    split, figure = place_of(score, column)
+    value = score.errors.get(split, {}).get(figure)
+    return None if value is None else column.unit * value

@@ -1,0 +1,193 @@
+"""What is there already of a table is used where it may be, and made again where it was made from something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.reproduction import Place, StandIn
+
+from benchmarks.reproduction import ledger, origins
+from benchmarks.reproduction.declaration import declared
+from benchmarks.reproduction.steps import RECIPES, Planner, in_order
+from data_prep.common.codes import Code
+from finetuning.run_glue import RunGlue
+from finetuning.run_ner import RunNer
+from finetuning.run_squad import RunSquad
+from finetuning.run_swag import RunSwag
+from finetuning.run_task import RunTask
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A folder of the test's own."""
+    return Place(tmp_path, monkeypatch)
+
+
+def test_no_command_is_run_twice_and_a_table_goes_on_where_it_was_stopped(place: Place) -> None:
+    whole = StandIn()
+    assert place.make("table5", whole) == 0
+    assert len(whole.ran) == len({*whole.ran})
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert again.ran == []
+    other = StandIn()
+    assert place.make("figure5", other) == 0
+    assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
+
+
+def test_a_table_that_was_interrupted_goes_on_by_the_same_command(place: Place) -> None:
+    whole = StandIn()
+    assert place.make("table5", whole) == 0
+    stopped = Place(place.folder / "other", place.patch)
+    first = StandIn(killed_at=5)
+    assert stopped.make("table5", first) == Code.INTERRUPTED
+    assert not (stopped.folder / "table5-demo.json").exists()
+    assert stopped.make("table5", StandIn(), plan=True) == 0
+    assert stopped.shown.count(" begun ") == 1
+    second = StandIn()
+    assert stopped.make("table5", second) == 0
+    assert first.ran + second.ran == whole.ran
+    assert stopped.result("table5").rows == place.result("table5").rows
+
+
+def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
+    """In a clone that has the file alone, nothing of it is run again; what another table needs besides, is."""
+    assert place.make("table5", StandIn(), "mini") == 0
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    kept = place.folder / "table5-mini.json"
+    (clone.folder / kept.name).write_bytes(kept.read_bytes())
+    nothing = StandIn()
+    assert clone.make("table5", nothing, "mini") == 0
+    assert nothing.ran == []
+    assert clone.result("table5", "mini").rows == place.result("table5", "mini").rows
+    more = StandIn()
+    assert clone.make("table8", more, "mini") == 0
+    assert sum(name.startswith("train/") for name in more.ran) == 7  # six ways of masks, and the base again
+    assert not any(name.startswith("tune/stsb-base") for name in more.ran)
+
+
+def test_what_was_made_from_a_model_that_comes_out_otherwise_here_is_made_again_by_the_same_command(
+    place: Place,
+) -> None:
+    assert place.make("table5", StandIn(), "mini") == 0
+    clone = Place(place.folder / "clone", place.patch)
+    clone.folder.mkdir()
+    (place.folder / "table5-mini.json").rename(clone.folder / "table5-mini.json")
+    other = StandIn(weights="other")
+    assert clone.make("table8", other, "mini") == 0
+    assert any(name.startswith("tune/stsb-base") for name in other.ran)
+    again = StandIn()
+    assert clone.make("table8", again, "mini") == 0
+    assert again.ran == []
+
+
+def test_another_recipe_makes_all_anew_and_the_plan_says_so(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    checksum = origins.recipe_checksum
+    place.patch.setattr(origins, "recipe_checksum", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
+    assert place.make("table5", StandIn(), plan=True) == 0
+    assert "11 runs are left" in place.shown  # three models, what is made of them, and no text and no task
+    assert "the note here is not used: it was made from another recipe demo" in place.shown
+    [metrics] = (place.folder / "made" / "demo" / "train").glob("base-*/metrics.jsonl")
+    metrics.write_text("of the other recipe")
+    anew = StandIn(weights="other")
+    assert place.make("table5", anew) == 0
+    assert len(anew.ran) == 11
+    [moved] = (place.folder / "made" / "demo" / "replaced" / "train").glob("base-*-1/base-*/metrics.jsonl")
+    assert moved.read_text() == "of the other recipe"
+    assert str(moved.parents[1]) in place.shown
+
+
+def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    found = []
+    for text in ("epochs = 3", "# three\nepochs = 3", "epochs = 4"):
+        path.write_text(text)
+        found.append(origins.recipe_checksum(path))
+    assert found[0] == found[1] != found[2]
+
+
+def test_other_files_of_tasks_and_pairs_give_other_results(place: Place) -> None:
+    given = place.folder / "given"
+    place.patch.setenv("CLOZE_DATA", str(given))
+    files = [given / "glue" / "STS-B" / f"{split}.tsv" for split in ("train", "dev", "test")]
+    files.append(given / "pairs" / "blimp.jsonl")
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    assert place.make("table5", StandIn(), "mini") == 0
+    for path, prefix, count in zip(files, ("tune/stsb", "tune/stsb", "", "pairs/"), (5, 5, 0, 3), strict=True):
+        path.write_text("other")
+        again = StandIn()
+        assert place.make("table5", again, "mini") == 0
+        assert (len(again.ran), {name.startswith(prefix) for name in again.ran} - {True}) == (count, set())
+
+
+def test_what_depends_on_a_run_that_is_made_anew_is_made_anew_too(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
+    manifest.write_text(json.dumps({"fingerprint": "other"}))
+    assert place.make("table5", StandIn(), plan=True) == 0
+    assert "11 runs are left" in place.shown
+
+
+def test_damaged_results_are_passed_over_with_a_word_and_stay(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    kept = place.folder / "table5-demo.json"
+    content = json.loads(kept.read_text())
+    for damaged in ("{", json.dumps({**content, "runs": {"train/x": {"code": "y"}}})):
+        kept.with_name("table1-demo.json").write_text(damaged)
+        assert place.make("table5", StandIn()) == 0
+        assert "table1-demo.json: damaged, and passed over" in place.shown
+        assert kept.with_name("table1-demo.json").read_text() == damaged
+
+
+def test_the_newest_of_several_results_wins(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    content = json.loads((place.folder / "table5-demo.json").read_text())
+    name = next(iter(content["runs"]))
+    for table, day in (("table1", "2026-01-03"), ("table2", "2026-01-02")):
+        runs = {name: {**content["runs"][name], "date": day}}
+        (place.folder / f"{table}-demo.json").write_text(json.dumps({**content, "runs": runs}))
+    (place.folder / "table5-demo.json").unlink()
+    step = next(step for step in in_order([*Planner(declared("table5", "demo")).cells()]) if step.name == name)
+    found = ledger.Ledger(declared("table5", "demo"), place.folder / "none", place.folder).find(step)[1]
+    assert found is not None
+    assert found.date == "2026-01-03"
+
+
+def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
+    suites = [
+        RunGlue().suite(),
+        RunNer().suite(),
+        RunNer(features="last").suite(),
+        RunSwag().suite(),
+        RunTask().suite(),
+    ]
+    suites += [RunSquad(version=version).suite() for version in ("1.1", "2.0")]
+    taken = {name for suite in suites for name in (suite.recipe, suite.small_recipe) if name}
+    assert taken == {name for names in RECIPES.values() for name in names}
+
+
+def test_results_of_other_data_are_said_and_not_used(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    [manifest] = (place.folder / "made" / "demo" / "shards").glob("*/manifest.json")
+    manifest.write_text(json.dumps({"fingerprint": "other"}))
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert sum(name.startswith("train/") for name in again.ran) == 3
+
+
+def test_results_of_other_code_are_used_and_said(place: Place) -> None:
+    assert place.make("table5", StandIn()) == 0
+    assert not any("other code" in note for note in place.result("table5").notes)
+    place.patch.setattr(ledger, "sources_of", lambda kind: "another")
+    again = StandIn()
+    assert place.make("table5", again) == 0
+    assert again.ran == []
+    assert any(
+        "results of other code than today's are used: 13 at commit" in note for note in place.result("table5").notes
+    )
