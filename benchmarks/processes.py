@@ -45,8 +45,8 @@ def follow(
         return process.wait()
     except KeyboardInterrupt:
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SAVING)
+        with suppress(subprocess.TimeoutExpired), log.open("a") as file:
+            file.write(process.communicate(timeout=SAVING)[0])  # read to its end, for a full pipe would hold it up
         raise
     finally:
         end_group(process)

@@ -176,6 +176,8 @@ class Scale(Section):
     """The same for single tables, by their names."""
     restarts: Positive
     """Fine-tunings of each model."""
+    restarts_of: dict[str, Positive] = Field(default_factory=dict)
+    """The same for single tables, by their names."""
     tune: Words = ()
     """Words of each command of fine-tuning."""
     tune_for: dict[str, Words] = Field(default_factory=dict)
@@ -235,6 +237,11 @@ class Declared(NamedTuple):
     def seeds(self) -> int:
         """Pre-trainings of each row."""
         return self.scale.seeds_of.get(self.name, self.table.seeds or self.scale.seeds)
+
+    @property
+    def restarts(self) -> int:
+        """Fine-tunings of each model."""
+        return self.scale.restarts_of.get(self.name, self.scale.restarts)
 
     def stand_in(self, column: str) -> str:
         """The column that is measured for one of the paper; LEFT_OUT where none is."""

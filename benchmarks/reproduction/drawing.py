@@ -65,7 +65,7 @@ def chart_of(result: TableResult) -> Figure | None:
 def draw_verdicts(axes: Axes, judged: Sequence[Verdict], result: TableResult) -> None:
     """How far the one row is above the other, with the interval at 95%."""
     for number, each in enumerate(judged):
-        colour = FOUND.get(each.finding, GREY)
+        colour = FOUND.get(each.finding.partition(" of ")[0], GREY)
         axes.plot(each.interval or (), [number] * 2, color=colour, linewidth=1.5)
         axes.plot(each.difference or 0.0, number, "o", color=colour, markersize=4)
     names = [f"{each.better} −\n{each.worse}, {result.columns[each.column]}" for each in judged]

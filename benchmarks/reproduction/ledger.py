@@ -131,6 +131,8 @@ class Ledger:
             return Minutes(median(own) / 60, "measured")
         key = step.column if step.kind in ("tune", "pairs") else step.kind
         said = self._declared.scale.minutes.get(key)
+        if said is not None and step.kind == "tune":
+            said *= self._declared.restarts / self._declared.scale.restarts
         return Minutes(said, "unknown" if said is None else "as the scale says")
 
     @cached_property

@@ -67,7 +67,7 @@ class TableResult(JsonRecord):
     """What a seed is."""
     rows: list[RowResult]
     signals: dict[str, str]
-    """What the row of fresh weights says of columns: empty where they have a signal."""
+    """Whether columns have a signal, by the row of fresh weights or by what guessing scores: empty where they have."""
     verdicts: list[Verdict]
     notes: list[str]
     curve: bool = False

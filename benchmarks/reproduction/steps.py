@@ -171,9 +171,10 @@ class Planner:
         if column.entry == "task":
             task = Step("task", "demo task", "finetuning/fetch.py", ("demo",))
             files, needs = (f"{task.folder}/package.toml",), (*needs, task)
-        own += [*["--from-scratch"] * row.fresh, "--seeds", str(scale.restarts)]
+        own += [*["--from-scratch"] * row.fresh, "--seeds", str(self._declared.restarts)]
         words = (*files, *merged("--model", model, *own))
-        changed = spelled(" ".join((*row.tune, row.features, "fresh weights of" * row.fresh)))
+        more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
+        changed = spelled(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
         label = f"{column.task} {changed} {trained.label}{placed(row)}{' after trivia' * bool(row.before)}"
         return Step("tune", " ".join(label.split()), ENTRIES[column.entry], words, needs, name, column)
 

@@ -11,8 +11,10 @@ from benchmarks.reproduction.ledger import Ledger
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Outcome, Score
 from benchmarks.reproduction.results import CellResult, RowResult, TableResult
 from benchmarks.reproduction.steps import Cell, in_order
-from benchmarks.reproduction.verdicts import Verdict, has_signal, judge, spread
+from benchmarks.reproduction.verdicts import OF_ONE, OF_TWO, Verdict, has_signal, judge, spread
 
+NOT_CHECKED = "not checked"
+"""What is said of the signal of a column in which no fresh weights are scored, and of which chance is not known."""
 FIGURES = {"pairs": (PAIRS, "accuracy"), "perplexity": (HELD_OUT, PERPLEXITY)}
 """The split and the figure of columns that no model is fine-tuned for."""
 
@@ -38,7 +40,7 @@ class Summing:
             what=d.scale.what,
             columns={name: column.title for name, column in d.measured.items()},
             paper={name: d.columns[name].title for name in d.table.columns},
-            units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{d.scale.restarts} fine-tunings of one pre-training",
+            units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{d.restarts} fine-tunings of one pre-training",
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._verdicts(made, signals)),
@@ -66,7 +68,7 @@ class Summing:
         if not cells:
             needed = row.before and column.is_tuned
             return CellResult(notes=[NO_TRIVIA] * bool(needed))
-        several, restarts = self._declared.seeds > 1, self._declared.scale.restarts if column.is_tuned else 1
+        several, restarts = self._declared.seeds > 1, self._declared.restarts if column.is_tuned else 1
         values, errors, notes = [], [], []
         for cell in cells:
             own = []
@@ -104,20 +106,27 @@ class Summing:
             yield (None if score.failed else score), told or "one answer for all: degenerate" * score.degenerate
 
     def _signal(self, name: str, column: Column, made: dict[str, RowResult]) -> str:
-        """Why a column has no signal; nothing where it has one, or cannot be asked."""
+        """Why a column has no signal; nothing where it has one, NOT_CHECKED where nobody can say."""
         fresh = next((row for row in self._declared.rows if row.fresh), None)
-        base = made[fresh.model].cells.get(name) if fresh else None
-        if fresh is None or base is None or column.lower_is_better:
-            return ""
-        other = made[fresh.name].cells.get(name, CellResult())
-        against = [column.chance] if column.chance is not None else other.values
+        pre_trained = fresh.model if fresh else self._best(name, made)
+        base = made[pre_trained].cells.get(name) if pre_trained else None
+        other = made[fresh.name].cells.get(name) if fresh else None
+        if column.lower_is_better or base is None or (column.chance is None and other is None):
+            return NOT_CHECKED
+        against = [column.chance] if column.chance is not None else other.values if other else []
         if not base.values or not against:
             return "not measured yet"
-        errors = [error for error in (base.error, other.error) if error is not None]
+        errors = [each.error for each in (base, other) if each and each.error is not None]
         if has_signal(base.values, against, errors):
             return ""
-        told = "guessing" if column.chance is not None else fresh.name
-        return f"no signal: {fresh.model} {fmean(base.values):.1f}, {told} {fmean(against):.1f}"
+        told = "guessing" if column.chance is not None or not fresh else fresh.name
+        return f"no signal: {pre_trained} {fmean(base.values):.1f}, {told} {fmean(against):.1f}"
+
+    def _best(self, name: str, made: dict[str, RowResult]) -> str:
+        """The row that scores best in a column; empty where none does."""
+        scores = {row.name: row.cells[name].mean for row in made.values() if name in row.cells}
+        known = {row: score for row, score in scores.items() if score is not None}
+        return max(known, key=lambda row: known[row], default="")
 
     def _verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[Verdict]:
         """What was found of every claim, in every column for which it is made, and beside that in those that the paper
@@ -150,13 +159,16 @@ class Summing:
             finding="nothing is claimed",
             why="not measured",
         )
-        lost = next((note for cell in (first, second) for note in cell.notes if not note.startswith("one answer")), "")
-        if signal or lost or not first.values or not second.values:
-            return verdict.model_copy(update={"why": signal or lost or "not measured"})
+        lost = next((note for cell in (first, second) for note in cell.notes), "")
+        no_signal = signal if signal != NOT_CHECKED else ""
+        if no_signal or lost or not first.values or not second.values:
+            return verdict.model_copy(update={"why": no_signal or lost or "not measured"})
         sign = -1.0 if self._declared.columns[name].lower_is_better else 1.0
         own, others = ([sign * value for value in cell.values] for cell in (first, second))
-        finding, how, found = judge(own, others, claim.within)
-        update = {"finding": finding, "why": how, "difference": fmean(own) - fmean(others)}
+        judged, how, found = judge(own, others, claim.within, (first.error, second.error))
+        scope = {} if self._declared.seeds > 1 else OF_ONE if self._same_model(*rows) else OF_TWO
+        why = f"{how}; signal {NOT_CHECKED}" if signal else how
+        update = {"finding": scope.get(judged, judged), "why": why, "difference": fmean(own) - fmean(others)}
         if found is not None:
             update |= {"interval": [found.low, found.high], "p": found.p}
         return verdict.model_copy(update=update)

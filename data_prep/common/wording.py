@@ -73,7 +73,8 @@ def explain(error: Mapping[str, Any], bare: bool, settings: type[Section]) -> st
         context = {"expected": context["expected"].replace("'", '"').replace(" or ", ", ")}
     limits = {name: str(value).removesuffix(".0") for name, value in context.items()}
     needed = NEEDED[kind].format(**limits) if kind in NEEDED else error["msg"]
-    if kind == "model_type" and "name" in tables(settings)[str(key[-1])].model_fields:
+    table = tables(settings).get(str(key[-1]))  # None for one in a list of tables, which has a number
+    if kind == "model_type" and table is not None and "name" in table.model_fields:
         needed += f"; did you mean {dotted((*key, 'name'))}?"
     return f" = {shown(error['input'])}: {needed}"
 

@@ -39,8 +39,8 @@ class Batch:
         return type(self)(**values)
 
     def turns(self) -> Tensor:
-        """(n,) int64: for every place the piece that lies there when each sequence is turned round; twice is not at
-        all."""
+        """(n,) int64: for every place the piece that lies there when each sequence is turned round; what is turned
+        twice lies as it was."""
         counts = self.starts.diff().long()
         lengths = torch.repeat_interleave(counts, counts, output_size=len(self.pieces))
         return torch.arange(len(self.pieces), device=self.pieces.device) + lengths - 1 - 2 * self.positions

@@ -42,7 +42,8 @@ class Masked(NamedTuple):
 
 
 def num_masked(length: Any, rate: float) -> Any:
-    """Counts the pieces that are chosen of examples of these lengths: at least one, rounded as in the original."""
+    """Counts the pieces that are chosen of examples of these lengths, in which [CLS] and [SEP] count: at least one,
+    rounded as in the original."""
     return np.clip(np.rint(np.multiply(length, rate)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(np.int64)
 
 
@@ -71,6 +72,7 @@ def choose_places(rows: Rows, counts: Array, numbers: Array) -> tuple[Array, Arr
     ranks[sequences, rows.boundaries - 1] = NEVER  # the [SEP] of A, or the last
     ranks[places >= rows.lengths[:, None] - 1] = NEVER
     last = np.sort(ranks, axis=1)[sequences, counts - 1]
+    assert (last != NEVER).all(), "more pieces are asked for than may be chosen"
     which, chosen = np.nonzero(ranks <= last[:, None])
     return which, chosen
 

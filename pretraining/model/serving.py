@@ -172,9 +172,8 @@ class ServedEncoder:
         """`sees_one`: of the last layer one piece of every sequence alone is asked for; `making` makes the products."""
         self.encoder = encoder.eval().requires_grad_(False)
         layers = deque(cast(Layer, layer) for layer in encoder.layers)
-        encoder.layers = (
-            nn.ModuleList()
-        )  # packed weights take their place, one after another: memory is for one of both
+        # packed weights take the layers' place, one after another: memory is for one of both
+        encoder.layers = nn.ModuleList()
         self.layers: list[ServedLayer] = []
         while len(layers) > 1:
             self.layers.append(ServedLayer(layers.popleft(), making))

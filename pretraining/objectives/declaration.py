@@ -6,6 +6,7 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
 
     class LeftToRight(Objective):
         sees = "before"                      # a piece sees itself and those before it
+        logits_at_once = 1024                # of nearly every piece of a batch they would take much memory
 
         def predictions(self, length, masked, done):
             return length - 1                # for memory, micro-batches that are "auto", and hours
@@ -16,7 +17,10 @@ is told of that. Such a file has an `OBJECTIVE`, which derives from `Objective`;
             return pack(rows, text, chosen, text[chosen + 1])
 
         def heads(self, shape):
-            return {"masked_head": "head of next pieces"}
+            return {"masked_head": "language head"}
+
+        def build(self, shape):
+            return {"masked_head": MaskedHead(shape, self.logits_at_once)}
 
 Loss, figures, operations and the class of its export follow: `mlm.py` has all of them, and the file ends with
 `OBJECTIVE = LeftToRight()`. `make recipes-page` then writes its name into docs/recipes.md. A head that a class of

@@ -28,6 +28,7 @@ class PieceLosses(NamedTuple):
     nats: Tensor
     """cross-entropy of the pieces"""
     correct: Tensor
+    """pieces that were the model's first choice"""
 
 
 class LeftToRight(Objective):

@@ -56,7 +56,7 @@ class MaskedSettings(ObjectiveSettings):
     """mlm: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the same text. A
     validation has those of the data in any case."""
     rate: Rate = 0.15
-    """mlm, dynamic masks: share of the pieces that is predicted."""
+    """mlm, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP] count."""
     last_rate: Rate | None = None
     """mlm, dynamic masks: this share at the last step, to which it moves evenly over all steps (default: it stays)."""
     split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)

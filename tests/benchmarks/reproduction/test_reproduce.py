@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.reproduction import LACKING, Place, StandIn, by_words
 
+from benchmarks import reproduce
 from benchmarks.measure import read_results
 from benchmarks.report import page, sections
 from benchmarks.reproduce import Reproduce
@@ -73,6 +74,62 @@ def test_claims_are_judged_and_columns_without_signal_claim_nothing(place: Place
     assert "a BiLSTM on top helps SQuAD" not in {each.claim for each in found.verdicts}
     assert any("SQuAD 1.1 F1: left out" in note for note in found.notes)
     assert "MNLI-m, QNLI, MRPC: STS-B in its place" in found.notes
+
+
+def test_claims_on_one_pre_training_a_row_are_of_these_models_alone(place: Place) -> None:
+    def score(words: str, seed: int) -> float:
+        return by_words(words, seed) - 0.05 * ("bilstm" in words)
+
+    assert place.make("table5", StandIn(score=score)) == 0
+    found = place.result("table5")
+    assert verdicts(found, "left-to-right is worse on all")["demo"] == "holds of these two models"
+    assert verdicts(found, "a BiLSTM on top hurts GLUE")["demo"] == "holds of this model"
+    assert "holds" not in {each.finding for each in found.verdicts}
+    assert "holds of these two models" in place.shown
+    assert "holds of these two models" in page(
+        sections({"table5-demo": read_results(place.folder / "table5-demo.json")})
+    )
+
+
+def test_nothing_is_claimed_of_models_that_say_the_same_of_every_item(place: Place) -> None:
+    def score(words: str, seed: int) -> float:
+        return 0.5 if "ltr" in words else by_words(words, seed)
+
+    assert place.make("table5", StandIn(score=score)) == 0
+    found = place.result("table5")
+    [verdict] = [each for each in found.verdicts if each.worse == "LTR & No NSP" and each.column == "demo"][:1]
+    assert (verdict.finding, verdict.why) == ("nothing is claimed", "one answer for all: degenerate")
+
+
+def test_without_fresh_weights_a_signal_is_that_above_guessing_or_is_not_checked(place: Place) -> None:
+    def guessing(words: str, seed: int) -> float:
+        return 0.503 if "run_pairs" in words else by_words(words, seed)
+
+    table = declared("table5", "demo")
+    rows = tuple(row for row in table.table.rows if not row.fresh)
+    without = table._replace(table=table.table.model_copy(update={"rows": rows}))
+    place.patch.setattr(reproduce, "declared", lambda name, scale: without)
+    assert place.make("table5", StandIn()) == 0
+    found = place.result("table5")
+    assert found.signals == {"demo": "not checked", "blimp": ""}
+    assert all(each.why.endswith("; signal not checked") for each in found.verdicts if each.column == "demo")
+    other = Place(place.folder / "other", place.patch)
+    assert other.make("table5", StandIn(score=guessing)) == 0
+    assert other.result("table5").signals["blimp"] == "no signal: BERT 50.3, guessing 50.0"
+
+
+def test_the_table_of_sizes_is_the_mean_of_five_restarts(place: Place) -> None:
+    assert place.make("table6", StandIn()) == 0
+    assert {
+        cell.wanted for row in place.result("table6").rows for name, cell in row.cells.items() if name == "demo"
+    } == {5}
+
+
+def test_a_text_as_its_rows_mask_it_is_kept_with_the_table(place: Place) -> None:
+    place.patch.setattr(reproduce, "masked_sentences", lambda table, root: {"80/10/10": ["a→[MASK]"]})
+    assert place.make("table8", StandIn()) == 0
+    assert place.result("table8").masked == {"80/10/10": ["a→[MASK]"]}
+    assert "a→[MASK]" in place.shown
 
 
 def test_a_run_that_diverged_is_shown_and_not_averaged_away(place: Place) -> None:

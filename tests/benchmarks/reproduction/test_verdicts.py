@@ -17,11 +17,11 @@ VALUES = some.lists(some.floats(0, 100).map(lambda value: round(value, 2)), min_
 def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[float]) -> None:
     """Against his formulas: the standard error, his degrees of freedom, and Student's distribution."""
     found = compare(first, second)
-    assert found is not None
     parts = [np.var(each, ddof=1) / len(each) for each in (first, second)]
-    if not sum(parts):
-        assert found.p in (0.0, 1.0)
+    if len({*first}) == len({*second}) == 1:
+        assert found is None
         return
+    assert found is not None
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
     )
@@ -40,7 +40,7 @@ def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[
         ([80.0, 84.0, 76.0], [79.0, 83.0, 77.0], "not sure"),
         ([80.0], [70.0], "nothing is claimed"),
         ([80.0, 80.1], [70.0], "nothing is claimed"),
-        ([80.0, 80.0], [70.0, 70.0], "holds"),
+        ([80.0, 80.0], [70.0, 70.0], "nothing is claimed"),  # two seeds alike by chance prove nothing
     ],
 )
 def test_an_ordering(first: list[float], second: list[float], finding: str) -> None:
@@ -62,6 +62,24 @@ def test_rows_that_are_alike(first: list[float], second: list[float], finding: s
 def test_one_seed_claims_nothing_and_says_so() -> None:
     assert judge([80.0], [70.5])[1] == "one seed: +9.5"
     assert spread([1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("difference", "errors", "finding"),
+    [
+        (10.0, (1.5, 2.0), "holds"),
+        (-10.0, (1.5, 2.0), "does not hold"),
+        (4.8, (1.5, 2.0), "not sure"),  # 1.96 standard errors are 4.9
+        (5.0, (1.5, 2.0), "holds"),
+        (10.0, (1.5, None), "nothing is claimed"),
+    ],
+)
+def test_seeds_that_are_all_alike_are_judged_by_the_choice_of_items(
+    difference: float, errors: tuple[float | None, ...], finding: str
+) -> None:
+    found, why, _ = judge([70.0 + difference] * 3, [70.0] * 3, errors=errors)
+    assert found == finding
+    assert ("by the choice of the items" in why) == (None not in errors)
 
 
 @pytest.mark.parametrize(

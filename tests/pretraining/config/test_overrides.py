@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support.processes import ROOT
 from support.recipes import PLAIN, faults, write_plain
@@ -177,6 +177,7 @@ SCRAPS = st.one_of(
 )
 
 
+@example({("phases",): [0]})
 @given(st.dictionaries(st.sampled_from(sorted(known_keys(Recipe), key=str)), SCRAPS, min_size=1, max_size=5))
 def test_no_scrap_of_a_recipe_gets_past_or_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, scraps: dict[Any, Any]

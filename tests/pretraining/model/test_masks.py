@@ -52,6 +52,16 @@ def by_example(rows: Rows, masked: Masked) -> list[tuple[list[int], list[int], l
     return found
 
 
+def test_more_than_may_be_chosen_is_no_wish() -> None:
+    """Of ten places two or three are marks."""
+    rows = rows_of([10, 10], [10, 5])
+    numbers = number_places(draw_for(2).keys, 10)
+    assert len(choose_places(rows, np.array([8, 7]), numbers)[0]) == 15
+    for counts in ([9, 7], [8, 8]):
+        with pytest.raises(AssertionError):
+            choose_places(rows, np.array(counts), numbers)
+
+
 @st.composite
 def examples(draw: st.DrawFn) -> Rows:
     lengths = draw(st.lists(st.integers(8, 60), min_size=1, max_size=12))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.base_models import swapped, write_bert
 from support.transformers_models import PIECES
-from transformers import AutoModelForPreTraining, AutoTokenizer, BertModel
+from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM, BertModel
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -20,7 +20,7 @@ from pretraining.config.base import sizes_of
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.bert import Bert
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import build_model
+from pretraining.objectives.declaration import build_model, objectives
 from pretraining.training.origin import begin_with, difference, extended
 
 BASE = Vocabulary(PIECES, cased=False)
@@ -120,11 +120,16 @@ def test_means() -> None:
     assert extended(rows, 3, [[0, 1], [], [2]], 8).flatten().tolist() == [1, 3, 8, 2, 4, 8, 0, 0]
 
 
-def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path) -> None:
-    origin = Model.open(str(write_bert(tmp_path / "bert", BASE)))
-    shape = replace(origin.shape, objective="ltr", sees="before", pairs=False)
-    model = build_model(shape).initialize(1)
+@pytest.mark.parametrize("name", [name for name, objective in objectives().items() if objective.sees != "both"])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path, name: str, pairs: bool) -> None:
+    bert = write_bert(tmp_path / "bert", BASE)
+    if not pairs:
+        BertForMaskedLM.from_pretrained(bert).save_pretrained(bert)
+    origin, sees = Model.open(str(bert)), objectives()[name].sees
+    model = build_model(replace(origin.shape, objective=name, sees=sees, pairs=False)).initialize(1)
     said = begin_with(model, RunState(), origin, BASE)
-    assert "; a piece saw all others, and from now on those before it; left out: pooler, next-sentence head" in said
+    assert f"; a piece saw all others, and from now on those {sees} it" in said
+    assert ("; left out: pooler, next-sentence head" in said) == pairs
     weights = origin.read_weights()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
