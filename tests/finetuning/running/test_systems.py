@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -19,34 +20,55 @@ from support.training import assert_ended, assert_well
 from transformers import AutoModel
 
 from data_prep.common.errors import UserError
+from finetuning import predict
 from finetuning.prediction import load
 from finetuning.running import kept
 
 BILSTM = ["--bilstm.hidden", "16", "--bilstm.depth", "1"]
+MIX = ["--features.layers", "mix", "--features.hidden", "16"]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A task, and models that see on both sides of a piece, `model`, and on one side of it, `ltr` and `rtl`."""
+    folder = tmp_path_factory.mktemp("systems")
+    write_bert(folder / "ltr", VOCABULARY, objective="ltr")
+    write_bert(folder / "rtl", VOCABULARY, hidden=16, objective="rtl")
+    return write_toy(folder)
+
+
+def one_way(toy: Toy) -> Toy:
+    return replace(toy, model=toy.folder / "ltr")
 
 
 def assert_answers_again(toy: Toy, out: Path) -> None:
-    """The folder that was written says of dev what it said when it was trained, to the last decimal that is written."""
+    """predict.py says of dev what the model said when it was trained, to the last decimal that is written."""
     texts = [line.split("\t")[0] for line in (toy.data / "dev.tsv").read_text().splitlines()[1:]]
     lines = (out / "toy" / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
     said = [float(line.split("\t")[-1]) for line in lines]
     assert len({*said}) > 1, "the same of every text would say little"
-    answers = load(out / "toy", "fp32")(texts)
-    assert [[*answer["probabilities"].values()][-1] for answer in answers] == pytest.approx(said, abs=2e-6)
+    asked, answers = out / "asked.txt", out / "answers.jsonl"
+    asked.write_text("".join(f"{text}\n" for text in texts))
+    command = [out / "toy", asked, "--out", answers, "--dtype", "fp32"]
+    assert predict.main([str(word) for word in command]) == 0
+    found = [json.loads(line)["probabilities"] for line in answers.read_text().splitlines()]
+    assert [[*each.values()][-1] for each in found] == pytest.approx(said, abs=2e-6)
 
 
-def assert_continues_and_answers(toy: Toy, *flags: str) -> str:
-    """A run that is stopped is the straight one, on two ranks nearly so, and its model answers; what the first said."""
-    straight, stopped = toy.command("straight", *flags), toy.command("stopped", *flags)
-    said = assert_well(fine_tune(straight))
-    assert_ended(launch(stopped, fault=partial(stop_at, 4)), 75, "after step 4, and saved")
-    assert_well(fine_tune(stopped))
-    assert outcome(toy.folder / "stopped") == outcome(toy.folder / "straight")
-    assert_answers_again(toy, toy.folder / "straight")
-    assert_well(fine_tune(toy.command("two", *flags), ranks=2))
-    one, two = (losses(toy.folder / name) for name in ("straight", "two"))
-    assert one == pytest.approx(two, rel=1e-4)
-    return said
+def assert_continues_and_answers(toy: Toy, name: str, *flags: str) -> tuple[Path, str]:
+    """A run that is stopped is the straight one, on two ranks nearly so, and its model answers; where the straight one
+    lies, and what it said."""
+    straight, stopped, two = (toy.folder / f"{name}-{kind}" for kind in ("straight", "stopped", "two"))
+    first, to_stop = launch(toy.command(straight, *flags)), toy.command(stopped, *flags)
+    halted, of_two = launch(to_stop, fault=partial(stop_at, 4)), launch(toy.command(two, *flags), ranks=2)
+    said = assert_well(first.wait())
+    assert_ended(halted, 75, "after step 4, and saved")
+    assert_well(of_two.wait())
+    assert_well(fine_tune(to_stop))
+    assert outcome(stopped) == outcome(straight)
+    assert_answers_again(toy, straight)
+    assert losses(straight) == pytest.approx(losses(two), rel=1e-4)
+    return straight, said
 
 
 def losses(out: Path) -> list[float]:
@@ -57,56 +79,50 @@ def losses(out: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_bilstm_on_top_is_stopped_continued_and_asked(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path / "toy")
-    assert_continues_and_answers(toy, *BILSTM)
+def test_a_bilstm_on_top_is_stopped_continued_and_asked(toy: Toy) -> None:
+    out, _ = assert_continues_and_answers(toy, "bilstm", *BILSTM)
     with pytest.raises((OSError, ValueError)):  # rather than an ordinary BERT
-        AutoModel.from_pretrained(toy.folder / "straight" / "toy" / "model")
+        AutoModel.from_pretrained(out / "toy" / "model")
 
 
 @pytest.mark.slow
-def test_gpt_learns_its_language_too(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path / "toy")
-    one_way = replace(toy, model=write_bert(tmp_path / "ltr", VOCABULARY, objective="ltr"))
-    assert_continues_and_answers(one_way, "--language_loss", "0.5")
-    assert_well(fine_tune(one_way.command("without")))
-    assert losses(toy.folder / "without")[0] != losses(toy.folder / "straight")[0]
+def test_gpt_learns_its_language_too(toy: Toy) -> None:
+    without = launch(one_way(toy).command("gpt-without"))
+    out, _ = assert_continues_and_answers(one_way(toy), "gpt", "--language_loss", "0.5")
+    assert_well(without.wait())
+    assert losses(toy.folder / "gpt-without")[0] != losses(out)[0]
 
 
 @pytest.mark.slow
-def test_two_encoders_of_elmo_stand_side_by_side(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path / "toy")
-    one_way = replace(toy, model=write_bert(tmp_path / "ltr", VOCABULARY, objective="ltr"))
-    other_way = write_bert(tmp_path / "rtl", VOCABULARY, hidden=16, objective="rtl")
-    mix = ["--features.layers", "mix", "--features.hidden", "16", "--backward", str(other_way)]
-    said = assert_continues_and_answers(one_way, *mix)
-    kept = sorted(path.name for path in (toy.folder / "straight" / "toy" / "activations").glob("*.arrow"))
+def test_two_encoders_of_elmo_stand_side_by_side(toy: Toy) -> None:
+    other_way = toy.folder / "rtl"
+    mix = [*MIX, "--backward", str(other_way)]
+    again = launch(one_way(toy).command("elmo-again", *mix, "--cache-gb", "0"))
+    out, said = assert_continues_and_answers(one_way(toy), "elmo", *mix)
+    kept = sorted(path.name for path in (out / "toy" / "activations").glob("*.arrow"))
     assert kept == ["dev.arrow", "test.arrow", "train.arrow"]
     assert "are kept in" in said
-    said = assert_well(fine_tune(one_way.command("again", *mix, "--cache-gb", "0")))
-    assert "more than --cache-gb 0 leaves: they are computed again in every epoch" in said
-    assert losses(toy.folder / "again") == pytest.approx(losses(toy.folder / "straight"), rel=1e-5)
+    assert "more than --cache-gb 0 leaves: they are computed again in every epoch" in assert_well(again.wait())
+    assert losses(toy.folder / "elmo-again") == pytest.approx(losses(out), rel=1e-5)
     write_bert(other_way, VOCABULARY, objective="rtl")
     with pytest.raises(UserError, match="is not the model that it learned on"):
-        load(toy.folder / "straight" / "toy")
+        load(out / "toy")
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_share_what_is_kept_also_after_a_kill(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path / "toy")
-    mix = ["--features.layers", "mix", "--features.hidden", "16", "--seeds", "2"]
-    command = toy.command("killed", *mix)
-    assert launch(command, fault=kill_while_keeping).wait()[0].code == -signal.SIGKILL
-    assert [*(toy.folder / "killed" / "toy" / "activations").glob("*.arrow")] == []
+def test_runs_side_by_side_share_what_is_kept_also_after_a_kill(toy: Toy) -> None:
+    killed, straight = toy.folder / "killed", toy.folder / "straight"
+    command, whole = (toy.command(out, *MIX, "--seeds", "2") for out in (killed, straight))
+    other, dying = launch(whole), launch(command, fault=kill_while_keeping)
+    assert dying.wait()[0].code == -signal.SIGKILL
+    assert [*(killed / "toy" / "activations").glob("*.arrow")] == []
     said = assert_well(fine_tune([*command, "--search.jobs", "2"]))
     assert said.count("are kept in") == 1
-    assert_well(fine_tune(toy.command("straight", *mix)))
-    scores = [results(toy.folder / name)["runs"] for name in ("killed", "straight")]
+    assert_well(other.wait())
+    scores = [results(out)["runs"] for out in (killed, straight)]
     assert scores[0].keys() == scores[1].keys()
     assert len(scores[0]) == 2
-    files = [
-        (toy.folder / name / "toy" / "activations" / "train.arrow").read_bytes() for name in ("killed", "straight")
-    ]
+    files = [(out / "toy" / "activations" / "train.arrow").read_bytes() for out in (killed, straight)]
     assert files[0] == files[1]
 
 
