@@ -49,6 +49,12 @@ def pairs(shared: Place) -> Path:
     return write_pairs(shared.folder / "pairs.jsonl")
 
 
+@pytest.fixture
+def known_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody measures anew how fast this machine multiplies, which takes most of what scoring few pairs does."""
+    monkeypatch.setattr(minimal_pairs, "matrix_rate", lambda *_: 1e12)
+
+
 @pytest.fixture(scope="module")
 def run(shared: Place, pairs: Path) -> Path:
     """A run that was asked about pairs at the ends of its phases."""
@@ -214,6 +220,7 @@ def test_a_mask_is_filled(run: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("known_rate")
 def test_pairs_go_on_where_they_were_stopped(
     run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +248,7 @@ def test_pairs_go_on_where_they_were_stopped(
     assert len(asked) == 5
 
 
+@pytest.mark.usefixtures("known_rate")
 def test_what_is_wrong_with_pairs_is_told(
     run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +274,7 @@ def test_what_is_wrong_with_pairs_is_told(
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("known_rate")
 def test_a_folder_of_another_model_is_refused(
     run: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
