@@ -1,18 +1,21 @@
 """Activations of frozen encoders, computed once and kept: an Arrow file for every split, beside the runs of its task.
 
     OUT/sst2/activations/
-      train.arrow  dev.arrow      a list of rows for every item, in the items' order
+      train.arrow  dev.arrow      a list of rows for every item, in the items' order, with a checksum
       lock                        of whoever writes them
 
 All runs of the task map the files into memory; the first that needs them writes them, while others wait. The schema has
-a fingerprint of the encoders, of the pieces of all items and of this format: a file of others is told of and written
-anew. Where the files would take more room than is allowed, or than there is, activations are computed in every epoch.
+a fingerprint of the encoders, of the pieces of all items and of this format: a file of others, or one that is damaged,
+is told of and written anew. Where the files would take more room than is allowed, or than there is, activations are
+computed in every epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,7 +41,7 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
 
 FOLDER = "activations"
-FORMAT = 1
+FORMAT = 2
 """Counts up when files of before cannot be read any more, or what is computed has changed."""
 GB = 1e9
 WAIT_SECONDS = 0.2
@@ -118,7 +121,8 @@ class ActivationFile:
 
     def write(self, items: Items, frozen: FrozenEncoders, device: torch.device) -> Iterator[None]:
         """Writes the file, which takes its name when it is whole; yields after every batch that was computed."""
-        schema = full_columns(rows=full_lists(pa.binary(self.row))).with_metadata({FINGERPRINT: self.fingerprint})
+        schema = full_columns(rows=full_lists(pa.binary(self.row)), checksum=pa.uint32())
+        schema = schema.with_metadata({FINGERPRINT: self.fingerprint})
         with replacing(self.path) as file, pa.ipc.new_file(file, schema) as writer:
             for numbers, encoded in _in_order(items):
                 for chosen in split_by_pieces(np.arange(len(encoded)), lengths_of(encoded)):
@@ -129,19 +133,24 @@ class ActivationFile:
                         pa.binary(self.row), len(rows), [None, pa.py_buffer(rows.numpy())]
                     )
                     lists = pa.ListArray.from_arrays(list_offsets(np.cumsum(lengths)), data, type=schema[0].type)
-                    writer.write_batch(pa.record_batch([lists], schema=schema))
+                    checksums = pa.array(_checksums(rows.numpy(), lists.offsets.to_numpy()), pa.uint32())
+                    writer.write_batch(pa.record_batch([lists, checksums], schema=schema))
                     yield
 
     @cached_property
     def _parts(self) -> list[tuple[Array, Array]]:
-        """The rows of every record batch, which stay on the disk until they are read, and where each item's begin."""
+        """The rows of every record batch, in the mapped file, and where each item's begin; all of them are read once,
+        for their checksums: 4 GB in a second where they lie in memory."""
         reader, parts = map_batches(self.path), []
         for index in range(reader.num_record_batches):
-            lists = read_batch(reader, index, self.path, full=False).column(0)
+            lists, checksums = read_batch(reader, index, self.path, full=False).columns
             if lists.type.value_type != pa.binary(self.row):
                 raise DamageError(f"{self.path}: rows of another size")
             rows = np.frombuffer(lists.values.buffers()[1], np.uint8)[: len(lists.values) * self.row]
-            parts.append((rows.reshape(-1, self.row), lists.offsets.to_numpy()))
+            part = rows.reshape(-1, self.row), lists.offsets.to_numpy()
+            if _checksums(*part) != checksums.to_pylist():
+                raise DamageError(f"{self.path}: damaged: not what was written")
+            parts.append(part)
         return parts
 
     @cached_property
@@ -158,6 +167,11 @@ class ActivationFile:
             found.append(rows[offsets[own] : offsets[own + 1]])
         bytes_ = np.concatenate(found)
         return torch.from_numpy(bytes_).view(self.dtype).reshape(len(bytes_), self.layers, self.width)
+
+
+def _checksums(rows: Array, offsets: Array) -> list[int]:
+    """The checksum of the rows of every item."""
+    return [zlib.crc32(rows[begin:end].data) for begin, end in itertools.pairwise(offsets.tolist())]
 
 
 @dataclass(frozen=True)

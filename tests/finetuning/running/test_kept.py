@@ -121,7 +121,10 @@ def changed_text(encoded: Encoded) -> Encoded:
     return replace(encoded, sequences=encoded.sequences._replace(pieces=Ragged(values, pieces.ends), second=second))
 
 
-@pytest.mark.parametrize("what", ["model", "data", "format", "damage"])
+TOLD = {"cut": "not a whole Arrow file", "flipped": "damaged"}
+
+
+@pytest.mark.parametrize("what", ["model", "data", "format", "cut", "flipped"])
 def test_a_file_of_others_is_told_of_and_written_anew(what: str, start: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     model, items = model_of(), Given(items_of("classes"))
     start.keep(items, model)
@@ -131,10 +134,14 @@ def test_a_file_of_others_is_told_of_and_written_anew(what: str, start: Kept, mo
         items = Given(changed_text(items.encoded))
     if what == "format":
         monkeypatch.setattr(kept, "FORMAT", kept.FORMAT + 1)
-    if what == "damage":
+    if what == "cut":
         start.path.write_bytes(start.path.read_bytes()[:-20])
+    if what == "flipped":
+        content = bytearray(start.path.read_bytes())
+        content[len(content) // 2] ^= 1
+        start.path.write_bytes(content)
     found, said = start.keep(items, model)
-    told = "not a whole Arrow file" if what == "damage" else "of another model, other data or another version of Cloze"
+    told = TOLD.get(what, "of another model, other data or another version of Cloze")
     assert said[0].startswith(f"{start.path}: {told}")
     assert said[0].endswith("; written anew")
     batch = pack(found.encode(np.arange(len(LENGTHS))), np.arange(len(LENGTHS)))
