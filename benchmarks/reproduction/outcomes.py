@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Outcome(JsonRecord):
     seconds: float
     """How long it took."""
     date: str
-    """Where and by what it was computed: the day, …"""
+    """When, where and by what it was computed: the day with its minute, …"""
     commit: str
     hardware: str
     processor: str
@@ -163,7 +164,8 @@ def look(step: Step, root: Path, code: int, said: str, seconds: float) -> Outcom
         said=said if code else trouble,
         diverged=bool(trouble) and not code,
         seconds=round(seconds, 1),
-        **{name: found[name] for name in ("date", "commit", "hardware", "processor", "cores")},
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        **{name: found[name] for name in ("commit", "hardware", "processor", "cores")},
         sources=sources_of(step.kind),
         identity=identity_of(step, root),
         made_from=origins_of(step, root),
