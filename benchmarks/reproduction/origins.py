@@ -34,6 +34,21 @@ DIGITS = 16
 """Digits of a checksum that are kept."""
 
 
+class Version(NamedTuple):
+    """A file as it was at a time, so that it is read again only when it has changed."""
+
+    path: Path
+    size: int
+    changed: int
+    """When it was changed, in nanoseconds."""
+
+    @classmethod
+    def of(cls, path: Path) -> Version:
+        """The file as it is now."""
+        about = path.stat()
+        return cls(path, about.st_size, about.st_mtime_ns)
+
+
 def is_made(step: Step, root: Path) -> bool:
     """Whether what a command makes is there."""
     return (root / step.name / PRODUCTS[step.kind]).is_file()
@@ -75,7 +90,13 @@ def recipes_of(step: Step) -> Iterator[Path]:
 
 def recipe_checksum(path: Path) -> str:
     """A checksum of what a recipe says, whatever its comments are."""
-    return shortened(json.dumps(read_toml(path.read_text(encoding="utf-8")), sort_keys=True, default=str))
+    return _recipe_checksum(Version.of(path))
+
+
+@cache
+def _recipe_checksum(recipe: Version) -> str:
+    content = read_toml(recipe.path.read_text(encoding="utf-8"))
+    return shortened(json.dumps(content, sort_keys=True, default=str))
 
 
 def shortened(*texts: str) -> str:
@@ -83,21 +104,11 @@ def shortened(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:DIGITS]
 
 
-class Version(NamedTuple):
-    """A file as it was at a time."""
-
-    path: Path
-    size: int
-    changed: int
-    """When it was changed, in nanoseconds."""
-
-
 def checksum_of(path: Path) -> str:
-    """A checksum of a file, which is read again when it has changed."""
-    about = path.stat()
-    return _read_checksum(Version(path, about.st_size, about.st_mtime_ns))
+    """A checksum of a file."""
+    return _checksum(Version.of(path))
 
 
 @cache
-def _read_checksum(version: Version) -> str:
-    return sha256(version.path)[:DIGITS]
+def _checksum(file: Version) -> str:
+    return sha256(file.path)[:DIGITS]

@@ -16,7 +16,7 @@ from pretraining.config.overrides import load_recipe
 from pretraining.objectives.declaration import configured
 
 SPLITS = [row for row in declared("table8", "demo").rows if row.name[0].isdigit()]
-EPOCHS = 400
+EPOCHS = 150
 
 
 @pytest.mark.parametrize("row", SPLITS, ids=lambda row: row.name)
