@@ -90,8 +90,8 @@ def make(wanted: Reproduce, console: Console) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: None)  # by which Slurm announces the end of a job: runs look at the clock
     runner = Runner(table, root, ledger, wanted.ranks, console)
     try:
-        while steps := [step for step in ledger.to_do(there) if step.name in own]:
-            own -= {step.name for step in steps}  # what depends on a model that came out as another one is to do then
+        for steps in iter(lambda: [step for step in ledger.to_do(there) if step.name in own], []):
+            own.difference_update(step.name for step in steps)  # those to do then depend on a model made anew
             if runner.run(steps):
                 return Code.STOPPED
     except KeyboardInterrupt:
