@@ -15,7 +15,6 @@ from benchmarks.sides import muffled
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
-from data_prep.vocabulary.vocabulary import Special
 from pretraining.config.settings import Compute, Precision
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
@@ -159,6 +158,8 @@ class TheirTraining(Contestant):
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype):
         from transformers import BertConfig, BertForPreTraining
+
+        from data_prep.vocabulary.vocabulary import Special  # needs tokenizers, as transformers does
 
         self.device, self.dtype = device, dtype
         config = BertConfig(**config_of(shape, Special(*range(5)), torch.float32))

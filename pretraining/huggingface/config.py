@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.vocabulary import Special
 from pretraining.huggingface.weights import ARCHITECTURES, Kind, TaskHead, refuse_faults
 from pretraining.model.shape import OBJECTIVE, Sees, Shape
 from pretraining.objectives.declaration import find_objective, objectives
+
+if TYPE_CHECKING:
+    from data_prep.vocabulary.vocabulary import Special
 
 OWN_TYPES: dict[Sees, str] = {"before": "cloze-ltr", "after": "cloze-rtl"}
 """The types of models that no class of transformers computes, by which pieces one sees. It refuses to load them, where

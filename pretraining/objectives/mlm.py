@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from data_prep.common.toml_text import shown
-from pretraining.model.masks import Split, mask_anew, num_masked
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Figure, Objective, ObjectiveSettings
 
@@ -143,13 +142,19 @@ class MaskedPieces(Objective):
         return "used" if self.settings.next_sentences else "unused"
 
     def predictions(self, length: Any, masked: Any, done: float) -> Any:
-        return num_masked(length, self.rate(done)) if self.is_dynamic else masked
+        if not self.is_dynamic:
+            return masked
+        from pretraining.model.masks import num_masked
+
+        return num_masked(length, self.rate(done))
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack
 
         if draw is None or not self.is_dynamic:
             return pack(rows, rows.pieces, rows.masked, rows.labels)
+        from pretraining.model.masks import Split, mask_anew
+
         return pack(rows, *mask_anew(rows, self.rate(draw.done), Split(*self.settings.split), draw))
 
     def heads(self, shape: Shape) -> dict[str, str]:

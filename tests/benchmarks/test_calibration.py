@@ -56,7 +56,9 @@ def test_what_the_model_says_of_exact_steps_has_no_error() -> None:
 
 
 def test_a_measured_machine_takes_the_place_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = {"dtype": "bf16", "memory_bytes": 16e9, "link": LINK, "devices": {"process": asdict(PROCESS)}}
+    _, _, rows = foretell(measured(), (*KNOWN, *TESTED))
+    devices = {"process": asdict(PROCESS)}
+    steps = {"dtype": "bf16", "memory_bytes": 16e9, "link": LINK, "devices": devices, "rows": rows}
     path = Keeper("calibration", [], tmp_path / "own.json").keep({"steps": steps})
     command = ["--recipe", "bert_mini", "--calibration", str(path)]
     assert planner.main(command) == 0
