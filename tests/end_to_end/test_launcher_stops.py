@@ -45,7 +45,8 @@ class Launched:
         environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
         self.pid, self._terminal = pty.fork()
         if not self.pid:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGHUP):  # which tests in the background or under nohup ignore
+                signal.signal(number, signal.SIG_DFL)
             os.execve(program, words, environment)
         os.set_blocking(self._terminal, False)
         self.run = Path(arguments[arguments.index("--out") + 1])
