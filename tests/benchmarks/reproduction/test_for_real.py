@@ -7,6 +7,7 @@ import json
 import lzma
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,16 @@ def write_tasks(folder: Path) -> None:
             file.write(json.dumps({**pair, "paradigm": f"p{number % 2}", "phenomenon": "order"}) + "\n")
 
 
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Also where tests run in the background, which inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
