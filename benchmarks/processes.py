@@ -18,13 +18,9 @@ SAVING = 120.0
 """The same for a run that saves first."""
 
 
-def follow(
-    command: Sequence[str], log: Path, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
-) -> int:
-    """Runs a command to its end, and returns its exit code. Its lines go to a log, where they follow those of earlier
-    starts, and to `say`. A Ctrl-C asks the command to save and stop, and goes on when it has."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
+def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own, with all that it says in one pipe. It ends with this process."""
+    return subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -35,6 +31,15 @@ def follow(
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
+
+
+def follow(
+    command: Sequence[str], log: Path, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
+) -> int:
+    """Runs a command to its end, and returns its exit code. Its lines go to a log, where they follow those of earlier
+    starts, and to `say`. A Ctrl-C asks the command to save and stop, and goes on when it has."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = start(command, environment)
     assert process.stdout is not None
     try:
         with log.open("a") as file:

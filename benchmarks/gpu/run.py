@@ -34,7 +34,7 @@ from rich.console import Console
 from benchmarks.gpu.goals import goal_lines
 from benchmarks.gpu.parts import FIRST, SETUP, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
-from benchmarks.processes import PATIENCE, end_group
+from benchmarks.processes import PATIENCE, end_group, start
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
@@ -100,16 +100,7 @@ def run_limited(
     command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Ended:
     """Runs a command for a limited time, and leaves no process of it behind. `say` gets its output, line by line."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    process = start(command, environment)
     reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
     reader.start()
     try:

@@ -87,10 +87,8 @@ def score_shards(
             f"make shards of its own with data_prep/shard.py --vocab {model.name}"
         )
     bert = model.pretrained()
-    positions, trained = bert.shape.positions, model.trained or bert.shape.positions
-    length = length or longest_for(manifest, trained, folder)
-    if not SHORTEST <= length <= positions:
-        raise UserError(f"--length {length}: {model.name} has {positions} positions; take {SHORTEST} to {positions}")
+    trained = model.trained or bert.shape.positions
+    length = require_length(length or longest_for(manifest, trained, folder), model.name, bert.shape.positions)
     bert, notes = for_data(bert, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
@@ -125,6 +123,13 @@ def score_shards(
         said=objective.said(figures) if figures else [],
         notes=notes,
     )
+
+
+def require_length(length: int, name: str, positions: int) -> int:
+    """The length, where a model of so many positions can be asked about examples of it; UserError otherwise."""
+    if not SHORTEST <= length <= positions:
+        raise UserError(f"--length {length}: {name} has {positions} positions; take {SHORTEST} to {positions}")
+    return length
 
 
 def longest_for(manifest: Manifest, trained: int, folder: Path) -> int:
