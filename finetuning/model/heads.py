@@ -23,6 +23,7 @@ from pretraining.model.bert import MaskedHead
 from pretraining.model.encoder import SITES, Encoder
 from pretraining.model.fused import Dropout, drop
 from pretraining.model.shape import Shape
+from pretraining.objectives.declaration import find_objective
 
 AnyTaskModel = TypeVar("AnyTaskModel", bound="TaskModel")
 NO_BILSTM = BiLstm()
@@ -89,7 +90,7 @@ class TaskModel(Encoder):
             self.lstm = build_bilstm(shape.hidden, bilstm.hidden, bilstm.depth)
         self.has_language = language
         if language:
-            self.masked_head = MaskedHead(shape)
+            self.masked_head = MaskedHead(shape, find_objective(shape).logits_at_once)
 
     def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
         """Draws fresh weights, the same for a seed on any ranks."""

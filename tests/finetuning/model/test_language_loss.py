@@ -65,3 +65,7 @@ def test_nothing_is_predicted_from_items_without_labels_nor_in_evaluation() -> N
     model(pack(items, np.arange(2), labelled=False)).language.backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
     assert float(model.eval()(pack(items, np.arange(len(LENGTHS)))).language) == 0
+
+
+def test_its_logits_are_never_whole() -> None:
+    assert model_of(KINDS[0]).masked_head.at_once is not None
