@@ -1,22 +1,23 @@
 """What an optimizer tells of itself. Every other file of this folder is one, and whoever asks for one finds it here.
 
-    class Muon(Optimizer):
-        title = summary = "Muon"
-        state = ("average", "square")    # fp32 numbers that it keeps for each weight
-        traffic = 34                     # bytes through memory for each parameter
-        whole_matrices = True            # however ZeRO has cut them
+    class Lion(Optimizer):
+        title = summary = "Lion"
+        state = ("average",)             # fp32 numbers that it keeps for each weight
+        traffic = 26                     # bytes through memory for each parameter
 
         def update(self, name, weight, gradient, state, step, settings):
-            state["average"].lerp_(gradient, 1 - settings.betas[0])
-            ...                          # orthogonal for the matrices of layers, Adam's for all else
+            change = state["average"].lerp(gradient, 1 - settings.betas[0]).sign_()
+            state["average"].lerp_(gradient, 1 - settings.betas[1])
+            return change
 
-    OPTIMIZER = Muon()
+    OPTIMIZER = Lion()
 
-is how `pretraining/optimizers/muon.py` looks, and no other file of code: the recipe then takes
-`optimizer.name = "muon"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
-docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; as whole
-matrices, query, key and value come one by one. Settings of its own are a class that derives from `OptimizerSettings`,
-as in `lamb.py`. Nothing here loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
+is all of a `pretraining/optimizers/lion.py`, and no other file of code changes: the recipe then takes
+`optimizer.name = "lion"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
+docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; with
+`whole_matrices = True` it gets whole matrices however ZeRO has cut them, query, key and value one by one, as in
+`muon.py`. Settings of its own are a class that derives from `OptimizerSettings`, as there and in `lamb.py`. Nothing here
+loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,16 @@ WEIGHT, GRADIENT = "weight", "gradient"
 
 
 class ByParameter(FlatOptimizer):
-    """Moves parameters by the `update` that the declaration of an optimizer has."""
+    """Moves parameters by the `update` that the declaration of an optimizer has.
+
+    A whole matrix moves on the rank that holds it. Only those that ZeRO has cut go through all ranks.
+    """
+
+    def prepare(
+        self, flat_tensors: Sequence[FlatTensor], fused_parts: Callable[[str], int], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        super().prepare(flat_tensors, fused_parts, shapes)
+        self._cut = {name: names_cut(flat) for name, flat in self.flats.items()} if self.kind.whole_matrices else {}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         for tensor in tensors:
@@ -46,13 +55,30 @@ class ByParameter(FlatOptimizer):
             for part in parts:
                 yield {kind: flat.of(part, source) for kind, source in sources.items()}
             return
-        whole = {kind: gathered(flat, parts, source, self.shapes[name]) for kind, source in sources.items()}
+        cut = name in self._cut[id(flat.tensor)]
+        if not cut and not parts:
+            return  # another rank holds it
+        shape = self.shapes[name]
+        whole = {
+            kind: gathered(flat, parts, source, shape) if cut else flat.of(parts[0], source).view(shape)
+            for kind, source in sources.items()
+        }
         blocks = {kind: values.chunk(self.fused_parts(name)) for kind, values in whole.items()}
         for number in range(self.fused_parts(name)):
             yield {kind: values[number] for kind, values in blocks.items()}
-        for kind, source in sources.items():
+        for kind, source in sources.items() if cut else ():
             for part in parts:
                 flat.of(part, source).copy_(whole[kind].view(-1)[part.start : part.start + part.length])
+
+
+def names_cut(flat: FlatTensor) -> set[str]:
+    """Names the parameters of a flat tensor that no rank holds whole; all ranks of its group ask together."""
+    held = {part.name: part.length for part in flat.parts}
+    longest = torch.tensor([held.get(name, 0) for name in flat.sizes])
+    if flat.group is not None:
+        longest = longest.to(device_of(flat.group))
+        dist.all_reduce(longest, dist.ReduceOp.MAX, group=flat.group)
+    return {name for (name, size), length in zip(flat.sizes.items(), longest.tolist(), strict=True) if length < size}
 
 
 def gathered(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, shape: torch.Size) -> Tensor:

@@ -1,0 +1,98 @@
+"""Muon: matrices of layers move by the orthogonal matrix nearest to their momentum, all other weights by Adam's rule.
+
+Of a gradient's singular values few are large, and the rest is hardly learned. Muon gives all of them one size (Jordan
+et al., 2024), times what makes an update about as large as Adam's usually are (Liu et al., 2025): both take the same
+learning rates and the same decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from data_prep.common.sections import Fraction
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Jordan's: a x + b x³ + c x⁵, again and again, brings singular values near 1 fastest, to between 0.7 and 1.2."""
+ROUNDS = 5
+USUAL = 0.2
+"""The root mean square that an update of Adam usually has."""
+
+
+class MuonSettings(OptimizerSettings):
+    """Settings that Muon alone has."""
+
+    momentum: Fraction = 0.95
+    """Muon: how slowly the momentum of the matrices of layers forgets."""
+
+
+class MuonDeclaration(Optimizer):
+    title, summary = "Muon", "Muon for few steps"
+    settings = MuonSettings
+    state = ("exp_avg", "exp_avg_sq")
+    traffic = 34
+    whole_matrices = True
+
+    def facts(self, settings: OptimizerSettings) -> list[str]:
+        matrices = f"matrices of layers by momentum {own(settings).momentum:g}, all else by Adam"
+        return [matrices, *super().facts(settings)]
+
+    def update(
+        self,
+        name: str,
+        weight: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        step: int,
+        settings: OptimizerSettings,
+    ) -> Tensor:
+        if name.startswith("layers.") and weight.ndim == 2:
+            beta = own(settings).momentum
+            momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
+            ahead = gradient.lerp(momentum, beta)  # Nesterov's
+            return orthogonal(ahead).mul(USUAL * math.sqrt(max(weight.shape)))
+        average = state["exp_avg"].lerp_(gradient, 1 - settings.betas[0])
+        square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - settings.betas[1])
+        first, second = ((1 - beta**step) if settings.bias_correction else 1.0 for beta in settings.betas)
+        return (average / first).div_((square / second).sqrt_().add_(settings.epsilon))
+
+
+def own(settings: OptimizerSettings) -> MuonSettings:
+    """Settings of Muon, which the table of a recipe always has."""
+    assert isinstance(settings, MuonSettings)
+    return settings
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to one, about, with its singular vectors.
+
+    A round multiplies the matrix X by a + b XXᵀ + c (XXᵀ)². All these factors are functions of the first XXᵀ, so that
+    they are multiplied with one another first, in the smaller of both dimensions, and with the matrix once.
+    """
+    rows, columns = matrix.shape
+    if rows > columns:
+        return orthogonal(matrix.T).T
+    matrix = matrix / (matrix.norm() + 1e-7)
+    square = matrix @ matrix.T
+    product = factor = polynomial(square)
+    for _ in range(ROUNDS - 1):
+        square = factor @ square @ factor
+        factor = polynomial(square)
+        product = factor @ product
+    return product @ matrix
+
+
+def polynomial(square: Tensor) -> Tensor:
+    """What a round multiplies a matrix with, from the matrix times itself transposed."""
+    a, b, c = COEFFICIENTS
+    factor = square.addmm(square, square, beta=b, alpha=c)
+    factor.diagonal().add_(a)
+    return factor
+
+
+OPTIMIZER = MuonDeclaration()
