@@ -110,15 +110,21 @@ def make_engine(
     return Engine(Pulled(), settings, torch.device(device))
 
 
-def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The weights and the trust ratios after all steps. All ranks together give what one process gives."""
+def moved(engine: Engine) -> dict[str, Tensor]:
+    """The weights after all steps, of any optimizer. All ranks together give what one process gives."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step, learning_rate in enumerate(LEARNING_RATES):
         micro: Any = tuple(Pull(step, ranks * number + rank) for number in range(MICRO))
         batches = StepBatches(micro, sequences=MICRO * ranks)
         train_step(engine, batches, learning_rate, Seeds(0, 0), lambda pulled, batches: pulled / batches.sequences)
+    return {name: each.clone() for name, each in engine.weights()}
+
+
+def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weights and LAMB's trust ratios after all steps."""
+    weights = moved(engine)
     assert isinstance(engine.optimizer, Lamb)
-    return {name: each.clone() for name, each in engine.weights()}, engine.optimizer.trust_ratios()
+    return weights, engine.optimizer.trust_ratios()
 
 
 def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -139,7 +145,7 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
     ratios = {}
     for step, learning_rate in enumerate(LEARNING_RATES):
-        for name, gradient in _gradients(step, ranks, settings).items():
+        for name, gradient in gradients(step, ranks, settings).items():
             means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
             powers[name] = settings.betas[1] * powers[name] + (1 - settings.betas[1]) * gradient**2
             mean, power, weight = means[name], powers[name], weights[name]
@@ -158,7 +164,7 @@ def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], di
     return weights, ratios
 
 
-def _gradients(step: int, ranks: int, settings: LambSettings) -> dict[str, Tensor]:
+def gradients(step: int, ranks: int, settings: LambSettings) -> dict[str, Tensor]:
     """The mean of all forces, clipped or normalised."""
     found = {}
     for name, weight in first_weights().items():

@@ -1,4 +1,4 @@
-"""Muon against PyTorch's own, against its iteration in fp64, and against AdamW where it is Adam."""
+"""Muon against PyTorch's own, against its iteration in fp64, on any ranks, and against AdamW where it is Adam."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from support.lamb_reference import (
+    LEARNING_RATES,
+    error,
+    first_weights,
+    gradients,
+    make_engine,
+    moved,
+    separate,
+)
+from support.processes import spawn
+from support.training import connect_ranks
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
+from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonal
-from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
+from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer, is_decayed
+from pretraining.processes.group import disconnect
+
+MUON = {"name": "muon", "bias_correction": False}
 
 RATES = [1e-2, 3e-2, 2e-2, 5e-3, 0.0, 1e-2]
-SHAPES = [(24, 96), (96, 24), (40, 40)]
 
 
 def random(seed: int, shape: tuple[int, ...]) -> Tensor:
@@ -65,17 +79,21 @@ def test_matrices_of_layers_move_as_pytorch_moves_them(name: str, shape: tuple[i
     assert (found - wanted).norm() < 0.02 * (wanted - begin).norm()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def plainly(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix in fp64, round by round."""
+    a, b, c = COEFFICIENTS
+    found: Tensor = matrix.double() / matrix.double().norm()
+    for _ in range(ROUNDS):
+        square = found @ found.T
+        found = a * found + (b * square + c * square @ square) @ found
+    return found
+
+
+@pytest.mark.parametrize("shape", [(24, 96), (96, 24), (40, 40)])
 def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tuple[int, int]) -> None:
     """Also where singular values span three orders of size."""
     matrix = random(3, shape) * torch.logspace(0, -3, shape[1])
-    a, b, c = COEFFICIENTS
-    plain = matrix.double() / matrix.double().norm()
-    for _ in range(ROUNDS):
-        square = plain @ plain.T
-        plain = a * plain + (b * square + c * square @ square) @ plain
-    found = orthogonal(matrix)
-    assert (found - plain).norm() < 1e-3 * plain.norm()
+    assert (orthogonal(matrix) - plainly(matrix)).norm() < 1e-3 * plainly(matrix).norm()
     values = torch.linalg.svdvals(orthogonal(random(4, (24, 96))))
     assert 0.65 < values.min() <= values.max() < 1.25
 
@@ -88,3 +106,43 @@ def test_all_else_moves_as_adamw_has_it(name: str, shape: tuple[int, ...]) -> No
     common: dict[str, Any] = {"betas": (0.9, 0.98), "epsilon": 1e-6, "weight_decay": 0.1}
     moved = [ours(name, random(0, shape), {"name": kind, **common}) for kind in ("muon", "adamw")]
     torch.testing.assert_close(*moved, rtol=1e-5, atol=1e-6)
+
+
+def on_all_stages() -> dict[Any, Any]:
+    """What one rank finds."""
+    connect_ranks()
+    found: dict[Any, Any] = {zero: moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
+    found |= {("offloaded", zero): moved(make_engine("fp32", zero, MUON, offload="optimizer")) for zero in (1, 2, 3)}
+    disconnect()
+    return found
+
+
+def reference(ranks: int) -> dict[str, Tensor]:
+    """Plain Muon in fp64 on one process, with the forces of all ranks; Adam's part without bias correction."""
+    weights = {name: weight.double() for name, weight in separate(first_weights()).items()}
+    means, powers = ({name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    for step, rate in enumerate(LEARNING_RATES):
+        for name, gradient in gradients(step, ranks, LambSettings()).items():
+            matrix = name.startswith("layers.") and gradient.ndim == 2
+            beta = 0.95 if matrix else 0.9
+            means[name] = beta * means[name] + (1 - beta) * gradient
+            powers[name] = 0.999 * powers[name] + 0.001 * gradient**2
+            change = means[name] / (powers[name].sqrt() + 1e-6)
+            if matrix:
+                change = plainly((1 - beta) * gradient + beta * means[name]) * 0.2 * max(gradient.shape) ** 0.5
+            decay = 0.01 if is_decayed(name.partition("[")[0]) else 0.0
+            weights[name] = weights[name] * (1 - rate * decay) - rate * change
+    return weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_it_is_muon_on_any_ranks(ranks: int) -> None:
+    done = spawn(ranks, on_all_stages, timeout=240)
+    assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * ranks
+    wanted = reference(ranks)
+    assert error(first_weights(), wanted) > 1e-3, "nothing has moved"
+    for rank in done:
+        assert {case: error(weights, wanted) for case, weights in rank.result.items()} == pytest.approx(
+            dict.fromkeys(rank.result, 0.0), abs=2e-5
+        )
