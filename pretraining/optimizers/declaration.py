@@ -16,7 +16,7 @@ is all of a `pretraining/optimizers/lion.py`, and no other file of code changes:
 `optimizer.name = "lion"`, checkpoints keep its state, and `--check` counts it (`make recipes-page` writes its name into
 docs/recipes.md). `update` hears of every parameter by its name, so that embeddings can go another way; with
 `whole_matrices = True` it gets whole matrices however ZeRO has cut them, query, key and value one by one, as in
-`muon.py`. Settings of its own are a class that derives from `OptimizerSettings`, as there and in `lamb.py`. Nothing here
+`muon.py`. Settings of its own are a class that derives from `OptimizerSettings`, as in `lamb.py`. Nothing here
 loads PyTorch: what takes more than the methods of tensors lies in `steps/`.
 """
 
