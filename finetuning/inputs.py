@@ -11,7 +11,6 @@ import numpy as np
 
 from data_prep.common.arrays import Array, ranges
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.vocabulary.wordpiece import FastWordPiece
 from finetuning.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -72,6 +71,8 @@ class Cutter:
     """Cuts texts into the pieces of a vocabulary, as transformers' BertTokenizerFast does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which pre-training does without
+
         self.vocabulary, self.special = vocabulary, vocabulary.special
         self._pipeline = vocabulary.pipeline()
         self._fast = FastWordPiece(self._pipeline, vocabulary.cased)

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import ValidationError
-from seqeval.metrics.sequence_labeling import get_entities
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import read_vocabulary
@@ -307,6 +306,8 @@ class _Tags(_Use):
         )
 
     def answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
+
         labels = self.head.labels
         tags = iter([labels[best] for best in outputs.values.argmax(1).tolist()])
         shares = iter(probabilities("tags", outputs.values).max(1, initial=0.0).round(DIGITS).tolist())

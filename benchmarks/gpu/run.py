@@ -31,8 +31,9 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from benchmarks.gpu.bare_machine import bare
 from benchmarks.gpu.goals import goal_lines
-from benchmarks.gpu.parts import FIRST, SETUP, GpuPart, build_parts, choose
+from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
 from benchmarks.processes import PATIENCE, end_group, start
 from data_prep.common.errors import UserError
@@ -123,6 +124,7 @@ def run_part(part: GpuPart, settings: GpuRun, say: Callable[[str], None]) -> dic
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if settings.dry:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        environment = bare(environment) if part.name != SHARDS else environment  # shards may be made elsewhere
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "measured.json"
         script, *options = part.command

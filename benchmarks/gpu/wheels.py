@@ -20,12 +20,11 @@ import shutil
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from rich.console import Console
 
+from benchmarks.gpu.bare_machine import TORCH, holds, with_all_they_need
 from benchmarks.gpu.install import NEEDED, ROOT
 from benchmarks.measure import run_command
 from data_prep.common.errors import UserError
@@ -47,40 +46,10 @@ class Wheels:
     """What the machine has."""
 
 
-def target_of(python: str) -> dict[str, str]:
-    """What the conditions of requirements are judged by, for a machine with this Python."""
-    return {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-
-
-def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
-    """Packages with those that they need, as they are installed here, but for what the machine has."""
-    waiting, found = list(names), []
-    there = {canonicalize_name(name) for name in ("torch", *has)}
-    while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name in there:
-            continue
-        there.add(name)
-        found.append(name)
-        waiting += [each.name for each in _needs(name) if _holds(each, python)]
-    return sorted(found)
-
-
-def _needs(name: str) -> list[Requirement]:
-    try:
-        return [Requirement(line) for line in requires(name) or []]
-    except PackageNotFoundError:  # for another Python alone: small packages that need nothing
-        return []
-
-
-def _holds(requirement: Requirement, python: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate(target_of(python))
-
-
 def locked(names: Collection[str], lock: str, python: str) -> list[str]:
     """The packages in their versions of a lock file for a Python."""
     lines = [Requirement(line) for line in lock.splitlines()]
-    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and _holds(each, python)]
+    return [f"{each.name}{each.specifier}" for each in lines if each.name in names and holds(each, python)]
 
 
 def gather(names: Sequence[str], out: Path, python: str) -> None:
@@ -102,7 +71,7 @@ def prepare(settings: Wheels, console: Console) -> None:
     shutil.rmtree(settings.out, ignore_errors=True)
     settings.out.mkdir(parents=True)
     try:
-        gather(with_all_they_need(NEEDED, settings.has, settings.python), settings.out, settings.python)
+        gather(with_all_they_need(NEEDED, (TORCH, *settings.has), settings.python), settings.out, settings.python)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(settings.out)  # half of them would be worse than none
         raise UserError(f"pip ended with {error.returncode}; its message above says why") from error

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import zstandard
-
+from data_prep.common.errors import UserError
 from data_prep.common.files import BLOCK
 from data_prep.readers.reader import UnreadableError
 
@@ -21,15 +21,32 @@ KEEPS = "--errors skip keeps what comes before and lists the file"
 LARGEST_WINDOW = 1 << 31  # bytes: zstd --long=31, the most that there is
 EXPANDS_FREELY = 1 << 30  # bytes that a file may hold however small it is
 MOST_TIMES = 200  # its size, beyond those: more than any text that people wrote, and far less than a bomb
-FAULTS = (zlib.error, lzma.LZMAError, zstandard.ZstdError, EOFError, ValueError, OSError)
+FAULTS = (zlib.error, lzma.LZMAError, EOFError, ValueError, OSError)
 """What damage raises; OSError without a number that of bz2."""
+
+
+def zstd_stream() -> Any:
+    """What expands a frame of .zst. The package is asked for where a file needs it: all else goes without."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError(
+            "zstandard is not installed, which .zst needs: pip install zstandard, or unpack them"
+        ) from error
+    return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What damage raises, with what the package of .zst does where one was met."""
+    zstandard = sys.modules.get("zstandard")
+    return (*FAULTS, zstandard.ZstdError) if zstandard else FAULTS
 
 
 STREAMS: dict[str, tuple[Callable[[], Any], int]] = {
     ".gz": (lambda: zlib.decompressobj(31), 1 << 14),  # with the header and the checksum of gzip
     ".bz2": (bz2.BZ2Decompressor, 1 << 14),
     ".xz": (lzma.LZMADecompressor, 1 << 14),
-    ".zst": (lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(), 1 << 10),
+    ".zst": (zstd_stream, 1 << 10),
 }
 """By the suffix of a file: what expands one of its streams, and how many bytes go in at a time."""
 
@@ -52,10 +69,10 @@ def expanded(file: BinaryIO, path: Path, block_bytes: int = BLOCK) -> Iterator[t
             size, count = size + len(piece), count + len(piece)
             if count > EXPANDS_FREELY and count > EXPANDS_FREELY + MOST_TIMES * (file.tell() - first):
                 raise _bomb(path, file.tell() - first, count)
-    except FAULTS as error:
+    except faults() as error:
         if parts:
             yield b"".join(parts), at
-        raise error if isinstance(error, UnreadableError) else _fault(path, at, count, error) from error
+        raise error if isinstance(error, UserError) else _fault(path, at, count, error) from error
     if parts:
         yield b"".join(parts), at
 

@@ -20,12 +20,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
-from data_prep.vocabulary.words import LONGEST_WORD
 
 VOCABULARY, TOKENIZER, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 STOPS, CLOSINGS = ".!?…。！？।؟۔", ")]’”»」』）】"  # what ends a sentence, and what may follow it there
 CONTINUES, STOP, CLOSING = 1, 2, 3  # what a piece may be
+LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 ALPHABET = 1000  # characters that get a piece of their own
 TOGETHER = 1000  # repetitions of a word handed to the trainer as one text
 

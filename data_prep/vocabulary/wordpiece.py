@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
-from data_prep.vocabulary.vocabulary import UNK
-from data_prep.vocabulary.words import LONGEST_WORD, WordTable, look_up, rehashed, spell_out
+from data_prep.vocabulary.vocabulary import LONGEST_WORD, UNK
+from data_prep.vocabulary.words import WordTable, look_up, rehashed, spell_out
 
 TABLE_BYTES = 64 << 20  # the table of words starts anew beyond this, so that memory stays bounded
 HASH = ord("#")  # a piece that goes on with a word begins with two of them

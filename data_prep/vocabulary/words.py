@@ -17,9 +17,9 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
+from data_prep.vocabulary.vocabulary import LONGEST_WORD
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
-LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
 FNV_OFFSET, FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from seqeval.metrics.sequence_labeling import get_entities
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -166,6 +165,8 @@ class Tagging(Task):
 
     def _entities(self, words: Words, predicted: Array) -> Array:
         """(sentences, 3, types): how many entities of each type are right and said, are right, and are said."""
+        from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
+
         assert words.tags is not None
         numbers = {name: number for number, name in enumerate(self._types)}
         found = np.zeros((len(words.sentence_ends), 3, len(numbers)), np.int64)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import pearsonr, spearmanr
 
 from data_prep.common.arrays import Array
 from finetuning.ragged import Ragged
@@ -114,11 +113,15 @@ def matthews(labels: Array, said: Array) -> float:
 
 def pearson(labels: Array, predictions: Array) -> float:
     """The correlation of numbers."""
+    from scipy.stats import pearsonr  # which machines for measurements lack
+
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: Array, predictions: Array) -> float:
     """The correlation of ranks."""
+    from scipy.stats import spearmanr  # which machines for measurements lack
+
     return _correlation(spearmanr, labels, predictions)
 
 

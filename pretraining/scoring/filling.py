@@ -11,7 +11,6 @@ import torch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import MASK
-from data_prep.vocabulary.wordpiece import FastWordPiece
 from pretraining.checkpoint.models import Model
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import find_objective
@@ -53,6 +52,8 @@ def fill(model: Model, text: str, best: int, device: torch.device) -> list[list[
 
 def with_masks(parts: Sequence[str], model: Model) -> tuple[Sentences, Array]:
     """A sentence of parts that are joined by [MASK], and where its masks stand."""
+    from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
+
     vocabulary, special = model.vocabulary, model.vocabulary.special
     cut = FastWordPiece(vocabulary.pipeline(), vocabulary.cased).encode_texts(parts)
     between = np.insert(cut.ids.astype(np.int64), cut.ends[:-1], special.mask)

@@ -23,7 +23,6 @@ import torch
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Special, Vocabulary
-from data_prep.vocabulary.wordpiece import FastWordPiece
 from pretraining.model.batch import PretrainingBatch, pack
 from pretraining.model.bert import Bert
 from pretraining.model.rows import Rows
@@ -115,6 +114,8 @@ class SentenceCutter:
     """Cuts sentences into pieces, with [CLS] and [SEP] around them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        from data_prep.vocabulary.wordpiece import FastWordPiece  # compiled by numba, which training does without
+
         self._special, self._fast = vocabulary.special, FastWordPiece(vocabulary.pipeline(), vocabulary.cased)
 
     def cut(self, texts: Sequence[str]) -> Sentences:

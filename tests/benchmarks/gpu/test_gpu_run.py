@@ -15,6 +15,7 @@ import tyro
 from conftest import ROOT
 
 from benchmarks.gpu import run
+from benchmarks.gpu.bare_machine import bare, hidden_modules
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.measure import read_results
 from data_prep.common.errors import UserError
@@ -74,21 +75,29 @@ def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, fold
     assert "two failed; once more: make gpu PARTS=two" in log
 
 
-@pytest.mark.parametrize("script", ["gpu/run", "gpu/parts", "scaling", "throughput"])
-def test_without_what_makes_shards_a_script_starts(script: str) -> None:
-    """As on a machine without a network, to which shards were brought."""
-    code = """
-import importlib, sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("numba", "llvmlite", "tokenizers", "sentencex", "zstandard", "matplotlib"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Hidden())
-importlib.import_module(sys.argv[1])
-"""
-    command = [sys.executable, "-c", code, f"benchmarks.{script.replace('/', '.')}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+STARTED_THERE = [
+    *("benchmarks.gpu.run", "benchmarks.gpu.parts", "benchmarks.throughput", "benchmarks.scaling"),
+    *("benchmarks.fine_tuning", "benchmarks.inference", "pretraining.train", "pretraining.export"),
+    *("finetuning.run_glue", "finetuning.predict", "data_prep.readers"),
+]
+
+
+def test_commands_start_where_no_optional_package_is() -> None:
+    """As on a machine without a network, to which shards and few wheels were brought."""
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *STARTED_THERE], cwd=ROOT, env=bare(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_what_such_a_machine_lacks_is_not_found() -> None:
+    assert {"numba", "zstandard", "seqeval", "scipy", "matplotlib"} <= {*hidden_modules()}
+    code = (
+        "from importlib.util import find_spec; assert find_spec('safetensors') and not find_spec('numba')\nimport numba"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=bare(), capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError: No module named 'numba'" in done.stderr
 
 
 def test_a_part_that_hangs_ends_at_its_limit_and_keeps_what_it_had(run_parts: Runner, folder: Path) -> None:

@@ -19,6 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers import compression
 from data_prep.readers.cutting import decompressed
 from data_prep.readers.identity import HEAD, look
+from data_prep.readers.reader import UnreadableError
 
 LINE = b'{"text": "%s"}\n' % (b"a " * 500)
 
@@ -46,6 +47,15 @@ def test_what_other_programs_put_between_streams(tmp_path: Path) -> None:
     assert content(write(tmp_path / "e.gz", gzip.compress(b""))) == b""
     padded += gzip.compress(b" three")
     assert content(write(tmp_path / "y.gz", padded)) == b"one two three"
+
+
+def test_without_its_package_zst_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with `--errors skip`: no file is left out because a package is missing."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert content(write(tmp_path / "x.gz", gzip.compress(b"one"))) == b"one"
+    with pytest.raises(UserError, match="pip install zstandard") as refused:
+        content(write(tmp_path / "x.zst", COMPRESS[".zst"](b"one")))
+    assert not isinstance(refused.value, UnreadableError)
 
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="needs zstd")

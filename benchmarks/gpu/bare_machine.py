@@ -1,0 +1,63 @@
+"""What a machine has that was made for GPUs alone: NEEDED and what it needs. A dry run sees nothing else."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from benchmarks.gpu.install import NEEDED
+
+FOLDER = Path(__file__).parent / "bare"
+"""Begins the path of a Python that is to see no more than such a machine has."""
+TORCH = "torch"
+
+
+def with_all_they_need(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
+    """Packages with those that they need, as they are installed here, but for what the machine has."""
+    waiting, found = list(names), []
+    there = {canonicalize_name(name) for name in has}
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in there:
+            continue
+        there.add(name)
+        found.append(name)
+        waiting += [each.name for each in _needs(name) if holds(each, python)]
+    return sorted(found)
+
+
+def _needs(name: str) -> list[Requirement]:
+    try:
+        return [Requirement(line) for line in requires(name) or []]
+    except PackageNotFoundError:  # for another Python alone: small packages that need nothing
+        return []
+
+
+def holds(requirement: Requirement, python: str) -> bool:
+    """Whether a requirement is one on a machine with this Python."""
+    target = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    return requirement.marker is None or requirement.marker.evaluate(target)
+
+
+def hidden_modules() -> list[str]:
+    """The modules that are installed here and would not be there."""
+    python = re.match(r"\d+\.\d+", platform.python_version())
+    assert python is not None
+    there = {*with_all_they_need([TORCH, *NEEDED], (), python[0]), "cloze", "pip", "setuptools"}
+    found = packages_distributions().items()
+    return sorted(module for module, packages in found if not there & {*map(canonicalize_name, packages)})
+
+
+def bare(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment whose Python sees what such a machine has."""
+    path = os.pathsep.join([str(FOLDER), *filter(None, [environment.get("PYTHONPATH")])])
+    # a plugin of pytest is found by its package, which is there, and not by its module
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p pytest_timeout"}
+    return {**environment, **plugins, "PYTHONPATH": path, "HIDDEN_MODULES": " ".join(hidden_modules())}
