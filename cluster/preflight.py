@@ -47,7 +47,7 @@ from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.engine.precision import choose_dtype
 from pretraining.processes.ending import Code, Ending, Outcome, exit_now
-from pretraining.processes.group import choose_device, connect, default_threads, disconnect, gather
+from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import matrix_rate
 
@@ -179,7 +179,7 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     """
     group, fine = None, True
     if device.type == "cuda":
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # torch would end the rank that is to name another
+        os.environ[NCCL_ENDS] = "0"  # torch would end the rank that is to name another
         group = dist.new_group(backend="nccl", timeout=timedelta(hours=1))
     for other in health.partners(names, dist.get_rank()):
         look, speed = partial(report.look, time.monotonic() + limit), None

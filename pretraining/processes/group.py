@@ -45,6 +45,11 @@ OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
 every other before the first step."""
+NCCL_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""The variable by which torch ends a rank whose NCCL operation fails or takes too long, before `Watch` has named the
+rank that is to blame, and with a code that nobody understands."""
+NCCL_CHOICE = "NCCL_SOCKET_IFNAME"
+"""The variable that names the network interface by which NCCL's ranks find one another."""
 TAG = 0x766F7465  # of the messages of `find_greatest`, among others of the same group
 LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exit_now` leaves it to the system
 
@@ -143,6 +148,9 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
         if interface is not None:
             before[CHOICE] = None
             os.environ[CHOICE] = interface
+            if device.type == "cuda" and NCCL_CHOICE not in os.environ:
+                before[NCCL_CHOICE] = None
+                os.environ[NCCL_CHOICE] = f"={interface}"  # exactly this name, not one that begins so
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if world.size > 1:
@@ -209,6 +217,8 @@ def _set_environment(world: World, device: torch.device) -> dict[str, str | None
     if world.one_machine and CHOICE not in os.environ and Path("/sys/class/net/lo").exists():
         new[CHOICE] = "lo"  # the machine's own name may lead nowhere
     new[LAZY] = os.environ.get(LAZY, "1")
+    if device.type == "cuda":
+        new[NCCL_ENDS] = os.environ.get(NCCL_ENDS, "0")
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     return before

@@ -260,6 +260,22 @@ def fail_to_leave() -> object:
     return [str(each.message) for each in told]
 
 
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_torch_leaves_nccls_failures_to_the_watch(monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
+    """Unless somebody wants it otherwise."""
+    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", []
+    if chosen is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, chosen)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: seen.append(os.environ[name]))
+    connect(World(), torch.device("cuda"))
+    disconnect()
+    assert seen == [chosen or "0"]
+    assert os.environ.get(name) == chosen
+
+
 def test_a_group_that_cannot_be_left_is_a_warning() -> None:
     """All work is done: no traceback comes out of a run that ends well."""
     [done] = spawn(1, fail_to_leave)
