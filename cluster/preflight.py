@@ -46,12 +46,13 @@ from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.engine.precision import choose_dtype
+from pretraining.processes.devices import EXCLUDE
 from pretraining.processes.ending import Code, Ending, Outcome, exit_now
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import matrix_rate
 
-FOLDER, EXCLUDE, KEPT = "preflight", "exclude", 20  # where reports go, the nodes to leave out, how many reports stay
+FOLDER, KEPT = EXCLUDE.parent, 20  # where reports go, how many stay
 STORAGE = {"data", "disk"}
 AGAIN_SECONDS, FEW = 5.0, 3  # pauses between looks at storage, and how many where only some nodes find it amiss
 LONGEST = 86400.0  # seconds, of patience
@@ -199,9 +200,9 @@ def keep(out: Path, found: Findings) -> None:
     content = {"code": found.code, "excluded": found.excluded, "reasons": found.explain(), "notes": found.notes}
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
-        (folder / EXCLUDE).unlink(missing_ok=True)
+        (out / EXCLUDE).unlink(missing_ok=True)
         if found.excluded:
-            with replacing(folder / EXCLUDE) as file:
+            with replacing(out / EXCLUDE) as file:
                 file.write("".join(f"{name}\n" for name in found.excluded).encode())
         write_json(folder / f"{job}-{restart}.json", {"time": now, **content, "ranks": ranks})
         for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-KEPT]:

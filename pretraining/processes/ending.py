@@ -32,6 +32,7 @@ from data_prep.common.files import write_json
 from data_prep.common.launchers import World
 from data_prep.common.storage import tells_of_gone_storage
 from data_prep.common.terminal import is_terminal
+from pretraining.processes.devices import DeviceError, judged
 from pretraining.processes.errors import LostError, UnreachedError
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, StoppedError, handle_signals
 
@@ -81,9 +82,10 @@ class Ending:
         if isinstance(error, SystemExit):  # a library wants to end the program
             self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
             return True
-        outcome = _outcome_of(error, self.world.rank)
+        error = judged(error, self._run)
+        outcome = outcome_of(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
-            traceback.print_exception(kind, error, trace)
+            traceback.print_exception(error)
         conclude(outcome, self.world, self._run, rank_0_missing=isinstance(error, UnreachedError))
         self.code = outcome.code
         return True
@@ -116,7 +118,7 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
+def outcome_of(error: BaseException | None, rank: int) -> Outcome:
     """Turns an error that nobody caught into an exit code and a reason; no error means that the run is done."""
     if error is None:
         return Outcome(Code.DONE, "done", rank)
@@ -124,6 +126,8 @@ def _outcome_of(error: BaseException | None, rank: int) -> Outcome:
         return Outcome(Code.INTERRUPTED if error.interrupted else Code.STOPPED, str(error), rank)
     if isinstance(error, UserError | OSError) and tells_of_gone_storage(error):
         return Outcome(Code.RANK_LOST, f"{error}\n{GONE}", rank)
+    if isinstance(error, DeviceError):
+        return Outcome(error.code, str(error), rank)
     if isinstance(error, UserError):
         return Outcome(Code.RANK_LOST if isinstance(error, LostError) else Code.CURE, str(error), rank)
     if isinstance(error, PermissionError):
@@ -143,7 +147,7 @@ def interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
 
 def _say(outcome: Outcome, world: World, run: Path | None) -> None:
     """Prints what users need to know, and nothing where they know it: at a good end, and below a traceback."""
-    if outcome.code in (Code.DONE, Code.MISTAKE):
+    if outcome.code == Code.DONE or (outcome.code == Code.MISTAKE and outcome.rank == world.rank):
         return
     text = outcome.reason
     if text.startswith(INTERRUPTED):

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption
+from pretraining.processes.devices import judged
+from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption, outcome_of
 from pretraining.processes.errors import LostError, SharedError
 from pretraining.processes.group import open_stores
 from pretraining.processes.judge import Beat, Judge, LapTimer
@@ -94,6 +94,7 @@ class Watch:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        error = judged(error, self._run)
         if self._world.size == 1:
             return
         if isinstance(error, LostError):
@@ -108,8 +109,10 @@ class Watch:
         elif isinstance(error, KeyboardInterrupt):
             self._tell(interruption(error, self._world.rank))
         elif not isinstance(error, SharedError):
-            message = str(error) if isinstance(error, UserError) else traceback.format_exc()
-            self._tell(Outcome(Code.CURE, message, self._world.rank))
+            outcome = outcome_of(error, self._world.rank)
+            if outcome.code == Code.MISTAKE:
+                outcome = outcome._replace(reason=traceback.format_exc())
+            self._tell(outcome)
         self._stopped.set()
         self._thread.join(1)  # the next watch has its connection to the store alone
 

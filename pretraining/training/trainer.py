@@ -18,6 +18,7 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, figures_of, find_objective, step_flops
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
+from pretraining.processes.devices import DeviceError, is_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import matrix_rate
@@ -136,6 +137,8 @@ class Trainer(Loop):
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.diverged(reason, self.batch_saved, number + 1) from None
         except RuntimeError as error:
+            if is_failure(error):
+                raise DeviceError(error, state.step + 1) from error
             if not is_shortage(error):
                 raise
         if result is None:  # here, where the error no longer holds what the step computed

@@ -1,0 +1,85 @@
+"""A GPU that fails is a lost rank whose node the next start leaves out; a wrong program is not started again."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from support.processes import spawn
+from support.ranks import take_part
+
+from data_prep.common.files import read_json
+from data_prep.common.launchers import World
+from pretraining.processes.devices import EXCLUDE, DeviceError, is_failure, judged
+from pretraining.processes.ending import ENDED, Code
+from pretraining.processes.watchdog import Watch
+
+ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported"
+ADDRESS = "CUDA error: an illegal memory access was encountered\nFor debugging consider CUDA_LAUNCH_BLOCKING=1"
+ASSERTION = "CUDA error: device-side assert triggered"
+
+
+def failed(run: Path, said: str, step: int, node: str, monkeypatch: pytest.MonkeyPatch) -> DeviceError:
+    """What is made of an error of a GPU in a start of a run."""
+    monkeypatch.setenv("SLURMD_NODENAME", node)
+    found = judged(DeviceError(torch.AcceleratorError(said), step), run)
+    assert isinstance(found, DeviceError)
+    return found
+
+
+@pytest.mark.parametrize("said", ["unspecified launch failure", "no CUDA-capable device is detected", ECC, ADDRESS])
+def test_the_first_failure_of_a_gpu_leaves_its_node_out(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):  # as the watch and the end of the process judge one error
+        found = failed(tmp_path, said, 7, "node3", monkeypatch)
+        assert found.code == Code.RANK_LOST
+        assert str(found).startswith(f"a GPU of node3 failed at step 7: {said.splitlines()[0]}\n")
+    assert (tmp_path / EXCLUDE).read_text() == "node3\n"
+
+
+def test_the_same_step_on_another_node_is_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(tmp_path, ADDRESS, 7, "node3", monkeypatch)
+    assert failed(tmp_path, ADDRESS, 8, "node4", monkeypatch).code == Code.RANK_LOST
+    assert failed(tmp_path, ADDRESS, 7, "node3", monkeypatch).code == Code.RANK_LOST, "a broken node, once more"
+    assert failed(tmp_path, ECC, 7, "node5", monkeypatch).code == Code.RANK_LOST, "no program does that"
+    found = failed(tmp_path, ADDRESS, 7, "node6", monkeypatch)
+    assert found.code == Code.MISTAKE
+    assert "before, a GPU of node3 failed at step 7" in str(found)
+    assert (tmp_path / EXCLUDE).read_text().split() == ["node3", "node4", "node5"]
+
+
+def test_what_is_no_failure_of_a_gpu_stays_as_it_is(tmp_path: Path) -> None:
+    for error in (torch.AcceleratorError(ASSERTION), torch.OutOfMemoryError("out of memory"), ValueError(ECC)):
+        assert not is_failure(error)
+        assert judged(error, tmp_path) is error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_is_damaged_or_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "gpu-faults.jsonl").write_text('{"node": 3\n[]\n{"other": 1}\n')
+    for run in (tmp_path, tmp_path / "missing", None):
+        found = judged(torch.AcceleratorError(ADDRESS), run)
+        assert isinstance(found, DeviceError)
+        assert found.code == Code.RANK_LOST
+
+
+def work_on_a_bad_gpu(run: Path, said: str, world: World) -> None:
+    with Watch(world, every=0.2, run=run):
+        if world.rank == world.size - 1:
+            raise torch.AcceleratorError(said)
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("said", "code"), [(ECC, Code.RANK_LOST), (ASSERTION, Code.MISTAKE)])
+def test_all_ranks_end_for_it(ranks: int, said: str, code: Code, tmp_path: Path) -> None:
+    done = spawn(ranks, partial(take_part, partial(work_on_a_bad_gpu, tmp_path, said), run=tmp_path), timeout=60)
+    assert [rank.code for rank in done] == [code] * ranks, done
+    assert said.splitlines()[0] in done[0].errors
+    assert ("Traceback" in done[-1].errors) == (code == Code.MISTAKE)
+    ended = read_json(tmp_path / ENDED)
+    assert (ended["code"], ended["rank"]) == (code, ranks - 1)
+    assert (tmp_path / EXCLUDE).exists() == (code == Code.RANK_LOST)
