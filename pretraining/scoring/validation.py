@@ -81,11 +81,7 @@ def score_shards(
 ) -> ShardScores:
     """Scores a model, in fp32, on the examples of shards, or the first of them."""
     manifest = Manifest.read(folder)
-    if manifest.vocabulary.sha256 != model.vocabulary.sha256:
-        raise UserError(
-            f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
-            f"make shards of its own with data_prep/shard.py --vocab {model.name}"
-        )
+    require_vocabulary(manifest, model, folder)
     bert = model.pretrained()
     trained = model.trained or bert.shape.positions
     length = require_length(length or longest_for(manifest, trained, folder), model.name, bert.shape.positions)
@@ -123,6 +119,15 @@ def score_shards(
         said=objective.said(figures) if figures else [],
         notes=notes,
     )
+
+
+def require_vocabulary(manifest: Manifest, model: Model, folder: Path) -> None:
+    """Refuses shards of another vocabulary than the model's."""
+    if manifest.vocabulary.sha256 != model.vocabulary.sha256:
+        raise UserError(
+            f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
+            f"make shards of its own with data_prep/shard.py --vocab {model.name}"
+        )
 
 
 def require_length(length: int, name: str, positions: int) -> int:
