@@ -30,7 +30,7 @@ def test_limits_are_those_of_the_settings() -> None:
     assert taken(Phase, "share") == "a number above 0 and at most 1"
     assert taken(Model, "dropout") == "a number of at least 0 and below 1"
     assert taken(Optimizer, "betas") == "a list of 2, each a number of at least 0 and below 1"
-    assert taken(Optimizer, "name") == 'one of `"adamw"`, `"lamb"`'
+    assert taken(Optimizer, "name") == 'one of `"adamw"`, `"lamb"`, `"muon"`'
 
 
 def test_a_row_has_the_default_or_says_that_there_is_none() -> None:
