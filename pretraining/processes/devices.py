@@ -37,11 +37,16 @@ PROGRAM = "so it is the program and not the machine; with CUDA_LAUNCH_BLOCKING=1
 
 
 class Fault(NamedTuple):
-    """A GPU that failed: where, at which step (0: in none), and what CUDA said."""
+    """A GPU that failed: where, at which step (0: not known), and what CUDA said."""
 
     node: str
     step: int
     said: str
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether it may be the program's."""
+        return any(words in self.said for words in UNCLEAR)
 
 
 class DeviceError(UserError):
@@ -76,9 +81,8 @@ def judged(error: BaseException | None, run: Path | None) -> BaseException | Non
     if found is None or run is None:
         return found or error
     fault, before = found.fault, known_faults(run)
-    is_unclear = any(words in fault.said for words in UNCLEAR)
-    others = [each for each in before if each.step == fault.step and each.node != fault.node]
-    if is_unclear and fault.step and others:
+    others = [each for each in before if each.is_unclear and each.step == fault.step and each.node != fault.node]
+    if fault.is_unclear and others:
         found.code = Code.MISTAKE
         found.args = (f"{describe(fault)}\nbefore, {describe(others[0])}\n{PROGRAM}",)
     with suppress(OSError):

@@ -94,9 +94,9 @@ class Watch:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        error = judged(error, self._run)
         if self._world.size == 1:
             return
+        error = judged(error, self._run)
         if isinstance(error, LostError):
             error = error.__cause__ or error  # the error of the operation
         if error is None:
@@ -111,7 +111,7 @@ class Watch:
         elif not isinstance(error, SharedError):
             outcome = outcome_of(error, self._world.rank)
             if outcome.code == Code.MISTAKE:
-                outcome = outcome._replace(reason=traceback.format_exc())
+                outcome = outcome._replace(reason="".join(traceback.format_exception(error)))
             self._tell(outcome)
         self._stopped.set()
         self._thread.join(1)  # the next watch has its connection to the store alone

@@ -51,6 +51,17 @@ def test_the_same_step_on_another_node_is_the_programs(tmp_path: Path, monkeypat
     assert (tmp_path / EXCLUDE).read_text().split() == ["node3", "node4", "node5"]
 
 
+def test_a_broken_gpu_is_no_witness_against_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(tmp_path, ECC, 7, "node3", monkeypatch)
+    assert failed(tmp_path, ADDRESS, 7, "node4", monkeypatch).code == Code.RANK_LOST
+
+
+def test_two_nodes_at_steps_that_nobody_knows_end_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in fine-tuning: a job would otherwise leave out one node after another."""
+    assert failed(tmp_path, ADDRESS, 0, "node3", monkeypatch).code == Code.RANK_LOST
+    assert failed(tmp_path, ADDRESS, 0, "node4", monkeypatch).code == Code.MISTAKE
+
+
 def test_what_is_no_failure_of_a_gpu_stays_as_it_is(tmp_path: Path) -> None:
     for error in (torch.AcceleratorError(ASSERTION), torch.OutOfMemoryError("out of memory"), ValueError(ECC)):
         assert not is_failure(error)
