@@ -276,6 +276,24 @@ def test_torch_leaves_nccls_failures_to_the_watch(monkeypatch: pytest.MonkeyPatc
     assert os.environ.get(name) == chosen
 
 
+@pytest.mark.parametrize(("chosen", "wanted"), [(None, "=eth7"), ("ib0", "ib0")])
+def test_nccl_takes_the_interface_that_gloo_found(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, wanted: str
+) -> None:
+    name, seen = "NCCL_SOCKET_IFNAME", []
+    monkeypatch.delenv(name, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(name, chosen)
+    for part, value in (("meet", None), ("find_interface", "eth7"), ("_check_own_gpus", None)):
+        monkeypatch.setattr(group, part, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(group, "_join_group", lambda *_: seen.append(os.environ[name]))
+    connect(World(0, 2, 0, 1), torch.device("cuda"))
+    disconnect()
+    assert seen == [wanted]
+    assert os.environ.get(name) == chosen
+
+
 def test_a_group_that_cannot_be_left_is_a_warning() -> None:
     """All work is done: no traceback comes out of a run that ends well."""
     [done] = spawn(1, fail_to_leave)
