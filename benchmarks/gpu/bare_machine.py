@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -48,9 +47,8 @@ def holds(requirement: Requirement, python: str) -> bool:
 
 def hidden_modules() -> list[str]:
     """The modules that are installed here and would not be there."""
-    python = re.match(r"\d+\.\d+", platform.python_version())
-    assert python is not None
-    there = {*with_all_they_need([TORCH, *NEEDED], (), python[0]), "cloze", "pip", "setuptools"}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    there = {*with_all_they_need([TORCH, *NEEDED], (), python), "cloze", "pip", "setuptools"}
     found = packages_distributions().items()
     return sorted(module for module, packages in found if not there & {*map(canonicalize_name, packages)})
 

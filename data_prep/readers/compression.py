@@ -21,8 +21,6 @@ KEEPS = "--errors skip keeps what comes before and lists the file"
 LARGEST_WINDOW = 1 << 31  # bytes: zstd --long=31, the most that there is
 EXPANDS_FREELY = 1 << 30  # bytes that a file may hold however small it is
 MOST_TIMES = 200  # its size, beyond those: more than any text that people wrote, and far less than a bomb
-FAULTS = (zlib.error, lzma.LZMAError, EOFError, ValueError, OSError)
-"""What damage raises; OSError without a number that of bz2."""
 
 
 def zstd_stream() -> Any:
@@ -37,9 +35,9 @@ def zstd_stream() -> Any:
 
 
 def faults() -> tuple[type[Exception], ...]:
-    """What damage raises, with what the package of .zst does where one was met."""
+    """What damage raises: OSError without a number that of bz2, ZstdError that of .zst where one was met."""
     zstandard = sys.modules.get("zstandard")
-    return (*FAULTS, zstandard.ZstdError) if zstandard else FAULTS
+    return zlib.error, lzma.LZMAError, EOFError, ValueError, OSError, *([zstandard.ZstdError] if zstandard else [])
 
 
 STREAMS: dict[str, tuple[Callable[[], Any], int]] = {
