@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,24 +26,21 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
 from pretraining.engine.clipping import clipping, sum_of_squares
+from pretraining.engine.joining import Joining, Share
 from pretraining.model import cpu_kernels as kernels
 
 BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
 
 
-class Share(NamedTuple):
-    """The part of a bucket that lies in one rank's share."""
-
-    owner: int
-    sums: Tensor
-
-
 class Bucket:
     """Neighbouring parameters, whose gradients are added up and joined together."""
 
     def __init__(self, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
-        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number."""
+        """`sums` is their slice of the flat tensor, and `views` each parameter's part of it by its number.
+
+        The slice with the last parameters goes on to the end of the flat tensor, which is zeros.
+        """
         self.sums, self.views, self.shares = sums, views, shares
         self.gathers = sums.device.type != "cpu"
         """whether gradients are kept until all have come: launching a large operation costs no more than a small one"""
@@ -72,7 +69,7 @@ class Bucket:
         alike = len(self.summed) in (0, len(self.views))
         if self.gathers and alike and len(self.kept) == len(self.views):
             together = torch.cat([self.kept[number] for number in self.views])
-            _add(together, self.sums, adds=bool(self.summed))
+            _add(together, self.sums[: len(together)], adds=bool(self.summed))
         else:
             for number, gradient in self.kept.items():
                 _add(gradient, self.views[number], adds=number in self.summed)
@@ -113,7 +110,7 @@ def make_buckets(flat: Tensor, sizes: Sequence[int], ranks: int, limit: int) -> 
         first = stop - 1
         while first and ends[stop - 1] - (ends[first - 1] - sizes[first - 1]) <= limit:
             first -= 1
-        begin, end = ends[first] - sizes[first], ends[stop - 1]
+        begin, end = ends[first] - sizes[first], ends[stop - 1] if stop < len(sizes) else flat.numel()
         views = {number: flat[ends[number] - sizes[number] : ends[number]] for number in range(first, stop)}
         owners = range(begin // share, (end - 1) // share + 1)
         cuts = [(owner, max(begin, owner * share), min(end, (owner + 1) * share)) for owner in owners]
@@ -136,12 +133,11 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         )
         self.wire: torch.dtype = engine.communication_data_type
         """the type of numbers in which gradients go from rank to rank"""
-        self._under_way: list[tuple[dist.Work, Share, Tensor]] = []
-        """sums that are being joined, and what goes over the wire"""
+        self._under_way: list[Joining] = []
         self._sent = 0
         """how many buckets are under way or joined"""
         self._group = self.real_dp_process_group[0]
-        self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self._ranks = dist.get_world_size(self._group)
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
             sizes = [parameter.numel() for parameter in self.bf16_groups[group]]
@@ -171,10 +167,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         """Joins the gradients of all ranks; DeepSpeed calls it after the last backward pass of a step."""
         while self._sent < len(self._buckets):
             self._send_next()
-        for work, share, wired in self._under_way:
-            work.wait()
-            if share.owner == self._rank and wired is not share.sums:
-                share.sums.copy_(wired)
+        for joining in self._under_way:
+            joining.finish()
         self._under_way.clear()
         self._sent = 0
 
@@ -184,10 +178,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._sent += 1
         bucket.complete()
         if self._ranks > 1:
-            for share in bucket.shares:
-                wired = share.sums.to(self.wire)
-                work = dist.reduce(wired, group_dst=share.owner, group=self._group, async_op=True)
-                self._under_way.append((work, share, wired))
+            self._under_way.append(Joining(bucket.sums, bucket.shares, self.wire, self._group))
 
     @torch.no_grad()
     def step(self) -> None:
