@@ -173,7 +173,7 @@ class Session:
             control = stack.enter_context(Control(self.world, time_limit(self.flags.time_limit)))
             with shared_errors():
                 agree(self.settings.model_dump(mode="json"), "the settings")
-                watch = Watch(self.world, run=self.out)
+                watch = Watch(self.world, run=self.out, device=device)
                 if self.leads and not self.flags.share:
                     stack.enter_context(locked(self.out / workers.LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)

@@ -65,12 +65,14 @@ class Engine:
         """Computes what the model makes of a micro-batch of this rank."""
         return self.deepspeed(batch)
 
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks.
+    def backward(self, loss: Tensor, last: bool, mark: Callable[[], None] = lambda: None) -> None:
+        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks, for which
+        this rank waits once it has called `mark`.
 
         The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
+        self.deepspeed.on_own_gradients = mark
         self.deepspeed.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:

@@ -14,7 +14,7 @@ it takes another optimizer, which copies each gradient several times. Here, in b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +214,13 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
 class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
     """DeepSpeed's engine, with `Zero1` in bf16 and fp32 wherever it can be."""
+
+    on_own_gradients: Callable[[], None] = staticmethod(lambda: None)
+    """called at the end of each backward pass, before this rank waits for the gradients of others"""
+
+    def _backward_epilogue(self) -> None:
+        self.on_own_gradients()
+        super()._backward_epilogue()
 
     def _configure_bf16_optimizer(self, optimizer: torch.optim.Optimizer) -> Zero1:
         return Zero1(optimizer, self)

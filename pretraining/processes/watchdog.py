@@ -8,7 +8,7 @@
             with watch.pause():      # long work without a mark
                 evaluate(...)
 
-judge.py finds out which rank it is.
+judge.py finds out which rank it is. On GPUs, a mark counts when the GPU has come to it: the host runs ahead.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import math
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from data_prep.common.launchers import World
@@ -33,6 +35,7 @@ from pretraining.processes.group import open_stores
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
 
+HOST = torch.device("cpu")
 RANK_0_GONE = "rank 0 has ended, or its machine is gone"
 SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends with rank 0
 
@@ -54,12 +57,21 @@ class Watch:
     FAILURE, SEEN, BEAT = "cloze/failure", "cloze/seen", "cloze/beat"
 
     def __init__(
-        self, world: World, every: float = 1.0, silence: float = 60.0, hang: float = 1800.0, run: Path | None = None
+        self,
+        world: World,
+        every: float = 1.0,
+        silence: float = 60.0,
+        hang: float = 1800.0,
+        run: Path | None = None,
+        device: torch.device = HOST,
     ) -> None:
         every = max(every, min(world.size / BEATS_A_SECOND, silence / 6))
         assert silence > 5 * every, "a beat may be late"
         self._world, self._every, self._silence, self._run = world, every, silence, run
         self._marks, self._pauses, self._rounds, self._lost = 0, 0, 0, ""
+        self._device = device
+        self._ahead: deque[Any] = deque()
+        """marks of the host that the GPU is yet to come to"""
         # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
         self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))
         self._judge = Judge(every, silence, math.inf if world.rank else hang)
@@ -70,7 +82,12 @@ class Watch:
     def mark(self) -> None:
         """Says that the work advances. Best called where this rank begins to wait for the others: then the rank that
         they wait for is the one with fewer marks."""
-        self._marks += 1
+        if self._device.type == "cpu":
+            self._marks += 1
+        elif self._world.size > 1:
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._ahead.append(event)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -153,7 +170,7 @@ class Watch:
                 self._rounds += 1
                 if store.check([self.FAILURE]):
                     return self._end(Outcome(*json.loads(store.get(self.FAILURE))), store)
-                beat = Beat(self._rounds, self._marks, self._pauses > 0, self._lost)
+                beat = Beat(self._rounds, self._count_marks(), self._pauses > 0, self._lost)
                 store.set(self._beat_key(self._world.rank), json.dumps(beat))
                 if self._heard:
                     self._judge.hear(self._read_beats(), timer.lap())
@@ -161,6 +178,14 @@ class Watch:
         except dist.DistError:
             if self._outlives_rank_0():
                 self._leave_without_rank_0()
+
+    def _count_marks(self) -> int:
+        """How many marks the work has come to."""
+        with suppress(RuntimeError):  # of a GPU that has failed, which the main thread is told too
+            while self._ahead and self._ahead[0].query():
+                self._ahead.popleft()
+                self._marks += 1
+        return self._marks
 
     def _read_beats(self) -> dict[int, Beat]:
         """The latest beats of the ranks that this one hears."""

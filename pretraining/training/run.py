@@ -62,7 +62,7 @@ def run(
                 raise failure
         control = stack.enter_context(Control(world, request.time_limit))
         with shared_errors():
-            watch = Watch(world, hang=request.recipe.guards.hang, run=request.out)
+            watch = Watch(world, hang=request.recipe.guards.hang, run=request.out, device=device)
             require_one_request(request)
             if world.rank == 0:
                 patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0

@@ -69,10 +69,11 @@ def one_step(engine: Engine, repeats: int = 1) -> dict[str, Tensor]:
     """The gradients of this rank's batch, done so many times and divided by it: how far the step moves the weights."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     batch = random_batch(LENGTHS[rank], QUIET.vocabulary, seed=rank, first=10 * rank)
-    before = weights(engine)
+    before, marks = weights(engine), list[int]()
     for index in range(repeats):
         loss = mean_loss(engine.forward(batch), batch, ranks) / repeats
-        engine.backward(loss, last=index == repeats - 1)
+        engine.backward(loss, last=index == repeats - 1, mark=lambda: marks.append(1))
+    assert len(marks) == repeats, "in a backward pass without a mark, a rank that hangs is not told from others"
     engine.step(STRETCH * EPSILON)
     after = weights(engine)
     return {name: (before[name] - after[name]) / STRETCH for name in before}

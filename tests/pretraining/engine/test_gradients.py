@@ -116,6 +116,10 @@ DESCENT: dict[str, Any] = {"betas": (0.0, 0.0), "epsilon": 1e8, "weight_decay": 
 """AdamW's step is then the gradient times the learning rate by epsilon"""
 
 
+turns: list[str] = []
+"""what a rank does in a backward pass, in its order: its own gradients are there, those of others are waited for"""
+
+
 def moved(dtype: str, clip: float, gathers: bool = False, **deepspeed: Any) -> list[tuple[dict[str, Tensor], float]]:
     """How far each step moves the weights, in units of the gradient, and its norm."""
     settings = EngineSettings(
@@ -133,7 +137,7 @@ def moved(dtype: str, clip: float, gathers: bool = False, **deepspeed: Any) -> l
         before = {name: weight.clone() for name, weight in engine.weights()}
         mine = step[dist.get_rank() % len(step)]
         for number, uses in enumerate(mine):
-            engine.backward(engine.forward(uses), last=number == len(mine) - 1)
+            engine.backward(engine.forward(uses), last=number == len(mine) - 1, mark=lambda: turns.append("own"))
         engine.step(1e8)
         after = dict(engine.weights())
         found.append(({name: before[name] - after[name] for name in before}, float(engine.gradient_norm or 0)))
@@ -152,20 +156,25 @@ def on_ranks() -> dict[str, Any]:
         "clipped": moved("bf16", 2.0),
         "bf16 between ranks": moved("fp32", 0.0, communication_data_type="bf16"),
     }
-    found["sent"] = sent
+    found["sent"], found["turns"] = sent, turns
     disconnect()
     return found
 
 
 def watch_sending() -> list[str]:
     """Lists, from now on, by what each bucket is sent: in a backward pass, or at the end of the step's last one."""
-    sent, send = [], gradients.Zero1._send_next
+    sent, send, join = [], gradients.Zero1._send_next, gradients.Zero1.reduce_gradients
+
+    def joining(optimizer: gradients.Zero1, **more: Any) -> None:
+        turns.append("others")
+        join(optimizer, **more)
 
     def watched(optimizer: gradients.Zero1) -> None:
         sent.append(sys._getframe(1).f_code.co_name)
         send(optimizer)
 
     gradients.Zero1._send_next = watched  # type: ignore[method-assign, assignment]
+    gradients.Zero1.reduce_gradients = joining  # type: ignore[method-assign, assignment]
     return sent
 
 
@@ -216,6 +225,13 @@ def test_ranks_send_while_they_still_compute(ranks: list[dict[str, Any]]) -> Non
     inside = [found["sent"].count("accumulate_hp_grads_and_remove_lp") for found in ranks]
     assert inside[0] > inside[1] > 0
     assert len({len(found["sent"]) for found in ranks}) == 1
+
+
+def test_a_rank_marks_that_its_own_gradients_are_there_before_it_waits(ranks: list[dict[str, Any]]) -> None:
+    """Otherwise nobody could say for which rank the others wait."""
+    for rank, found in enumerate(ranks):
+        once = [turn for step in USES for turn in (*["own"] * len(step[rank % 2]), "others")]
+        assert found["turns"] == once * 5
 
 
 def test_a_step_whose_gradient_is_not_finite_is_left_out_on_every_rank(ranks: list[dict[str, Any]]) -> None:

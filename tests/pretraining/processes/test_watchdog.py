@@ -204,6 +204,32 @@ def test_a_rank_for_which_the_others_wait_is_named() -> None:
     expect_end(spawn(3, take_part, partial(hang_as_rank_2, None), timeout=30), Code.RANK_LOST, HANGS)
 
 
+class Event:
+    """A mark on a GPU, which stands still where `stuck` says so."""
+
+    stuck = False
+
+    def record(self) -> None:
+        self.done = not Event.stuck
+
+    def query(self) -> bool:
+        return self.done
+
+
+def hang_on_the_gpu_of_rank_2(world: World) -> None:
+    torch.cuda.Event = Event  # type: ignore[assignment, misc]
+    with Watch(world, every=0.2, hang=2.0, device=torch.device("cuda")) as watch:
+        watch.mark()
+        Event.stuck = world.rank == 2
+        watch.mark()
+        watch.mark()
+        time.sleep(20)  # every host has come to the same place
+
+
+def test_a_gpu_that_hangs_is_named_although_all_hosts_run_ahead() -> None:
+    expect_end(spawn(3, take_part, hang_on_the_gpu_of_rank_2, timeout=30), Code.RANK_LOST, HANGS)
+
+
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     done = spawn(3, take_part, partial(hang_as_rank_2, tmp_path), timeout=30)
     expect_end(done, Code.RANK_LOST, HANGS)
