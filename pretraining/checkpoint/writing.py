@@ -47,7 +47,7 @@ from pretraining.engine.precision import name_dtype
 from pretraining.huggingface.weights_file import save_tensors
 from pretraining.optimizers.steps.flat import Slice
 from pretraining.processes.errors import UnreachedError
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, wait_for_all
 from pretraining.reporting.meter import MeterState
 
 UNFINISHED, ASIDE = ".tmp", ".damaged"
@@ -131,7 +131,7 @@ class Saver:
         unfinished = folder.with_name(f"{folder.name}-{gather(secrets.token_hex(4))[0]}{UNFINISHED}")
         with clear_error(unfinished):
             patiently(partial(self._make_room, unfinished), self._run)
-        dist.barrier()
+        wait_for_all()
         tensors = {kind: snapshot(engine, kind) for kind in (WEIGHT, *engine.optimizer.kind.state)}
         scaler, made_by = engine.loss_scaler, MadeBy(self._ranks, engine.zero, name_dtype(engine.dtype))
         shape, moved = engine.model.shape, engine.optimizer_steps
@@ -151,7 +151,7 @@ class Saver:
         """Waits until every rank has written all."""
         begin = time.monotonic()
         self.finish_thread()
-        dist.barrier()
+        wait_for_all()
         self.stalled += time.monotonic() - begin
 
     def close(self) -> None:

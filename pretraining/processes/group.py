@@ -36,6 +36,7 @@ from torch import Tensor
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
+from pretraining.processes.cores import keep_near, own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
@@ -111,7 +112,7 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     A launcher may have bound ranks to cores, alone or together with others. Once connected, ranks therefore tell one
     another their cores, so all of them must call this, and a core counts by how many ranks may use it.
     """
-    host, cores = socket.gethostname(), _affinity()
+    host, cores = socket.gethostname(), own_cores()
     told = gather((host, cores))  # also where others may have no variable that decides
     chosen = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in environment):
@@ -125,18 +126,19 @@ def default_threads(world: World, environment: Mapping[str, str] = os.environ) -
     return max(1, int(share))
 
 
-def _affinity() -> list[int]:
-    """The cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 _connection: tuple[Any, Any, dict[str, str | None]] | None = None
 """what `disconnect` undoes: two connections to the store of the run, and environment variables as they were before"""
 
 
-def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
-    """Joins the process group: gloo between CPUs, NCCL between GPUs.
+_host_group: Any = None
+"""a group beside that of NCCL"""
 
+
+def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
+    """Joins the process group: gloo between CPUs, NCCL between GPUs, whose hosts have a group of gloo besides.
+
+    NCCL connects its ranks when they first join anything, which is within `Watch`: at the start they meet over gloo,
+    where a rank that is gone or cannot be reached is told. (Given its device here, torch would connect NCCL at once.)
     `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
     another, both in seconds. `Watch` finds ranks that hang much earlier, and can name them.
     """
@@ -153,6 +155,7 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
                 os.environ[NCCL_CHOICE] = f"={interface}"  # exactly this name, not one that begins so
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            keep_near(device)
             if world.size > 1:
                 _check_own_gpus(store, world, device, patience)
         watch_store = _join_group(store, world, device, timeout)
@@ -164,11 +167,12 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
 
 def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
-    global _connection
+    global _connection, _host_group
     if dist.is_initialized():
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
+    _host_group = None
     if _connection is not None:
         _restore(_connection[2])
         _connection = None
@@ -189,16 +193,14 @@ def device_of(group: Any = None) -> torch.device:
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
-def open_host_group(timeout: timedelta) -> Any:
-    """The group over which ranks speak on their hosts, whatever the GPUs do. All ranks call it together."""
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
-    try:
-        group = dist.new_group(timeout=timeout, backend="gloo")
-        find_greatest(torch.zeros(1), group)
-    except RuntimeError as error:
-        raise LostError(error) from error
-    return group
+def host_group() -> Any:
+    """The gloo group over which ranks speak on their hosts, whatever their GPUs do."""
+    return dist.group.WORLD if _host_group is None else _host_group
+
+
+def wait_for_all() -> None:
+    """Waits until all ranks have come here on their hosts, whatever their GPUs still do."""
+    dist.barrier(host_group())
 
 
 def open_stores() -> tuple[Any, Any]:
@@ -233,6 +235,7 @@ def _restore(before: Mapping[str, str | None]) -> None:
 
 def _join_group(store: Any, world: World, device: torch.device, timeout: float) -> Any:
     """Makes torch's process group; returns a second connection to the store."""
+    global _host_group
     try:
         watch_store = store.clone()
         store.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, where torch begins to use the group
@@ -243,8 +246,10 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
             world_size=world.size,
             timeout=timedelta(seconds=timeout),
         )
-        if device.type == "cpu":
-            find_greatest(torch.zeros(1))  # connects the ranks: one that dies from here on is noticed
+        if device.type == "cuda":
+            _host_group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
+            warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # `connect` has chosen it
+        find_greatest(torch.zeros(1), host_group())  # connects the ranks: one that dies from here on is noticed
     except RuntimeError as error:
         raise LostError(error) from error
     return watch_store
@@ -281,7 +286,7 @@ def gather(value: Any, error: str | None = None) -> list[Any]:
     brought: list[Any] = [(value, error)] * place()[1]
     if len(brought) > 1:
         try:
-            dist.all_gather_object(brought, (value, error))
+            dist.all_gather_object(brought, (value, error), host_group())
         except RuntimeError as lost:
             raise LostError(lost) from lost
     errors = {rank: message for rank, (_, message) in enumerate(brought) if message is not None}

@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from enum import IntEnum
 from threading import Lock
 from types import FrameType
@@ -25,11 +24,10 @@ import torch.distributed as dist
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import find_greatest, open_host_group
+from pretraining.processes.group import find_greatest, host_group
 
 STARTED = time.monotonic()
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # those that ask a run to save and stop
-PATIENCE = timedelta(hours=2)  # longer than any wait that `Watch` allows
 ECHO_SECONDS = 0.5  # a signal so soon after a Ctrl-C is the same key press, passed on by a launcher
 QUESTION_SECONDS = 0.5  # how long ranks go on within a step before they ask one another whether to stop
 STOPPING = "\nstopping after this step, and saving; press Ctrl-C again to end at once"
@@ -79,7 +77,6 @@ class Control:
         self._deadline = None if limit is None or (self._of_job and world.rank) else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600) + ANSWER_SECONDS * self._of_job
         self._say: Callable[[str], None] = print
-        self._group = open_host_group(PATIENCE)
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
         self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
         self._asked, self._interrupted_at = Decision.GO_ON, 0.0
@@ -166,7 +163,7 @@ class Control:
         if self._questions:
             self._apart = (time.monotonic() - self._voted_at) / self._questions
         vote = torch.tensor([wish, self._apart], dtype=torch.float64)
-        vote = find_greatest(vote, self._group)
+        vote = find_greatest(vote, host_group())
         self._questions, self._apart, self._voted_at = 0, float(vote[1]), time.monotonic()
         return Decision(int(vote[0]))
 

@@ -31,7 +31,7 @@ from data_prep.common.launchers import World
 from pretraining.processes.devices import judged
 from pretraining.processes.ending import Code, Outcome, conclude, exit_now, interruption, outcome_of
 from pretraining.processes.errors import LostError, SharedError
-from pretraining.processes.group import open_stores
+from pretraining.processes.group import open_stores, wait_for_all
 from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
 
@@ -118,7 +118,7 @@ class Watch:
             error = error.__cause__ or error  # the error of the operation
         if error is None:
             try:
-                dist.barrier()  # still watched: a rank that fails now does not keep this one here
+                wait_for_all()  # still watched: a rank that fails now does not keep this one here
             except RuntimeError as lost:
                 self._await_verdict(lost)
         elif isinstance(error, RuntimeError) and _is_of_all_ranks(error):

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from pretraining.processes.group import (
     gather,
     place,
     shared_errors,
+    wait_for_all,
 )
 from pretraining.processes.watchdog import Watch
 
@@ -100,7 +102,7 @@ def three_agree() -> object:
         total = torch.ones(1)
         dist.all_reduce(total)
     bound = [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]][world.rank]  # as a launcher might: one alone, two share theirs
-    setattr(group, "_affinity", lambda: bound)  # noqa: B010
+    setattr(group, "own_cores", lambda: bound)  # noqa: B010
     setattr(group, "num_cores", lambda: 4)  # noqa: B010
     threads = default_threads(world, {})
     mixed = default_threads(world, {} if world.rank else {"OMP_NUM_THREADS": "3"})  # set on one machine alone
@@ -260,6 +262,44 @@ def fail_to_leave() -> object:
     return [str(each.message) for each in told]
 
 
+def pretend_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ranks connect as if each had one."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    for part in ("keep_near", "_check_own_gpus"):
+        monkeypatch.setattr(group, part, lambda *_: None)
+
+
+def speak_beside_nccl() -> object:
+    """What two ranks with GPUs tell one another before they train, and whether NCCL would have been asked for it."""
+    make, groups = dist.init_process_group, []
+
+    def noted(speak: Callable[..., None]) -> Callable[..., None]:
+        def double(*given: object) -> None:
+            groups.append(given[-1])
+            speak(*given)
+
+        return double
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        pretend_a_gpu(monkeypatch)
+        monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: make({"nccl": "gloo"}[backend], **more))
+        for name in ("all_gather_object", "barrier"):
+            monkeypatch.setattr(dist, name, noted(getattr(dist, name)))
+        world = find_world(os.environ)
+        connect(world, torch.device("cuda"), timeout=60)
+        told = gather(world.rank)
+        wait_for_all()
+        asked = [each is dist.group.WORLD for each in groups]
+        disconnect()
+    return told, asked
+
+
+def test_ranks_with_gpus_meet_over_gloo() -> None:
+    """NCCL connects them later, in training: what goes wrong there is watched."""
+    done = spawn(2, speak_beside_nccl)
+    assert [(rank.result, rank.errors) for rank in done] == [(([0, 1], [False, False]), "")] * 2
+
+
 @pytest.mark.parametrize("chosen", [None, "1"])
 def test_torch_leaves_nccls_failures_to_the_watch(monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
     """Unless somebody wants it otherwise."""
@@ -268,8 +308,8 @@ def test_torch_leaves_nccls_failures_to_the_watch(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     else:
         monkeypatch.setenv(name, chosen)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: seen.append(os.environ[name]))
+    pretend_a_gpu(monkeypatch)
+    monkeypatch.setattr(group, "_join_group", lambda *_: seen.append(os.environ[name]))
     connect(World(), torch.device("cuda"))
     disconnect()
     assert seen == [chosen or "0"]
@@ -284,9 +324,9 @@ def test_nccl_takes_the_interface_that_gloo_found(
     monkeypatch.delenv(name, raising=False)
     if chosen is not None:
         monkeypatch.setenv(name, chosen)
-    for part, value in (("meet", None), ("find_interface", "eth7"), ("_check_own_gpus", None)):
+    pretend_a_gpu(monkeypatch)
+    for part, value in (("meet", None), ("find_interface", "eth7")):
         monkeypatch.setattr(group, part, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(group, "_join_group", lambda *_: seen.append(os.environ[name]))
     connect(World(0, 2, 0, 1), torch.device("cuda"))
     disconnect()
