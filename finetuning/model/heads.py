@@ -109,9 +109,12 @@ class TaskModel(Encoder):
         return moved.eval()
 
     def forward(self, batch: TaskBatch) -> Output:
-        hidden = self.encode(batch)
-        learned = self.say(self.seen(hidden, batch), batch)
-        language = self._language_loss(hidden, batch) if self.has_language and self.training else no_loss(learned)
+        if self.has_language and self.training:
+            hidden = self.encode(batch)
+            learned, language = self.say(self.seen(hidden, batch), batch), self._language_loss(hidden, batch)
+        else:
+            learned = self.learned(batch)
+            language = no_loss(learned)
         return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned), language)
 
     def _language_loss(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
@@ -131,7 +134,15 @@ class TaskModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.scale.said(self.say(self.seen(self.encode(batch), batch), batch))
+        return self.scale.said(self.learned(batch))
+
+    def learned(self, batch: TaskBatch) -> Tensor:
+        """Computes what the head says, of scores on the scale on which they are learned; of the last layer no more
+        than the head sees."""
+        if self.has_bilstm or self.kind == "spans":
+            return self.say(self.seen(self.encode(batch), batch), batch)
+        asked = batch.words if self.kind == "tags" else self.sequence_places(batch)
+        return self.say(self.encode(batch, asked), batch)
 
     def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every

@@ -48,11 +48,13 @@ class MaskedHead(nn.Module):
 
 
 class ObjectiveOfModel(Protocol):
-    """The two methods of an objective that a model calls."""
+    """The methods of an objective that a model calls."""
 
     def build(self, shape: Shape) -> dict[str, nn.Module]: ...
 
-    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> Any: ...
+    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor: ...
+
+    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any: ...
 
 
 class Bert(Encoder):
@@ -70,4 +72,8 @@ class Bert(Encoder):
 
     def forward(self, batch: PretrainingBatch) -> Any:
         """A named tuple of sums over the batch: losses, and what figures need."""
-        return self.objective.losses(self, self.encode(batch), batch)
+        return self.objective.losses(self, self.seen(batch), batch)
+
+    def seen(self, batch: PretrainingBatch) -> Tensor:
+        """Computes the hidden states that the heads of the objective see, and no others."""
+        return self.encode(batch, self.objective.asked(self, batch))

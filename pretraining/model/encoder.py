@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -99,8 +98,10 @@ class Attention(nn.Module):
         self.output = Linear(shape.hidden, shape.hidden)
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
         context = layout.attend(self.qkv(x), self.qkv.bias, self.heads, dropouts.attention)
+        if asked is not None:
+            context, x = context.index_select(0, asked), x.index_select(0, asked)
         return self.norm(self.output(context), self.output.bias, x, dropouts.context)
 
 
@@ -130,6 +131,13 @@ class Layer(nn.Module):
         return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
 
 
+class FinalLayer(Layer):
+    """The last layer, which goes on after attention with those rows alone that are asked for."""
+
+    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
+        return self.feed_forward(self.attention(x, layout, dropouts, asked), dropouts.feed_forward)
+
+
 class Trainable(nn.Module):
     """What an engine can train: a model of these sizes, whose dropout follows a seed."""
 
@@ -156,7 +164,7 @@ class Encoder(Trainable):
         super().__init__(shape)
         self.recompute = recompute
         self.embeddings = Embeddings(shape)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList([*(Layer(shape) for _ in range(shape.layers - 1)), FinalLayer(shape)])
         self.compiled = False
 
     def initialize(self: AnyEncoder, seed: int) -> AnyEncoder:
@@ -177,8 +185,8 @@ class Encoder(Trainable):
     def compile_layers(self) -> None:
         """Lets torch.compile translate the layers when they first run, or raise an error.
 
-        All layers share a translation, and nearly all batches do: torch.compile makes others for evaluation, for one
-        sequence alone and for one piece alone, six at most (more than eight would be an error)."""
+        All layers but the last share a translation, and nearly all batches do: torch.compile makes others for
+        evaluation, for one sequence alone and for one piece alone, six at most (more than eight would be an error)."""
         self.compiled = True
         for layer in self.layers:
             layer.compile(fullgraph=True, dynamic=True)
@@ -188,9 +196,15 @@ class Encoder(Trainable):
         """How many parameters of the paper lie one after another in the parameter of this name: three in `qkv`."""
         return 3 if ".qkv." in name else 1
 
-    def encode(self, batch: Batch) -> Tensor:
-        """Computes the last hidden states, (n, H)."""
-        return self.in_order(deque(self._states(self.laid(batch)), maxlen=1)[0], batch)
+    def encode(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
+        """Computes the last hidden states, (n, H), or (k, H): those of the k pieces at the places that are asked for.
+
+        That saves most of the last layer: behind its attention nothing else is computed.
+        """
+        if asked is None:
+            return self.in_order(deque(self._states(self.laid(batch)), maxlen=1)[0], batch)
+        places = batch.turns()[asked] if self.shape.sees == "after" else asked
+        return deque(self._states(self.laid(batch), places), maxlen=1)[0]
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         """Computes the hidden states, (n, H), that the embeddings give, then those of each layer."""
@@ -205,24 +219,37 @@ class Encoder(Trainable):
         """Hidden states of the layers, in the order of the text."""
         return x.index_select(0, batch.turns()) if self.shape.sees == "after" else x
 
-    def _states(self, batch: Batch) -> Iterator[Tensor]:
-        """Computes the hidden states of a batch as the layers go through it."""
+    def _states(self, batch: Batch, asked: Tensor | None = None) -> Iterator[Tensor]:
+        """Computes the hidden states of a batch as the layers go through it; of the last, those that are asked for."""
         hidden, attention = self.dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
         layout = lay_out(batch.starts, batch.lengths, x, self.shape.heads, self.compiled, self.shape.one_way)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
-            x, keys = F.pad(x, (0, 0, 0, spare)), F.pad(hidden.keys, (0, spare))
-            hidden, attention = replace(hidden, keys=keys), replace(attention, keys=keys)
-        for number, layer in enumerate(self.layers, start=1):
-            site = SITES * number
-            dropouts = LayerDropouts(attention.at(site), hidden.at(site + 1), hidden.at(site + 2))
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, layout, dropouts, use_reentrant=False)
-            else:
-                x = layer(x, layout, dropouts)
+            x = F.pad(x, (0, 0, 0, spare))
+            hidden, attention = hidden.with_spare(spare), attention.with_spare(spare)
+        for number in range(1, len(self.layers)):
+            x = self._through(number, x, layout, hidden, attention)
             yield x[:n] if spare else x
+        if asked is None:
+            x = self._through(len(self.layers), x, layout, hidden, attention)
+        else:
+            n, spare = len(asked), layout.spare_rows(x[: len(asked)])
+            asked = F.pad(asked, (0, spare))  # by the first row: nobody reads what comes of it there
+            hidden = hidden.of(asked)
+            x = self._through(len(self.layers), x, layout, hidden, attention, asked)
+        yield x[:n] if spare else x
+
+    def _through(
+        self, number: int, x: Tensor, layout: Layout, hidden: Dropout, attention: Dropout, *asked: Tensor
+    ) -> Tensor:
+        """Passes hidden states through a layer, counted from 1; the last may be asked for some of its rows alone."""
+        layer, site = self.layers[number - 1], SITES * number
+        dropouts = LayerDropouts(attention.at(site), hidden.at(site + 1), hidden.at(site + 2))
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(layer, x, layout, dropouts, *asked, use_reentrant=False)
+        return layer(x, layout, dropouts, *asked)
 
     def sequence_states(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Picks the hidden states that stand for their sequences, (s, H)."""

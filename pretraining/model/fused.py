@@ -36,6 +36,14 @@ class Dropout:
         """For another place of the model: other masks."""
         return Dropout(self.probability, self.keys, site)
 
+    def of(self, rows: Tensor) -> Dropout:
+        """For these rows alone."""
+        return Dropout(self.probability, self.keys[rows] if len(self.keys) else self.keys, self.site)
+
+    def with_spare(self, rows: int) -> Dropout:
+        """For so many more rows, that belong to no piece."""
+        return Dropout(self.probability, F.pad(self.keys, (0, rows)) if len(self.keys) else self.keys, self.site)
+
     @property
     def for_kernels(self) -> tuple[Tensor, int, float]:
         return self.keys, self.site, float(self.probability)

@@ -161,9 +161,13 @@ class Objective(ABC):
     def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
         """Useful operations of the heads, forward: matrix products alone."""
 
+    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
+        """(k,) int64: the pieces whose last hidden states the heads see; first those at which pieces are predicted."""
+        return batch.chosen
+
     @abstractmethod
-    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> Any:
-        """A named tuple of sums over a batch, of losses and of what figures need, from the last hidden states."""
+    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any:
+        """A named tuple of sums over a batch, of losses and of what figures need, from the states that are `asked`."""
 
     @abstractmethod
     def sums(self, shape: Shape) -> tuple[str, ...]:
@@ -206,8 +210,8 @@ class Objective(ABC):
         return list(self.heads(shape))
 
     @abstractmethod
-    def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The logits of the exported heads, by display names."""
+    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The logits of the exported heads, by display names, from the states that are `asked`."""
 
     @abstractmethod
     def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:

@@ -78,9 +78,8 @@ class LeftToRight(Objective):
         h = shape.hidden
         return 2 * (h * h + h * shape.vocabulary) * predictions
 
-    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> PieceLosses:
-        decoder = model.embeddings.word.weight
-        return PieceLosses(*model.head("masked_head")(hidden[batch.chosen], decoder, batch.labels))
+    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> PieceLosses:
+        return PieceLosses(*model.head("masked_head")(seen, model.embeddings.word.weight, batch.labels))
 
     def sums(self, shape: Shape) -> tuple[str, ...]:  # noqa: ARG002
         return PieceLosses._fields
@@ -107,8 +106,8 @@ class LeftToRight(Objective):
     def architecture(self, shape: Shape) -> str:  # noqa: ARG002
         return "BertLMHeadModel"
 
-    def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        return {"language": model.head("masked_head").logits(hidden[batch.chosen], model.embeddings.word.weight)}
+    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"language": model.head("masked_head").logits(seen, model.embeddings.word.weight)}
 
     def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         return {"language": output.logits[0, chosen]}

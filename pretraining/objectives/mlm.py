@@ -180,20 +180,25 @@ class MaskedPieces(Objective):
         masked = 2 * (h * h + h * shape.vocabulary) * predictions
         return masked + (2 * (h * h + 2 * h) * sequences if shape.pairs else 0)
 
-    def losses(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
+    def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor:
+        import torch
+
+        return torch.cat([batch.chosen, model.sequence_places(batch)]) if model.shape.pairs else batch.chosen
+
+    def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
         from torch.nn.functional import cross_entropy
 
-        decoder = model.embeddings.word.weight
-        masked, masked_correct = model.head("masked_head")(hidden[batch.chosen], decoder, batch.labels)
+        at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
+        masked, masked_correct = model.head("masked_head")(at_masks, model.embeddings.word.weight, batch.labels)
         if not model.shape.pairs:
             return MaskedLosses(masked, masked_correct)
-        logits = self._next_logits(model, hidden, batch).float()
+        logits = self._next_logits(model, of_sequences).float()
         next_sentence = cross_entropy(logits, batch.random_next, reduction="sum")
         next_correct = (logits.argmax(1) == batch.random_next).sum()
         return Losses(masked, next_sentence, masked_correct, next_correct, batch.random_next.sum())
 
-    def _next_logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> Tensor:
-        logits: Tensor = model.head("next_head")(model.head("pooler")(model.sequence_states(hidden, batch)).tanh())
+    def _next_logits(self, model: Bert, of_sequences: Tensor) -> Tensor:
+        logits: Tensor = model.head("next_head")(model.head("pooler")(of_sequences).tanh())
         return logits
 
     def sums(self, shape: Shape) -> tuple[str, ...]:
@@ -244,10 +249,10 @@ class MaskedPieces(Objective):
     def architecture(self, shape: Shape) -> str:
         return "BertForPreTraining" if shape.pairs else "BertForMaskedLM"
 
-    def logits(self, model: Bert, hidden: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        decoder = model.embeddings.word.weight
-        masked = {"masked": model.head("masked_head").logits(hidden[batch.chosen], decoder)}
-        return {**masked, "next-sentence": self._next_logits(model, hidden, batch)} if model.shape.pairs else masked
+    def logits(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
+        at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
+        masked = {"masked": model.head("masked_head").logits(at_masks, model.embeddings.word.weight)}
+        return {**masked, "next-sentence": self._next_logits(model, of_sequences)} if model.shape.pairs else masked
 
     def their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
         masked, *others = output.to_tuple()

@@ -42,7 +42,7 @@ def fill(model: Model, text: str, best: int, device: torch.device) -> list[list[
     if length > bert.shape.positions:
         raise UserError(f"--fill: the text has {length} pieces, and {model.name} {bert.shape.positions} positions")
     batch = pack(sentence.rows(), sentence.pieces, masks, sentence.pieces[masks]).to(device)
-    states = bert.float().to(device).encode(batch)[batch.chosen]
+    states = bert.float().to(device).encode(batch, batch.chosen)
     logits = bert.head(PREDICTS_PIECES).logits(states, bert.embeddings.word.weight)[:, : len(model.vocabulary)]
     found = logits.softmax(1).topk(min(best, logits.shape[1]))
     pieces = model.vocabulary.pieces

@@ -197,7 +197,7 @@ class Scorer:
             question = masked_copies(sentences, part, self.vocabulary.continues, self.vocabulary.special.mask)
         batch, model = question.batch.to(self.device), self.model
         served = self._served
-        states = model.encode(batch)[batch.chosen] if served is None else served.one(batch, batch.chosen)
+        states = model.encode(batch, batch.chosen) if served is None else served.one(batch, batch.chosen)
         found = model.head(PREDICTS_PIECES).log_probabilities(states, model.embeddings.word.weight, batch.labels)
         return question.sentences, found.double().cpu().numpy()
 

@@ -174,13 +174,14 @@ class Bits:
 
     def forward(self, batch: PretrainingBatch) -> Any:
         """What the model says of a batch."""
-        hidden = self._model.encode(batch)
+        seen = self._model.seen(batch)
         if (name := self._objective.sum_of_pieces) is not None:
             special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
             asked = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
-            nats = getattr(self._objective.losses(self._model, hidden, asked), name)
+            of_pieces, others = seen.tensor_split([len(batch.chosen)])
+            nats = getattr(self._objective.losses(self._model, torch.cat([of_pieces[special], others]), asked), name)
             self._nats = self._nats.to(nats.device) + nats.double()
-        return self._objective.losses(self._model, hidden, batch)
+        return self._objective.losses(self._model, seen, batch)
 
     @property
     def characters(self) -> int:

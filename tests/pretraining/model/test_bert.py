@@ -57,7 +57,7 @@ def small_model(**changes: Any) -> Bert:
 def test_logits_are_those_of_transformers() -> None:
     model, batch = small_model().eval(), random_batch(LENGTHS, SMALL.vocabulary)
     theirs = their_model(model).eval()(**padded(batch))
-    masked, following = MLM.logits(model, model.encode(batch), batch).values()
+    masked, following = MLM.logits(model, model.seen(batch), batch).values()
     chosen = padded(batch)["labels"] != -100
     torch.testing.assert_close(masked, theirs.prediction_logits[chosen], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(following, theirs.seq_relationship_logits, rtol=1e-5, atol=1e-5)
@@ -142,7 +142,7 @@ def test_without_pairs_there_is_neither_pooler_nor_next_head() -> None:
     assert (float(losses.masked), int(losses.masked_correct)) == (float(both.masked), int(both.masked_correct))
     batches = PretrainingBatches((batch,), sequences=2, predictions=len(batch.labels))
     assert float(MLM.loss(losses, batches)) == pytest.approx(float(both.masked) / len(batch.labels))
-    assert MLM.logits(model, model.encode(batch), batch).keys() == {"masked"}
+    assert MLM.logits(model, model.seen(batch), batch).keys() == {"masked"}
 
 
 def test_flops_are_those_that_the_peers_count() -> None:

@@ -59,8 +59,8 @@ class LeftToRight(Objective):
         h = shape.hidden
         return 2 * (h * h + h * shape.vocabulary) * predictions + 2 * h * sequences
 
-    def losses(self, model, hidden, batch):
-        pieces, right = model.head("masked_head")(hidden[batch.chosen], model.embeddings.word.weight, batch.labels)
+    def losses(self, model, seen, batch):
+        pieces, right = model.head("masked_head")(seen, model.embeddings.word.weight, batch.labels)
         guess = model.head("length_head")(model.sequence_states(hidden, batch)).squeeze(1).float()
         length = (guess - batch.starts.diff().float() / 64).abs().sum()
         return Sums(pieces, right, length)
@@ -88,8 +88,8 @@ class LeftToRight(Objective):
     def exported(self, shape):
         return ["masked_head"]
 
-    def logits(self, model, hidden, batch):
-        return {"piece": model.head("masked_head").logits(hidden[batch.chosen], model.embeddings.word.weight)}
+    def logits(self, model, seen, batch):
+        return {"piece": model.head("masked_head").logits(seen, model.embeddings.word.weight)}
 
     def their_logits(self, output, chosen):
         return {"piece": output.logits[0, chosen]}

@@ -1,0 +1,82 @@
+"""The states of a few pieces are those that all pieces would have had, and so are their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_reference import SMALL, random_batch
+from torch import Tensor
+
+from pretraining.model import cpu_kernels as kernels
+from pretraining.model.encoder import Encoder
+from pretraining.model.shape import Sees, Shape
+
+DROPS = replace(SMALL.encoder, layers=3, hidden=48, heads=3, dropout=0.3, attention_dropout=0.2)
+SEEN: list[Sees] = ["both", "before", "after"]
+
+
+def gradients(encoder: Encoder, states: Tensor) -> dict[str, Tensor]:
+    """Of a loss that every number of the states has its own part in."""
+    encoder.zero_grad()
+    torch.autograd.backward((states.float() * torch.arange(states.numel()).view_as(states).cos()).sum())
+    return {name: weight.grad.float() for name, weight in encoder.named_parameters() if weight.grad is not None}
+
+
+def both_ways(shape: Shape, dtype: torch.dtype, asked: Tensor, recompute: bool = False) -> list[Any]:
+    """States and gradients: of what is asked for alone, and picked among all."""
+    encoder = Encoder(shape, recompute).initialize(3).to(dtype)
+    encoder.dropout_seed = 5
+    batch = random_batch([5, 40, 17, 1, 63], SMALL.vocabulary)
+    ways = (encoder.encode(batch, asked), encoder.encode(batch)[asked])
+    return [(states.detach(), gradients(encoder, states)) for states in ways]
+
+
+def assert_equal(found: list[Any], within: float) -> None:
+    (states, gradients), (wanted, wanted_gradients) = found
+    torch.testing.assert_close(states, wanted, rtol=within, atol=within)
+    assert gradients.keys() == wanted_gradients.keys()
+    for name, each in wanted_gradients.items():
+        difference = float((gradients[name] - each).norm() / each.norm().clamp(min=1e-6))
+        assert difference < 10 * within, (name, difference)
+
+
+@given(
+    asked=st.lists(st.integers(0, 125), unique=True, min_size=1, max_size=40),
+    sees=st.sampled_from(SEEN),
+    recompute=st.booleans(),
+)
+@settings(max_examples=12)
+def test_any_pieces_may_be_asked_for(asked: list[int], sees: Sees, recompute: bool) -> None:
+    """With dropout, whose masks belong to the piece and not to its row."""
+    assert_equal(both_ways(replace(DROPS, sees=sees), torch.float32, torch.tensor(asked), recompute), 1e-5)
+
+
+@pytest.mark.parametrize("sees", SEEN)
+def test_in_bf16_too(sees: Sees) -> None:
+    """Where rows that belong to no piece round their number up."""
+    asked = torch.tensor([0, 3, 60, 125])
+    assert_equal(both_ways(replace(DROPS, sees=sees), torch.bfloat16, asked), 2e-2)
+
+
+def test_without_our_kernels_too() -> None:
+    """PyTorch draws other masks for other numbers of rows, so that nothing is dropped here."""
+    kernels.allow(False)
+    try:
+        still = replace(DROPS, dropout=0.0, attention_dropout=0.0)
+        assert_equal(both_ways(still, torch.float32, torch.tensor([7, 0, 125])), 1e-5)
+    finally:
+        kernels.allow(True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_may_be_asked_for(dtype: torch.dtype) -> None:
+    """As where no piece of a batch is predicted: all gradients are there, and 0."""
+    states, found = both_ways(DROPS, dtype, torch.zeros(0, dtype=torch.int64))[0]
+    assert states.shape == (0, 48)
+    assert len(found) == len([*Encoder(DROPS).parameters()])
+    assert not any(each.any() for each in found.values())
