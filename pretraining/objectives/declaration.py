@@ -298,6 +298,13 @@ def step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> floa
     return 3.0 * (shape.encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
 
 
+def needed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
+    """Those of `step_flops` that are needed: behind its attention the last layer computes what the heads see alone."""
+    h = shape.hidden
+    unseen = sum(lengths) - predictions - (len(lengths) if shape.pairs else 0)
+    return step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
+
+
 def loss_curves() -> dict[str, str]:
     """The figures that are parts of a loss, and what charts call them."""
     every = [figure for objective in objectives().values() for figure in objective.figures]

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Sees, Shape
+from pretraining.objectives.declaration import build_model, needed_flops
 
 DROPS = replace(SMALL.encoder, layers=3, hidden=48, heads=3, dropout=0.3, attention_dropout=0.2)
 SEEN: list[Sees] = ["both", "before", "after"]
@@ -71,6 +73,22 @@ def test_without_our_kernels_too() -> None:
         assert_equal(both_ways(still, torch.float32, torch.tensor([7, 0, 125])), 1e-5)
     finally:
         kernels.allow(True)
+
+
+def test_what_is_needed_is_what_is_multiplied() -> None:
+    """Forward, by PyTorch's own counter, which knows linear layers and heads, and not attention on a CPU."""
+    shape, batch = replace(SMALL, dropout=0.0, attention_dropout=0.0), random_batch([64] * 5, SMALL.vocabulary)
+    model = build_model(shape).initialize(1)
+    kernels.allow(False)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model(batch)
+    finally:
+        kernels.allow(True)
+    padding = 2 * shape.hidden * (shape.padded_vocabulary - shape.vocabulary) * len(batch.labels)
+    attention = 4 * shape.hidden * sum(length**2 for length in batch.lengths) * shape.layers
+    wanted = needed_flops(shape, batch.lengths, len(batch.labels)) / 3
+    assert counter.get_total_flops() - padding + attention == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
