@@ -25,7 +25,7 @@ from pretraining.model.encoder import FinalLayer, Layer
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 
-SHAPE = replace(SMALL, layers=12, hidden=48, heads=2, intermediate=64)
+SHAPE = replace(SMALL, layers=4, hidden=48, heads=2, intermediate=64)
 FEW_LAYERS = replace(SHAPE, layers=2)
 BATCHES = ([5, 70, 96, 17], [5, 70], [96] * 7, [64, 64, 64])
 """Sequences of each batch: other pieces, sequences and longest sequences."""
