@@ -15,7 +15,7 @@ import rich.table
 from rich.console import Console
 
 Results = Mapping[str, Any]
-ALONG = ("real_pieces_per_second", "share_of_ceiling", "share_of_ceiling_needed", "mb_per_s")
+ALONG = ("real_pieces_per_second", "share_of_ceiling", "share_of_ceiling_computed", "mb_per_s")
 """Figures of our side that stand beside the ratios."""
 PAIRS = (
     ("fp32", "transformers fp32"),

@@ -46,7 +46,7 @@ from pretraining.config.settings import Dtype
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import needed_flops, num_parameters, step_flops
+from pretraining.objectives.declaration import computed_flops, num_parameters, step_flops
 from pretraining.processes.group import choose_device
 from pretraining.reporting.hardware import matrix_rate, memory_rate, total_memory
 
@@ -191,13 +191,13 @@ def summarise(
     """What a side did in its steps."""
     steps = list(zip(batches, seconds, strict=True))
     flops = [step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
-    needed = [needed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
+    computed = [computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
         "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
         "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),
         "useful_tflops": spread([each / 1e12 for each in flops], 4),
         "share_of_ceiling": spread([each / ceiling for each in flops]),
-        "share_of_ceiling_needed": spread([each / ceiling for each in needed]),
+        "share_of_ceiling_computed": spread([each / ceiling for each in computed]),
         "seconds_a_step": spread(seconds, 4),
     }
 

@@ -113,7 +113,7 @@ class TaskModel(Encoder):
             hidden = self.encode(batch)
             learned, language = self.say(self.seen(hidden, batch), batch), self._language_loss(hidden, batch)
         else:
-            learned = self.learned(batch)
+            learned = self.say(self.see(batch), batch)
             language = no_loss(learned)
         return Output(loss_of(self.kind, learned, batch, self.scale), self.scale.said(learned), language)
 
@@ -134,15 +134,13 @@ class TaskModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
-        return self.scale.said(self.learned(batch))
+        return self.scale.said(self.say(self.see(batch), batch))
 
-    def learned(self, batch: TaskBatch) -> Tensor:
-        """Computes what the head says, of scores on the scale on which they are learned; of the last layer no more
-        than the head sees."""
+    def see(self, batch: TaskBatch) -> Tensor:
+        """Computes the hidden states that the head sees, and of the last layer no others."""
         if self.has_bilstm or self.kind == "spans":
-            return self.say(self.seen(self.encode(batch), batch), batch)
-        asked = batch.words if self.kind == "tags" else self.sequence_places(batch)
-        return self.say(self.encode(batch, asked), batch)
+            return self.seen(self.encode(batch), batch)
+        return self.encode(batch, batch.words if self.kind == "tags" else self.sequence_places(batch))
 
     def seen(self, hidden: Tensor, batch: TaskBatch) -> Tensor:
         """The hidden states that the head sees, of those of all pieces; of a BiLSTM over them what it says of every

@@ -28,7 +28,7 @@ from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.errors import SharedError
-from pretraining.processes.group import device_of, gather, place
+from pretraining.processes.group import gather, host_group, place
 
 REPLACED = ".old"
 """The end of a checkpoint's name while another takes its place."""
@@ -211,9 +211,7 @@ def read_weights_together(checkpoint: Path, sizes: Mapping[str, torch.Size]) -> 
             fault = str(error)
     gather(None, fault)
     for weight in weights.values():
-        handed = weight.to(device_of())
-        dist.broadcast(handed, src=0)
-        weight.copy_(handed)
+        dist.broadcast(weight, src=0, group=host_group())
     return weights
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, TypedDict, cast
@@ -66,8 +67,8 @@ class Engine:
         return self.deepspeed(batch)
 
     def backward(self, loss: Tensor, last: bool, mark: Callable[[], None] = lambda: None) -> None:
-        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks, for which
-        this rank waits once it has called `mark`.
+        """Adds to the gradients; the `last` micro-batch of a step joins them with those of the other ranks. `mark` is
+        called when this rank's own are there; under ZeRO 2 and 3 it has waited for others before.
 
         The sum of `loss` over ranks and micro-batches is what is minimised: DeepSpeed's mean over ranks is undone.
         """
@@ -215,9 +216,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences DeepSpeed, which tells of its every step by logging and by printing."""
+    """Silences DeepSpeed, which tells of its every step by logging and by printing; and torch, which warns that its
+    barrier takes the GPU that this rank has chosen."""
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
         yield
 
 

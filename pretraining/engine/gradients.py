@@ -213,10 +213,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
 
 class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
-    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 wherever it can be."""
+    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 wherever it can be, which tells of its own gradients."""
 
     on_own_gradients: Callable[[], None] = staticmethod(lambda: None)
-    """called at the end of each backward pass, before this rank waits for the gradients of others"""
+    """called at the end of each backward pass; under ZeRO 0 and 1 before this rank waits for the gradients of others"""
 
     def _backward_epilogue(self) -> None:
         self.on_own_gradients()

@@ -2,7 +2,8 @@
 
 Between CPUs, gloo makes a reduction for each share. NCCL would take as many in a step as there are ranks, each through
 all of them, so that latency grew with the square of the ranks. It gets one launch a bucket, whatever the ranks: a
-reduce-scatter where the bucket is a whole flat tensor, and else all its reductions together.
+reduce-scatter where all ranks have shares of the same size in it, as in a whole flat tensor, and else all its
+reductions together.
 """
 
 from __future__ import annotations
@@ -59,5 +60,5 @@ def _reduce(part: Tensor, owner: int, group: Any) -> Any:
 
 
 def launches_together(group: Any) -> bool:
-    """Whether several reductions between these ranks can be one launch, which gloo does not know."""
-    return dist.get_backend(group) != "gloo"
+    """Whether several reductions between these ranks can be one launch, which NCCL alone knows."""
+    return bool(dist.get_backend(group) == "nccl")

@@ -69,7 +69,7 @@ def train_step(
             raise GivenUpError
         output = engine.forward(batch.to(engine.device))
         loss = loss_of(output, batches)
-        engine.backward(loss, number == len(batches.micro) - 1, mark)
+        engine.backward(loss, last=number == len(batches.micro) - 1, mark=mark)
         losses.append(loss.detach())
         outputs.append(_detached(output))
     engine.step(learning_rate)

@@ -132,7 +132,8 @@ class Layer(nn.Module):
 
 
 class FinalLayer(Layer):
-    """The last layer, which goes on after attention with those rows alone that are asked for."""
+    """The last layer, which goes on after attention with those rows alone that are asked for. torch.compile counts its
+    translations apart from those of other layers, since its `forward` is code of its own."""
 
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
         return self.feed_forward(self.attention(x, layout, dropouts, asked), dropouts.feed_forward)

@@ -162,8 +162,13 @@ class Objective(ABC):
         """Useful operations of the heads, forward: matrix products alone."""
 
     def asked(self, model: Bert, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
-        """(k,) int64: the pieces whose last hidden states the heads see; first those at which pieces are predicted."""
+        """(k,) int64: the pieces whose last hidden states the heads see, each once; first those at which pieces are
+        predicted."""
         return batch.chosen
+
+    def num_asked(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
+        """How many these are."""
+        return predictions
 
     @abstractmethod
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Any:
@@ -298,10 +303,10 @@ def step_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> floa
     return 3.0 * (shape.encoder_flops(lengths) + find_objective(shape).flops(shape, len(lengths), predictions))
 
 
-def needed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
-    """Those of `step_flops` that are needed: behind its attention the last layer computes what the heads see alone."""
+def computed_flops(shape: Shape, lengths: Sequence[int], predictions: float) -> float:
+    """Those of `step_flops` that are computed: behind its attention, of the last layer what the heads see alone."""
     h = shape.hidden
-    unseen = sum(lengths) - predictions - (len(lengths) if shape.pairs else 0)
+    unseen = sum(lengths) - find_objective(shape).num_asked(shape, len(lengths), predictions)
     return step_flops(shape, lengths, predictions) - 3.0 * 2 * (h * h + 2 * h * shape.intermediate) * unseen
 
 

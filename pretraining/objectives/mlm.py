@@ -185,6 +185,9 @@ class MaskedPieces(Objective):
 
         return torch.cat([batch.chosen, model.sequence_places(batch)]) if model.shape.pairs else batch.chosen
 
+    def num_asked(self, shape: Shape, sequences: int, predictions: float) -> float:
+        return predictions + (sequences if shape.pairs else 0)
+
     def losses(self, model: Bert, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
         from torch.nn.functional import cross_entropy
 

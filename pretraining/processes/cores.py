@@ -17,14 +17,14 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def keep_near(device: torch.device) -> None:
-    """Keeps this process on those of its cores that are next to its GPU. Where a launcher has given it others alone, or
-    the system does not say which are near, all stays as it is."""
+def keep_near(device: torch.device, threads: int) -> None:
+    """Keeps this process on those of its cores that are next to its GPU, if they are enough for its threads. Where a
+    launcher has given it others, or the system does not say which are near, all stays as it is."""
     gpu: Any = torch.cuda.get_device_properties(device)
     with suppress(AttributeError, OSError, ValueError):
         address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
         near = read_cores((DEVICES / address / "local_cpulist").read_text())
-        if own := near.intersection(own_cores()):
+        if len(own := near.intersection(own_cores())) >= threads:
             os.sched_setaffinity(0, own)
 
 

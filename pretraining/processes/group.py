@@ -36,7 +36,7 @@ from torch import Tensor
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.processes.cores import keep_near, own_cores
+from pretraining.processes.cores import own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
@@ -137,8 +137,8 @@ _host_group: Any = None
 def connect(world: World, device: torch.device, timeout: float = 7200.0, patience: float = 300.0) -> None:
     """Joins the process group: gloo between CPUs, NCCL between GPUs, whose hosts have a group of gloo besides.
 
-    NCCL connects its ranks when they first join anything, which is within `Watch`: at the start they meet over gloo,
-    where a rank that is gone or cannot be reached is told. (Given its device here, torch would connect NCCL at once.)
+    NCCL connects its ranks when they first join a tensor of a GPU, which is within `Watch`: at the start they meet over
+    gloo, where a rank that is gone or cannot be reached is told. (Given its device, torch would connect NCCL at once.)
     `timeout` is how long a collective operation may take, `patience` how long ranks wait at the start for one
     another, both in seconds. `Watch` finds ranks that hang much earlier, and can name them.
     """
@@ -155,7 +155,6 @@ def connect(world: World, device: torch.device, timeout: float = 7200.0, patienc
                 os.environ[NCCL_CHOICE] = f"={interface}"  # exactly this name, not one that begins so
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            keep_near(device)
             if world.size > 1:
                 _check_own_gpus(store, world, device, patience)
         watch_store = _join_group(store, world, device, timeout)
@@ -248,7 +247,6 @@ def _join_group(store: Any, world: World, device: torch.device, timeout: float) 
         )
         if device.type == "cuda":
             _host_group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
-            warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # `connect` has chosen it
         find_greatest(torch.zeros(1), host_group())  # connects the ranks: one that dies from here on is noticed
     except RuntimeError as error:
         raise LostError(error) from error

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from pretraining.processes.errors import LOST_WHY, LostError, name_ranks
 
+START = 7200.0
+"""Seconds that ranks have for their first step, at least."""
 HANG_WHY = "its machine's log may say why\nthe same command goes on from the last checkpoint"
 
 
@@ -28,7 +30,8 @@ class Judge:
     """Hears the beats of ranks, and says which ranks are gone and which hang.
 
     A rank is late after `every` seconds two and a half times, and silent, which means gone, after `silence` seconds.
-    Ranks hang if nobody has made a mark for `hang` seconds; those with the fewest marks keep the others waiting.
+    Ranks hang if nobody has made a mark for `hang` seconds, before the first one for two hours at least, in which ranks
+    connect and memory is tried out; those with the fewest marks keep the others waiting.
     """
 
     def __init__(self, every: float, silence: float, hang: float) -> None:
@@ -49,7 +52,7 @@ class Judge:
             for rank, beat in beats.items()
         }
         moved = any(beat.marks != before[rank].marks for rank, beat in beats.items())
-        works = any(beat.marks for beat in beats.values()) and not any(beat.paused for beat in beats.values())
+        works = not any(beat.paused for beat in beats.values())
         self._still = self._still + passed if works and not moved else 0.0
         self._parted += passed if any(beat.lost for beat in before.values()) else 0.0
         self._beats = dict(beats)
@@ -60,7 +63,12 @@ class Judge:
             return self._explain_loss()
         if silent := self.silent():
             return say_gone(silent)
-        return self._explain_hang() if self._still >= self._hang else None
+        return self._explain_hang() if self._still >= self._patience else None
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without a mark after which ranks hang."""
+        return self._hang if any(beat.marks for beat in self._beats.values()) else max(self._hang, START)
 
     def silent(self) -> list[int]:
         """The ranks that are gone, even if no other rank has missed them in an operation."""
@@ -86,7 +94,8 @@ class Judge:
         """Names the ranks for which the others wait, unless all stand at the same place."""
         fewest = min(beat.marks for beat in self._beats.values())
         last = [rank for rank, beat in self._beats.items() if beat.marks == fewest]
-        long = f"{self._hang / 60:.0f} min" if self._hang >= 60 else f"{self._hang:.0f} s"
+        patience = self._patience
+        long = f"{patience / 60:.0f} min" if patience >= 60 else f"{patience:.0f} s"
         if len(last) == len(self._beats):
             return f"no rank has moved for {long}\n{HANG_WHY}"
         has, hangs, it = ("have", "they hang", "them") if len(last) > 1 else ("has", "it hangs", "it")

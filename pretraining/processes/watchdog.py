@@ -18,7 +18,6 @@ import math
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +41,32 @@ SEEN_SECONDS = 10.0  # for every rank to hear why it ends, before the store ends
 BEATS_A_SECOND = 500
 """How many beats the store of rank 0 hears at most, beside its training: where there are more ranks, they beat more
 slowly. Each beat is two requests, which are 50 microseconds of a processor."""
+
+
+class Marks:
+    """Counts the marks of a rank."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+
+    def add(self) -> None:
+        self.reached += 1
+
+
+class GpuMarks:
+    """Counts the marks that the GPU has come to: it counts them itself, and copies the number into the host's memory,
+    so that a thread which reads it there calls nothing of CUDA, where it might have to wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._copied = torch.zeros((), dtype=torch.int64, pin_memory=True)
+
+    def add(self) -> None:
+        self._copied.copy_(self._count.add_(1), non_blocking=True)
+
+    @property
+    def reached(self) -> int:
+        return int(self._copied)
 
 
 class Watch:
@@ -68,10 +93,8 @@ class Watch:
         every = max(every, min(world.size / BEATS_A_SECOND, silence / 6))
         assert silence > 5 * every, "a beat may be late"
         self._world, self._every, self._silence, self._run = world, every, silence, run
-        self._marks, self._pauses, self._rounds, self._lost = 0, 0, 0, ""
-        self._device = device
-        self._ahead: deque[Any] = deque()
-        """marks of the host that the GPU is yet to come to"""
+        self._marks: Marks | GpuMarks = Marks() if device.type == "cpu" or world.size == 1 else GpuMarks(device)
+        self._pauses, self._rounds, self._lost = 0, 0, ""
         # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
         self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))
         self._judge = Judge(every, silence, math.inf if world.rank else hang)
@@ -82,12 +105,7 @@ class Watch:
     def mark(self) -> None:
         """Says that the work advances. Best called where this rank begins to wait for the others: then the rank that
         they wait for is the one with fewer marks."""
-        if self._device.type == "cpu":
-            self._marks += 1
-        elif self._world.size > 1:
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._ahead.append(event)
+        self._marks.add()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -170,7 +188,7 @@ class Watch:
                 self._rounds += 1
                 if store.check([self.FAILURE]):
                     return self._end(Outcome(*json.loads(store.get(self.FAILURE))), store)
-                beat = Beat(self._rounds, self._count_marks(), self._pauses > 0, self._lost)
+                beat = Beat(self._rounds, self._marks.reached, self._pauses > 0, self._lost)
                 store.set(self._beat_key(self._world.rank), json.dumps(beat))
                 if self._heard:
                     self._judge.hear(self._read_beats(), timer.lap())
@@ -178,14 +196,6 @@ class Watch:
         except dist.DistError:
             if self._outlives_rank_0():
                 self._leave_without_rank_0()
-
-    def _count_marks(self) -> int:
-        """How many marks the work has come to."""
-        with suppress(RuntimeError):  # of a GPU that has failed, which the main thread is told too
-            while self._ahead and self._ahead[0].query():
-                self._ahead.popleft()
-                self._marks += 1
-        return self._marks
 
     def _read_beats(self) -> dict[int, Beat]:
         """The latest beats of the ranks that this one hears."""

@@ -177,9 +177,10 @@ class Bits:
         seen = self._model.seen(batch)
         if (name := self._objective.sum_of_pieces) is not None:
             special = torch.isin(batch.labels, torch.tensor(self._special, device=batch.labels.device))
-            asked = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
             of_pieces, others = seen.tensor_split([len(batch.chosen)])
-            nats = getattr(self._objective.losses(self._model, torch.cat([of_pieces[special], others]), asked), name)
+            seen_special = torch.cat([of_pieces[special], others])
+            of_special = replace(batch, chosen=batch.chosen[special], labels=batch.labels[special])
+            nats = getattr(self._objective.losses(self._model, seen_special, of_special), name)
             self._nats = self._nats.to(nats.device) + nats.double()
         return self._objective.losses(self._model, seen, batch)
 

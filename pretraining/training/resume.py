@@ -20,6 +20,7 @@ from pretraining.engine.precision import name_dtype, set_arithmetic
 from pretraining.objectives.declaration import build_model, configured, num_parameters
 from pretraining.planning.amount import disproportion
 from pretraining.processes.context import Context
+from pretraining.processes.cores import keep_near
 from pretraining.processes.group import default_threads, gather
 from pretraining.training.changes import what_has_changed
 from pretraining.training.origin import StartingPoint, begin_with
@@ -31,7 +32,10 @@ from pretraining.training.trainer import Trainer
 def find_starting_point(request: Request, context: Context, latest: Saved | None) -> StartingPoint:
     """Makes the model: all that may fail on one rank, before ranks need one another."""
     compute = request.recipe.compute
-    torch.set_num_threads(compute.threads or default_threads(context.world))
+    threads = compute.threads or default_threads(context.world)
+    torch.set_num_threads(threads)
+    if context.device.type == "cuda":
+        keep_near(context.device, threads)
     set_arithmetic(request.recipe.precision, compute, context.device)
     model = build_model(request.shape, compute.checkpoint_activations).initialize(request.recipe.seed)
     state = RunState(trained_segments=2 if request.manifest.has_pairs else 1)

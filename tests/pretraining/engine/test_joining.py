@@ -121,7 +121,10 @@ def test_launches_do_not_depend_on_the_ranks(count: int) -> None:
     flat = torch.zeros(-(-sum(sizes) // count) * count)
     dist.init_process_group("fake", rank=3, world_size=count, store=FakeStore())
     try:
-        with mock.patch.object(joining, "_coalescing_manager", wraps=_coalescing_manager) as together:
+        with (
+            mock.patch.object(joining, "launches_together", return_value=True),
+            mock.patch.object(joining, "_coalescing_manager", wraps=_coalescing_manager) as together,
+        ):
             for bucket in make_buckets(flat, sizes, count, 16_777):
                 Joining(bucket.sums, bucket.shares, torch.float32, None).finish()
     finally:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.encoder import Encoder
 from pretraining.model.shape import Sees, Shape
-from pretraining.objectives.declaration import build_model, needed_flops
+from pretraining.objectives.declaration import build_model, computed_flops
 
 DROPS = replace(SMALL.encoder, layers=3, hidden=48, heads=3, dropout=0.3, attention_dropout=0.2)
 SEEN: list[Sees] = ["both", "before", "after"]
@@ -75,7 +75,7 @@ def test_without_our_kernels_too() -> None:
         kernels.allow(True)
 
 
-def test_what_is_needed_is_what_is_multiplied() -> None:
+def test_what_is_said_to_be_computed_is_what_is_multiplied() -> None:
     """Forward, by PyTorch's own counter, which knows linear layers and heads, and not attention on a CPU."""
     shape, batch = replace(SMALL, dropout=0.0, attention_dropout=0.0), random_batch([64] * 5, SMALL.vocabulary)
     model = build_model(shape).initialize(1)
@@ -87,7 +87,7 @@ def test_what_is_needed_is_what_is_multiplied() -> None:
         kernels.allow(True)
     padding = 2 * shape.hidden * (shape.padded_vocabulary - shape.vocabulary) * len(batch.labels)
     attention = 4 * shape.hidden * sum(length**2 for length in batch.lengths) * shape.layers
-    wanted = needed_flops(shape, batch.lengths, len(batch.labels)) / 3
+    wanted = computed_flops(shape, batch.lengths, len(batch.labels)) / 3
     assert counter.get_total_flops() - padding + attention == wanted
 
 

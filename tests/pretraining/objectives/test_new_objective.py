@@ -59,9 +59,17 @@ class LeftToRight(Objective):
         h = shape.hidden
         return 2 * (h * h + h * shape.vocabulary) * predictions + 2 * h * sequences
 
+    def asked(self, model, batch):
+        import torch
+        return torch.cat([batch.chosen, model.sequence_places(batch)])
+
+    def num_asked(self, shape, sequences, predictions):
+        return sequences + predictions
+
     def losses(self, model, seen, batch):
-        pieces, right = model.head("masked_head")(seen, model.embeddings.word.weight, batch.labels)
-        guess = model.head("length_head")(model.sequence_states(hidden, batch)).squeeze(1).float()
+        of_pieces, of_sequences = seen.tensor_split([len(batch.chosen)])
+        pieces, right = model.head("masked_head")(of_pieces, model.embeddings.word.weight, batch.labels)
+        guess = model.head("length_head")(of_sequences).squeeze(1).float()
         length = (guess - batch.starts.diff().float() / 64).abs().sum()
         return Sums(pieces, right, length)
 
@@ -89,7 +97,8 @@ class LeftToRight(Objective):
         return ["masked_head"]
 
     def logits(self, model, seen, batch):
-        return {"piece": model.head("masked_head").logits(seen, model.embeddings.word.weight)}
+        of_pieces = seen[: len(batch.chosen)]
+        return {"piece": model.head("masked_head").logits(of_pieces, model.embeddings.word.weight)}
 
     def their_logits(self, output, chosen):
         return {"piece": output.logits[0, chosen]}

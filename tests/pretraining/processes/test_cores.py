@@ -27,6 +27,7 @@ def test_lists_of_cores_are_read(ranges: list[tuple[int, int]]) -> None:
     ("near", "own", "kept"),
     [
         ("2-5,10\n", [0, 1, 2, 3, 10], {2, 3, 10}),
+        ("2-5,10\n", [0, 1, 2], None),  # too few for its threads
         ("4-7\n", [0, 1], None),  # a launcher has chosen others
         ("\n", [0, 1], None),  # a virtual machine tells nothing
         (None, [0, 1], None),
@@ -44,5 +45,5 @@ def test_a_rank_keeps_those_of_its_cores_that_are_near(
     monkeypatch.setattr(cores, "own_cores", lambda: own)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: place)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: bound.append(set(chosen)))
-    keep_near(GPU)
+    keep_near(GPU, threads=2)
     assert bound == ([] if kept is None else [kept])

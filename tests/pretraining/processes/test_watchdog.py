@@ -204,23 +204,23 @@ def test_a_rank_for_which_the_others_wait_is_named() -> None:
     expect_end(spawn(3, take_part, partial(hang_as_rank_2, None), timeout=30), Code.RANK_LOST, HANGS)
 
 
-class Event:
-    """A mark on a GPU, which stands still where `stuck` says so."""
+class MarksOfAGpu(watchdog.Marks):
+    """Stands for a GPU, which does not come to what its host has launched once it is stuck."""
 
     stuck = False
 
-    def record(self) -> None:
-        self.done = not Event.stuck
+    def __init__(self, _: torch.device) -> None:
+        super().__init__()
 
-    def query(self) -> bool:
-        return self.done
+    def add(self) -> None:
+        self.reached += not self.stuck
 
 
 def hang_on_the_gpu_of_rank_2(world: World) -> None:
-    torch.cuda.Event = Event  # type: ignore[assignment, misc]
+    setattr(watchdog, "GpuMarks", MarksOfAGpu)  # noqa: B010
     with Watch(world, every=0.2, hang=2.0, device=torch.device("cuda")) as watch:
         watch.mark()
-        Event.stuck = world.rank == 2
+        MarksOfAGpu.stuck = world.rank == 2
         watch.mark()
         watch.mark()
         time.sleep(20)  # every host has come to the same place
