@@ -30,12 +30,24 @@ from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.steps.lamb import apex_updates
 from pretraining.processes.group import connect, disconnect
+from pretraining.processes.watchdog import GpuMarks
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [5, 70, 96, 17, 64, 1, 33]
 HEADS, HIDDEN = 2, 128
 SHAPE = replace(SMALL, hidden=HIDDEN, heads=HEADS)
 """Heads of 64, which the flash kernels take."""
+
+
+def test_a_mark_counts_when_the_gpu_has_come_to_it() -> None:
+    """The number is in the host's memory, where no thread has to ask the GPU for it."""
+    marks = GpuMarks(torch.device("cuda"))
+    torch.cuda._sleep(2 * 10**8)  # cycles: a tenth of a second at least
+    marks.add()
+    marks.add()
+    assert marks.reached == 0
+    torch.cuda.synchronize()
+    assert marks.reached == 2
 
 
 def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
