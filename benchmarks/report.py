@@ -51,7 +51,9 @@ from pretraining.reporting.loss_chart import PLACES, loss_chart
 from pretraining.reporting.metrics_file import METRICS, evaluations, newest_records, step_records
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-PAGES = tuple(ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md", "exactness.md"))
+PAGES = tuple(
+    ROOT / "docs" / name for name in ("measurements.md", "planning.md", "data.md", "exactness.md", "training.md")
+)
 TITLES = {
     BENCHMARK: "The paper's tables",
     "throughput": "Steps of pre-training",
@@ -63,6 +65,7 @@ TITLES = {
     "cleanliness": "Text of MediaWiki dumps",
     "calibration": "The planner's model of costs",
     "trainer_losses": "Losses beside the Trainer's",
+    "recipe_scores": "What a recipe gives",
 }
 """Titles of the benchmarks, in the order of the page; others follow by their own names."""
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)

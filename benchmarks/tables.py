@@ -254,8 +254,30 @@ def trainer_losses(found: Results) -> Iterator[ResultTable]:
     yield matrix(f"{found['task']}, {found['model']}, {found['steps']} steps", found["differences"])
 
 
+def recipe_scores(found: Results) -> Iterator[ResultTable]:
+    """What training by a recipe took, and what its model scores."""
+    training, pairs = found["training"], found["pairs"]
+    row = {
+        "recipe": found["recipe"],
+        "steps": training["steps"],
+        "minutes": training["minutes"],
+        "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
+        "BLiMP": f"{pairs['accuracy']:.1%} ± {pairs['spread']:.1%}",
+    }
+    if (task := found.get("stsb")) is not None and task["runs"]:
+        scores = sorted(score for score in task["runs"].values() if score is not None)
+        row[f"STS-B dev, {task['metric']}"] = (
+            f"{100 * task['median']:.1f} ({', '.join(f'{100 * score:.1f}' for score in scores)})"
+        )
+    yield matrix("", [row])
+    phenomena = sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
+    yield matrix(
+        "By phenomenon", [{"of BLiMP": name.replace("_", " "), "right": f"{each:.1%}"} for name, each in phenomena]
+    )
+
+
 SHORT: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
-    each.__name__: each for each in (scaling, calibration, cleanliness, parts, trainer_losses)
+    each.__name__: each for each in (scaling, calibration, cleanliness, parts, trainer_losses, recipe_scores)
 }
 """What is told first of a benchmark, where that is not `in_short`."""
 
