@@ -272,10 +272,10 @@ class Poison:
     def poison_gradients(self) -> None:
         backward = Engine.backward
 
-        def poisoned(engine: Engine, loss: Tensor, last: bool) -> None:
+        def poisoned(engine: Engine, loss: Tensor, **more: Any) -> None:
             if self.now and self.what == "gradient":
                 loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
-            backward(engine, loss, last)
+            backward(engine, loss, **more)
 
         replace(Engine, "backward", poisoned)
 
