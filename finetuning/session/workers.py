@@ -164,7 +164,10 @@ def memory_of_run(task: Task, settings: FineTuning, shape: Shape, device: torch.
     dtype = name_dtype(choose_dtype(settings.precision.dtype, device))
     items = min(settings.micro_batch or settings.batch, settings.batch)
     sequences = items * task.train.encode(np.arange(1)).choices
-    full = plan_activations(shape, dtype, sequences, settings.length, fused_attention=device.type == "cuda")
+    on_gpu = device.type == "cuda"
+    full = plan_activations(
+        shape, dtype, sequences, settings.length, on_gpu, seen=settings.length
+    )  # as spans and tags do
     activations = full.recomputed if settings.compute.checkpoint_activations else full.kept
     state = plan_memory(shape, dtype, 1, settings.parallel.zero, optimizer=find_optimizer(settings.optimizer)).device
     return PROCESS + 4 * num_parameters(shape) + state + activations

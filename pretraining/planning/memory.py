@@ -137,21 +137,28 @@ def plan_activations(
     length: float,
     fused_attention: bool = True,
     predictions: float | None = None,
+    seen: float | None = None,
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does.
 
-    `predictions` are those of a sequence: by default as many as its objective makes without a recipe.
+    `predictions` are those of a sequence: by default as many as its objective makes without a recipe; `seen`, of how
+    many of its pieces the heads see the last states: by default those that its objective asks for.
     """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
     # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
     # before the second, and the inner layer before and after GELU; and a byte for each of the two dropouts
-    layer = pieces * (size * (8 * h + 2 * shape.intermediate) + 2 * h)
-    if not fused_attention:
-        layer += pieces * size * shape.heads * length
-    embeddings = pieces * (3 * size * h + h)
+    behind = size * (3 * h + 2 * shape.intermediate) + 2 * h  # attention, for each piece
+    layer = pieces * (5 * size * h + behind)
     if predictions is None:
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
+    if seen is None:
+        seen = find_objective(shape).num_asked(shape, 1, predictions)
+    # of the last layer, what the heads see: picked out of its input and of attention's result, and what lies behind
+    last = pieces * 5 * size * h + sequences * seen * (2 * size * h + behind)
+    if not fused_attention:
+        layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
+    embeddings = pieces * (3 * size * h + h)
     asked, at_once = sequences * predictions, find_objective(shape).logits_at_once
     heads = asked * 4 * size * h
     if at_once is None:
@@ -159,7 +166,7 @@ def plan_activations(
     else:  # logits in fp32, twice while they are summed up; and gradients, of weights too, for the backward pass
         heads += min(asked, at_once) * shape.vocabulary * 8 + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
     return Activations(
-        kept=embeddings + shape.layers * layer + heads,
+        kept=embeddings + (shape.layers - 1) * layer + last + heads,
         recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
     )
 
