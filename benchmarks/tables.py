@@ -266,7 +266,7 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
     }
     if (task := found.get("stsb")) is not None and task["runs"]:
         scores = sorted(score for score in task["runs"].values() if score is not None)
-        row[f"STS-B dev, {task['metric']}"] = (
+        row[f"STS-B dev, {task['metric']} of Pearson's and Spearman's correlation"] = (
             f"{100 * task['median']:.1f} ({', '.join(f'{100 * score:.1f}' for score in scores)})"
         )
     yield matrix("", [row])
