@@ -33,6 +33,7 @@ from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.supervision import hear_signals
+from pretraining.reporting.metrics_file import METRICS, all_records
 
 TEXT = ("wiki", "books")
 """Folders of the real data that are trained on."""
@@ -117,7 +118,7 @@ def measure(wanted: RecipeScores, console: Console) -> None:
 
 def training_of(run: Path) -> dict[str, Any]:
     """How long a run has trained, and at what speed, from its log."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [*all_records(run / METRICS)]
     steps: dict[int, dict[str, Any]] = {line["step"]: line for line in lines if line["kind"] == "step"}
     if not steps:
         raise UserError(f"{run}: its log has no steps")
@@ -127,14 +128,14 @@ def training_of(run: Path) -> dict[str, Any]:
         by_phase[line["phase"]].append((step - before, line["seconds_per_step"]))
         before = step
     usual = sum(sum(count for count, _ in phase) * median(each for _, each in phase) for phase in by_phase.values())
-    scored = [line for line in lines if line["kind"] == "evaluation"]
+    scored: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "evaluation"), {})
     return {
         "steps": before,
         "pieces": steps[before]["pieces_seen"],
         "minutes": round(seconds / 60, 1),
         "minutes_at_the_median_speed_of_each_phase": round(usual / 60, 1),
         "pieces_per_second": round(median(line["pieces_per_second"] for line in steps.values())),
-        "held_out": {name: value for name, value in scored[-1].items() if name.startswith(("masked", "next"))},
+        "held_out": {name: value for name, value in scored.items() if name.startswith(("masked", "next"))},
     }
 
 

@@ -264,11 +264,10 @@ def recipe_scores(found: Results) -> Iterator[ResultTable]:
         "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
         "BLiMP": f"{pairs['accuracy']:.1%} ± {pairs['spread']:.1%}",
     }
-    if (task := found.get("stsb")) is not None and task["runs"]:
+    if (task := found.get("stsb")) is not None and task["median"] is not None:
         scores = sorted(score for score in task["runs"].values() if score is not None)
-        row[f"STS-B dev, {task['metric']} of Pearson's and Spearman's correlation"] = (
-            f"{100 * task['median']:.1f} ({', '.join(f'{100 * score:.1f}' for score in scores)})"
-        )
+        each = ", ".join(f"{100 * score:.1f}" for score in scores)
+        row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
     yield matrix("", [row])
     phenomena = sorted(pairs["phenomena"].items(), key=lambda each: -each[1])
     yield matrix(

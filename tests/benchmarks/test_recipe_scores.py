@@ -61,18 +61,16 @@ class StandIn:
         return 0
 
 
-def made(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> str:
-    """What the command prints."""
+def make(place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, shown: io.StringIO) -> None:
+    """Runs the command with a stand-in for those that it runs itself."""
     monkeypatch.setattr(recipe_scores, "follow", stand_in)
     monkeypatch.setattr(recipe_scores, "ROOT", place)
-    shown = io.StringIO()
     measure(RecipeScores(data=place / "data", out=place / "kept.json"), Console(file=shown, width=200))
-    return shown.getvalue()
 
 
 def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = StandIn()
-    made(tmp_path, monkeypatch, stand_in)
+    make(tmp_path, monkeypatch, stand_in, io.StringIO())
     assert [*stand_in.words] == ["shard.py", "train.py", "run_pairs.py", "run_glue.py"]
     assert "--lengths 32 64 128" in stand_in.words["shard.py"]
     found = read_results(tmp_path / "kept.json")
@@ -83,8 +81,10 @@ def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_command_that_fails_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
     with pytest.raises(UserError, match="run_pairs has ended with code 2"):
-        made(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"))
+        make(tmp_path, monkeypatch, StandIn(fails="run_pairs.py"), shown)
+    assert "error: no room" in shown.getvalue()
     assert not (tmp_path / "kept.json").exists()
 
 
@@ -100,3 +100,8 @@ def test_a_run_without_steps_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="has no steps"):
         training_of(tmp_path)
+
+
+def test_a_run_without_validation_is_told_without_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(STEPS[1]) + "\n")
+    assert training_of(tmp_path)["held_out"] == {}
