@@ -4,8 +4,9 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py as it is, the peers of generators.py, and
-`tokenizers` alone. Reads real text from the folder that CLOZE_DATA names, or else the documentation strings of the
-installed packages. The numbers are kept in benchmarks/results/, in a file for each kind of hardware.
+`tokenizers` alone; in another contest those of cutting.py, which only cut sentences into pieces. Reads real text from
+the folder that CLOZE_DATA names, or else the documentation strings of the installed packages. The numbers are kept in
+benchmarks/results/, in a file for each kind of hardware.
 """
 
 import sys
@@ -21,8 +22,8 @@ import io
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,12 +31,15 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.contests import OURS, alternate
+from benchmarks.contests import OURS, Turns, alternate
+from benchmarks.cutting import cutting_sides, in_batches
 from benchmarks.generators import ExamplesJob, fast_tokenizer, lddl, original
 from benchmarks.measure import DATA, SHARD, Keeper, run_command
 from benchmarks.parts import measure_parts, watch
+from benchmarks.processes import one_core
 from benchmarks.tables import in_full, show, show_contest
 from benchmarks.texts import find_words
+from benchmarks.whole_runs import whole_runs
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline import LIBRARIES, Pipeline
@@ -44,8 +48,6 @@ from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
 from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
-
-BATCH = 1000  # sentences that `tokenizers` is given at a time
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Preparation:
     """Turns of which the median is taken."""
     peer_mb: tuple[float, ...] = (1, 4)
     """Sizes of the texts on which peers are measured; ours has a start-up that weighs less the longer a text is."""
+    pieces_mb: float = 20
+    """Size of the text that is cut into pieces and no more; every side begins without knowing a word of it."""
+    run_mb: tuple[float, ...] = (20, 100)
+    """Sizes of the texts, files as they are, on which whole runs are measured on one core; 0 leaves this out."""
     growth_mb: tuple[float, ...] = (10, 20, 40, 80)
     """Sizes of the corpora on which memory and time are watched, besides all of the data; 0 leaves this out."""
     parts: int = 0
@@ -109,24 +115,12 @@ def prepare(settings: Settings) -> None:
         Pipeline(Path(folder), settings, pool, Console(file=io.StringIO())).run()
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Keeps this process on one core meanwhile."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def tokenizers_alone(job: ExamplesJob) -> None:
     """What `tokenizers` takes for the pieces alone, in batches, as fast as it is used from Python."""
     pipeline = load_vocabulary(job.vocabulary, cased=False).pipeline()
     with job.text.open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file]
-    for at in range(0, len(sentences), BATCH):
-        pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
+    in_batches(pipeline, sentences)
 
 
 def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
@@ -147,20 +141,34 @@ def contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
         }
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
-    seconds = {name: turns.of(name) for name in sides}
     return {
         "text_mb": megabytes,
         "length": job.length,
         "duplicates": job.duplicates,
-        "sides": {
-            name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
-        },
-        "times_as_fast_as": turns.against(),
+        **outcome(turns, megabytes),
     }
 
 
+def outcome(turns: Turns, megabytes: float) -> dict[str, Any]:
+    """The seconds of all sides, and how many times as fast as the others ours is."""
+    seconds = {name: turns.of(name) for name in turns.seconds}
+    sides = {
+        name: {"seconds": each, "mb_per_s": round(megabytes / each["median"], 2)} for name, each in seconds.items()
+    }
+    return {"sides": sides, "times_as_fast_as": turns.against()}
+
+
+def cutting_contest(settings: Preparation, text: SourceText, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Names and holds the contest in which all sides only cut sentences into pieces, in turns on one core."""
+    path = folder / "pieces.txt"
+    megabytes = text.write(path, settings.pieces_mb)
+    with one_core():
+        turns = alternate(cutting_sides(text.vocabulary, path), settings.rounds, warm_up=1)  # which compiles
+    return f"{megabytes:g} MB, into pieces alone", {"text_mb": megabytes, **outcome(turns, megabytes)}
+
+
 def contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
-    """A contest for every size of text, with one duplicate and with five."""
+    """A contest for every size of text, with one duplicate and with five; and one of cutting alone."""
     found = {}
     for size in settings.peer_mb:
         path = folder / f"{size}.txt"
@@ -170,6 +178,8 @@ def contests(settings: Preparation, text: SourceText, folder: Path, console: Con
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
             found[name] = contest(job, megabytes, settings.rounds)
             show_contest(console, name, found[name])
+    name, found[name] = cutting_contest(settings, text, folder)
+    show_contest(console, name, found[name])
     return found
 
 
@@ -216,7 +226,7 @@ def run(settings: Preparation, console: Console) -> None:
     """Measures what was asked for, and keeps it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     name = "parts" if settings.parts else "preparation"
-    keeper = Keeper(name, [*LIBRARIES, "transformers"], settings.out, with_gpu=False)
+    keeper = Keeper(name, [*LIBRARIES, "transformers", "nanotoken"], settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(settings.data, Path(place))
@@ -233,6 +243,12 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
     console.print(f"text: {' '.join(corpus.docs)}; LDDL's way cuts sentences with {cutter}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "cutter_of_lddl": cutter}
     found["contests"] = contests(settings, corpus, folder, console)
+    found["whole_runs"] = [
+        whole_runs(corpus.files, corpus.format, corpus.vocabulary, size, settings.rounds)
+        for size in settings.run_mb
+        if size
+    ]
+    show(console, in_full({"whole_runs": found["whole_runs"]}))
     if any(settings.growth_mb):
         found["growth"] = growth(settings, corpus, folder)
         show(console, in_full({"growth": found["growth"]}))

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,17 +22,23 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
 from data_prep.examples.making import TOGETHER
-from data_prep.examples.merging import SortedFiles, merging_rounds
+from data_prep.examples.merging import merging_rounds
 from data_prep.examples.parts import FEW_PARTS, PARTNER_PARTS
+from data_prep.examples.sorted_files import SortedFiles
+from data_prep.near_copies.corpus import MOST_STRETCHES
+from data_prep.near_copies.finding import STEPS as NEAR_STEPS
+from data_prep.origins import Origins, TakeTask, take
 from data_prep.readers.extraction import extract
 from data_prep.readers.reader import COMPRESSED
+from data_prep.readers.sieve import none_left
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.settings import Settings
 from data_prep.shards import example_schema
-from data_prep.steps import ENCODE, READ, Steps, estimated_bytes
-from data_prep.trial import rehearse, trial
+from data_prep.steps import COUNT, ENCODE, READ, Steps, estimated_bytes
+from data_prep.trial import look_for_near_copies, rehearse, trial
+from data_prep.vocabulary.tokens import encode_part
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import DocumentsRecord
+from data_prep.work import DocumentsRecord, Joined
 
 OPEN_SECONDS = 0.0005  # to open a file of token documents, and to place the partners that are in it
 SLICE_SECONDS = 0.0003  # to open a sorted file, and to find the slice of it that is of a shard
@@ -52,6 +59,8 @@ class Costs:
     """Bytes of text for a byte of the sources."""
     documents: float = 1.03
     tokens: float = 0.48
+    near_copies: float = 0.2
+    """Bytes of keys and candidates, by which near copies are found."""
     examples: dict[int, float] = field(default_factory=dict)
     """Bytes of all sets of a length before they are in shards, by length."""
     shards: dict[int, float] = field(default_factory=dict)
@@ -74,18 +83,59 @@ class StepForecast:
         return self.tasks
 
 
-def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) -> list[StepForecast]:
-    """Works out what the steps of a run take, for so many bytes of the sources in so many parts."""
-    text = source_bytes * costs.text
+@dataclass(frozen=True)
+class Text:
+    """What a run makes shards of: files to read, and documents of other folders."""
+
+    files: list[SourceFile]
+    origins: Origins = field(default_factory=Origins)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much text a run has."""
+
+    sources: float
+    """Bytes of the sources that are read."""
+    taken: float = 0.0
+    """Bytes of text whose documents are taken from other folders, in pieces."""
+    repeated: float = 1.0
+    """How often a byte is there by the weights of the sources."""
+
+    @classmethod
+    def of(cls, settings: Settings, text: Text) -> Amount:
+        """Adds up the files that are read, expanded, and those that are taken."""
+        by_source: Counter[str] = Counter()
+        for file in text.files:
+            by_source[file.source] += round(file.size * EXPANSION.get(Path(file.path).suffix, 1.0))
+        read = by_source.total()
+        for one in text.origins.kept:
+            by_source[one.source] += one.text_bytes
+        weighed = sum(size * settings.weights.get(source, 1.0) for source, size in by_source.items())
+        return cls(read, by_source.total() - read, weighed / max(by_source.total(), 1))
+
+
+def steps_of(settings: Settings, costs: Costs, amount: Amount, parts: int) -> list[StepForecast]:
+    """Works out what the steps of a run take, for so much text in so many parts."""
+    text = amount.sources * costs.text
     documents, tokens = costs.documents * text, costs.tokens * text
     found: list[StepForecast] = []
 
     def expect(name: str, tasks: int, step: str, disk: float, opening: float = 0) -> None:
         found.append(StepForecast(name, tasks, costs.seconds.get(step, 0) * text + opening, disk))
 
-    expect("documents", parts, "documents", documents)
-    expect("tokens", parts, "tokens", documents + tokens)
-    kept, sets = tokens, settings.duplicates + 1
+    if text:
+        expect("documents", parts, "documents", documents)
+        expect("tokens", parts, "tokens", documents + tokens)
+    if settings.documents_only:
+        return found
+    text += amount.taken
+    if settings.near_copies is not None:
+        for name in NEAR_STEPS:
+            expect(name.replace("-", " "), min(parts, MOST_STRETCHES), name, tokens + costs.near_copies * text)
+        tokens += costs.tokens * text  # what is left of a file is another one
+    text *= amount.repeated
+    kept, sets = tokens + (amount.repeated != 1) * costs.tokens * text, settings.duplicates + 1
     sweeps = -(-sets // TOGETHER) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
     for length in settings.lengths:
         made, written = costs.examples.get(length, 0) * text, costs.shards.get(length, 0) * text
@@ -96,9 +146,10 @@ def steps_of(settings: Settings, costs: Costs, source_bytes: float, parts: int) 
             expect(f"merge {length}", target.num_files, f"merged-{length}-1", disk)
             files = target
         shards = max(sets, round(written / settings.shard_bytes))
-        kept += written
         opening = shards * files.num_files * SLICE_SECONDS
-        expect(f"shards {length}", shards, f"shards-{length}", kept + made, opening)
+        disk = kept + max(made, written) * (1 + 1 / sets)  # the examples of a set go when its shards are there
+        expect(f"shards {length}", shards, f"shards-{length}", disk, opening)
+        kept += written
     return found
 
 
@@ -108,11 +159,6 @@ def usual_costs(settings: Settings) -> Costs:
     shards = dict.fromkeys(settings.lengths, made)
     keys = {length: 2 * 8 * PIECES * settings.duplicates / length for length in settings.lengths}  # half full
     return Costs(shards=shards, examples={length: shards[length] + keys[length] for length in settings.lengths})
-
-
-def expanded(files: list[SourceFile]) -> float:
-    """Estimates the bytes of the sources once they are expanded."""
-    return sum(file.size * EXPANSION.get(Path(file.path).suffix, 1.0) for file in files)
 
 
 def free_bytes(folder: Path) -> int:
@@ -135,33 +181,54 @@ def size_of(number: float) -> str:
     return f"{number / {'TB': 1e12, 'GB': 1e9, 'MB': 1e6}[unit]:,.1f} {unit}"
 
 
-def measure(
-    settings: Settings, given: Vocabulary | None, bundles: list[Bundle], folder: Path, console: Console
-) -> Costs:
+def measure(settings: Settings, given: Vocabulary | None, text: Text, folder: Path, console: Console) -> Costs:
     """Takes a sample of the text through all steps, in a folder that is thrown away, and finds what each took."""
     place = existing(folder)
     rehearse(settings, len(given) if given else settings.vocab_size, place, console)
     with trial(settings, place) as (runner, steps):
         start = time.perf_counter()
-        documents, read = read_sample(steps, bundles)
+        documents, read = read_sample(steps, make_bundles(text.files))
         runner.seconds[READ.name] = time.perf_counter() - start
         files = [file for record in documents for file in record.files]
-        if not files:
+        size = sum(file.text_bytes for file in files)
+        taken = [take(task) for task in sample_of(text.origins, steps.folder)]
+        if not (files or taken):
+            if any(record.num_filtered for record in documents):
+                raise UserError(none_left(documents, settings))
             raise UserError("no document has any text in the sample; is the text in this format, and in this field?")
-        text = sum(file.text_bytes for file in files)
         vocabulary = steps.make_vocabulary(documents, given)
-        made = steps.make_shards(documents, vocabulary)
+        vocabulary.write(steps.folder)
+        for task in steps.part_tasks(documents, vocabulary.sha256):
+            encode_part(task)  # as a worker that has learned the words of the text
+        cut = steps.cut(documents, vocabulary)
+        tokens = Joined((taken, cut))
+        look_for_near_copies(steps, tokens, vocabulary, settings)
+        made = steps.make_shards(tokens, vocabulary)
+    everything = size + sum(record.text_bytes for record in taken)
     shards: Counter[int] = Counter()
     for figures in made.figures:
         shards[figures.length] += estimated_bytes(figures, example_schema(figures.length, len(vocabulary), 1 << 24))
+    of_text = (READ.name, COUNT.name, ENCODE.name)
     return Costs(
-        seconds={name: seconds / text for name, seconds in runner.seconds.items()},
-        text=text / max(read, 1),
-        documents=sum(file.size for file in files) / text,
-        tokens=runner.written[ENCODE.name] / text,
-        examples={length: runner.written[SortedFiles(length, 1).step] / text for length in settings.lengths},
-        shards={length: size / text for length, size in shards.items()},
+        seconds={
+            name: seconds / max(size if name in of_text else everything, 1) for name, seconds in runner.seconds.items()
+        },
+        text=size / max(read, 1),
+        documents=sum(file.size for file in files) / max(size, 1),
+        tokens=runner.written.get(ENCODE.name, 0) / max(size, 1),
+        near_copies=sum(runner.written.get(name, 0) for name in NEAR_STEPS) / everything,
+        examples={length: runner.written[SortedFiles(length, 1).step] / everything for length in settings.lengths},
+        shards={length: size / everything for length, size in shards.items()},
     )
+
+
+def sample_of(origins: Origins, folder: Path) -> Iterator[TakeTask]:
+    """Chooses files of the documents of other folders, from all over them, as a sample."""
+    tasks, size = list(origins.tasks(folder, "skip")), 0
+    for task in tasks[:: max(1, -(-len(tasks) // SAMPLES))]:
+        if size < SAMPLE_BYTES:
+            yield task
+            size += task.file.text_bytes
 
 
 def read_sample(steps: Steps, bundles: list[Bundle]) -> tuple[list[DocumentsRecord], float]:
@@ -171,7 +238,7 @@ def read_sample(steps: Steps, bundles: list[Bundle]) -> tuple[list[DocumentsReco
     """
     records: list[DocumentsRecord] = []
     text, read = 0, 0.0
-    for bundle in bundles[:: -(-len(bundles) // SAMPLES)]:
+    for bundle in bundles[:: max(1, -(-len(bundles) // SAMPLES))]:
         if text >= SAMPLE_BYTES:
             break
         cut = bundle.weight > bundle.part_bytes and bundle.spans[0].path.endswith(COMPRESSED)
@@ -189,24 +256,25 @@ def existing(folder: Path) -> Path:
 
 
 def forecast(
-    settings: Settings, given: Vocabulary | None, files: list[SourceFile], folder: Path, workers: int, console: Console
+    settings: Settings, given: Vocabulary | None, text: Text, folder: Path, workers: int, console: Console
 ) -> None:
     """Says what a run into a folder will take."""
-    bundles = make_bundles(files)
-    if not bundles:
+    bundles, kept = make_bundles(text.files), text.origins.kept
+    if not (bundles or kept):
         raise UserError("the files have nothing in them to read")
-    costs = measure(settings, given, bundles, folder, console)
-    size = sum(file.size for file in files)
-    parts = max(len(bundles), round(size * costs.text / bundles[0].part_bytes))
-    steps = steps_of(settings, costs, size, parts)
+    costs = measure(settings, given, text, folder, console)
+    amount = replace(Amount.of(settings, text), sources=sum(file.size for file in text.files))
+    read = max(len(bundles), round(amount.sources * costs.text / bundles[0].part_bytes)) if bundles else 0
+    steps = steps_of(settings, costs, amount, read + len(kept))
     console.print(forecast_table(steps, workers))
     seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
-    kept = sum(step.files for step in steps if step.name.startswith("shards"))
-    shards = sum(costs.shards.values()) * size * costs.text
+    count = sum(step.files for step in steps if step.name.startswith("shards"))
+    of_examples = (amount.sources * costs.text + amount.taken) * amount.repeated
+    shards = size_of(sum(costs.shards.values()) * of_examples * bool(count))
     trained = "" if given else ", and up to a minute or two for the vocabulary"
     console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
     largest = size_of(max(step.disk for step in steps))
-    console.print(f"disk: {largest} at the largest, of which {size_of(shards)} in {kept:,} shards stay")
+    console.print(f"disk: {largest} at the largest, of which {shards} in {count:,} shards stay")
     if note := disk_note(folder, steps):
         console.print(f"warning: {note}", style="yellow", soft_wrap=True)
 

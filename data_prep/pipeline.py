@@ -1,6 +1,7 @@
 """A run of shard.py: what is read, whether an earlier run is continued, the steps, and the manifest of what they made.
 
-A task writes its files, then its record, all in the work folder (work.py), which goes when the manifest is written.
+A task writes its files, then its record, in the work folder (work.py), which goes when the manifest is written; only
+the documents in pieces have a folder of their own, since they stay.
 """
 
 from __future__ import annotations
@@ -10,43 +11,58 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 
+from data_prep.choosing import MARKED, SPLIT
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
+from data_prep.description import corpus_figures, describe, describe_vocabulary, describe_with_origins, faults_of
 from data_prep.examples.sifting import SHARES_TOO_SMALL
-from data_prep.forecast import disk_note, expanded, forecast, steps_of, usual_costs
+from data_prep.forecast import Amount, Text, disk_note, forecast, steps_of, usual_costs
 from data_prep.inspection.figures import vocabulary_line
+from data_prep.near_copies.finding import FOUND
+from data_prep.origins import TAKE, Origins, as_kept, find_origins, look_for_repeated
 from data_prep.readers.extraction import FIELDED, try_first_records
-from data_prep.readers.reader import Problems, without_place
-from data_prep.readers.sources import LARGEST_BUNDLE, Bundle, SourceFile, check_names, find_files, make_bundles
+from data_prep.readers.filters import make_filters
+from data_prep.readers.reader import Problems
+from data_prep.readers.sieve import none_left, write_report
+from data_prep.readers.sources import (
+    LARGEST_BUNDLE,
+    Bundle,
+    SourceFile,
+    check_names,
+    find_files,
+    group_sources,
+    make_bundles,
+)
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
-from data_prep.settings import Settings
+from data_prep.seals import FILTERED_REPORT
+from data_prep.settings import Settings, flat
 from data_prep.shards import (
     FORMAT,
+    KEPT,
+    KEPT_FORMAT,
     MANIFEST,
-    CorpusFigures,
     Ingredients,
     Manifest,
-    RecordedSettings,
-    SourceRecord,
     VocabularyFigures,
     length_folder,
 )
-from data_prep.steps import COUNT, ENCODE, MARKED, READ, SPLIT, Made, Steps, sources_of_parts
+from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
 from data_prep.vocabulary.source import find_vocabulary, short_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import (
     DocumentsRecord,
+    Joined,
     WorkFolder,
     changed_settings,
     changed_sources,
@@ -56,9 +72,7 @@ from data_prep.work import (
 )
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
-COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "over_share")
-"""What is summed up over the files of token documents."""
-READING = ("format", "text_field")  # settings by which files are read, which a task is named after
+NAMED = ("format", "text_field")  # settings by which files are read, which a task is named after
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
 NO_LOCKS = "this file system has no locks; see to it that no other run writes into the folder"
 
@@ -71,6 +85,8 @@ class Pipeline:
     settings: Settings
     workers: Workers
     console: Console
+    origins: Origins = field(default_factory=Origins)
+    """The folders whose documents are taken as they are."""
 
     @cached_property
     def work(self) -> WorkFolder:
@@ -81,7 +97,7 @@ class Pipeline:
         """Does what is left to do and returns the manifest."""
         given = self._given_vocabulary()
         files, left_out = self._find_files()
-        plan = describe(self.settings, files, given)
+        plan = self._describe(files, given)
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
         refuse_foreign(self.work)
@@ -96,7 +112,8 @@ class Pipeline:
     def forecast(self) -> None:
         """Says what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
-        forecast(self.settings, given, files, self.folder, self.settings.workers or num_cores(), self.console)
+        text, workers = Text(files, self.origins), self.settings.workers or num_cores()
+        forecast(self.settings, given, text, self.folder, workers, self.console)
 
     def _say(self, line: str, style: str | None = None) -> None:
         """Prints a line as it stands, however long it is."""
@@ -107,6 +124,8 @@ class Pipeline:
 
     def _given_vocabulary(self) -> Vocabulary | None:
         """Finds the vocabulary that the user names, if any, and takes over whether it keeps case."""
+        if self.settings.origins:
+            return self._take_origins()
         if not self.settings.vocab:
             return None
         given = find_vocabulary(self.settings.vocab, self.settings.cased)
@@ -116,36 +135,56 @@ class Pipeline:
     def _find_files(self) -> tuple[list[SourceFile], Problems]:
         """Finds what is to be read, and what is left out of it; says so."""
         s, problems = self.settings, Problems(self.settings.errors)
+        self._refuse_read("--format", s.formats)
         files = find_files(s.sources, s.formats, self.folder, problems)
-        named_sources: dict[str, Mapping[str, object]] = {
-            "--text-field": s.text_fields,
-            "--language": s.languages,
-            "--max-share": s.max_shares,
-        }
-        for flag, named in named_sources.items():
+        sources = [*(file.source for file in self.origins.kept), *(file.source for file in files)]
+        of_text: dict[str, Mapping[str, object]] = {"--text-field": s.text_fields, "--language": s.languages}
+        for flag, named in of_text.items():
+            self._refuse_read(flag, named)
             check_names(flag, named, [file.source for file in files])
-        if {file.source for file in files} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
+        check_names("--max-share", s.max_shares, sources)
+        check_names("--weight", s.weights, sources)
+        if {*sources} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
             raise UserError(SHARES_TOO_SMALL)
         for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
             self._say(line)
         if not (self.folder / MANIFEST).exists():
+            make_filters(s)  # so that what is wrong with a list of words or a language is told at once
             try_first_records(files, s.text_field_of, s.errors)
         return files, problems
+
+    def _refuse_read(self, flag: str, named: Mapping[str, object]) -> None:
+        """Raises UserError where a flag that needs the text names a source whose documents are in pieces already."""
+        read = {file.source for file in self.origins.kept} - {name for name, _ in group_sources(self.settings.sources)}
+        for name in named.keys() & read:
+            raise UserError(
+                f"{flag} {name}={named[name]}: needs the text, and the documents of {name} are read already"
+            )
 
     def _finished(self, plan: Ingredients) -> Manifest:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
         manifest = Manifest.read(self.folder)
         refuse_changes(self.folder, manifest, plan)
+        if not (manifest.figures or self.settings.documents_only):
+            raise UserError(
+                f"{self.folder}: has documents alone\nmake shards of them: --from {self.folder} --out ANOTHER"
+            )
+        own_text = bool(self.settings.docs) and "kept" in manifest.model_fields_set  # since documents are kept
+        if own_text and not manifest.kept and not self.settings.no_documents:
+            raise UserError(f"{self.folder}: was made with --no-documents\ngive it again, or take another --out")
         self._say_vocabulary(manifest.vocabulary)
-        self.console.print(f"{self.folder} is complete already; nothing to do", markup=False)
+        self._say(f"{self.folder} is complete already; nothing to do")
+        if manifest.kept and self.settings.no_documents:
+            self._say("note: its documents stay, since it was made without --no-documents")
+        self.work.keep_only(KEPT, manifest.kept)
         self.work.remove()
         return manifest
 
     def _note_disk(self, files: list[SourceFile]) -> None:
         """Says so where the disk likely has too little room for the run."""
-        size = expanded(files)
-        parts = max(1, round(size / LARGEST_BUNDLE))
-        if note := disk_note(self.folder, steps_of(self.settings, usual_costs(self.settings), size, parts)):
+        amount = Amount.of(self.settings, Text(files, self.origins))
+        parts = max(1, round((amount.sources + amount.taken) / LARGEST_BUNDLE))
+        if note := disk_note(self.folder, steps_of(self.settings, usual_costs(self.settings), amount, parts)):
             self._warn(note)
 
     def _check_plan(self, plan: Ingredients) -> None:
@@ -156,8 +195,8 @@ class Pipeline:
         if self.work.is_begun():
             before = self.work.read_plan()
             theirs, ours = before.settings.as_json(), plan.settings.as_json()
-            read_anew = [f"--{name}" for name in READING if theirs[name] != ours[name]]
-            taken = {name: ours[name] for name in READING}
+            read_anew = [f"--{name}" for name in NAMED if theirs[name] != ours[name]]
+            taken = {name: ours[name] for name in NAMED}
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
             before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})
@@ -170,8 +209,11 @@ class Pipeline:
                 )
             self.console.print(f"continuing in {self.folder}", markup=False)
             names = changed_sources(before, plan)
-            if names is not None or read_anew:
-                self._take_changes([*(names or []), *read_anew])
+            moved = [one.folder for one in plan.origins if one.folder not in {old.folder for old in before.origins}]
+            lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
+            again = self.origins.to_be_taken_again(self.folder, self.settings.errors, lost)
+            if names is not None or read_anew or moved or again:
+                self._take_changes([*(names or []), *read_anew, *moved, *again])
         self.work.write_plan(plan)
 
     def _take_changes(self, names: list[str]) -> None:
@@ -181,7 +223,7 @@ class Pipeline:
         self.console.print(f"{change}; what comes of the other files is kept as far as it can be", markup=False)
         kept = (READ.name, COUNT.name, ENCODE.name)
         self.work.reopen(*kept)
-        self.work.undo(MARKED, SPLIT, *(step for step in self.work.steps() if step not in kept))
+        self.work.undo(MARKED, FOUND, SPLIT, *(step for step in self.work.steps() if step not in kept))
         for length in self.settings.lengths:
             shutil.rmtree(self.folder / length_folder(length), ignore_errors=True)
 
@@ -191,30 +233,39 @@ class Pipeline:
         """Runs the steps in their order and writes the manifest, which makes the folder a finished one."""
         s, work = self.settings, self.work
         # every task has the settings, in which the names of files may be many
-        steps = Steps(Runner(work, self.workers, self.console), s.model_copy(update={"docs": ()}))
+        lean = s.model_copy(update={"docs": (), "origins": ()})
+        steps = Steps(Runner(work, self.workers, self.console), lean)
         documents = steps.read(bundles)
         self._refuse_barren(bundles, documents)
-        for line in left_out_lines([fault for record in documents for fault in record.skipped]):
+        self._refuse_emptied(documents)
+        taken = steps.take(self.origins)
+        lost = [record.lost for record in taken if record.lost]
+        for line in left_out_lines([*lost, *(fault for record in documents for fault in record.skipped)]):
             self._say(line)
         said = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)
-        figures = describe_vocabulary(vocabulary, given)
-        self._say_vocabulary(figures)
+        figures = self._vocabulary_figures(vocabulary, given)
         rehearse(s, len(vocabulary), work.path, self.console, said)  # fewer pieces may have a smaller type
-        made = steps.make_shards(documents, vocabulary)
-        shards = [file for one in made.figures for file in one.shards]
+        cut = steps.cut(documents, vocabulary)
+        tokens = Joined((taken, cut))
+        made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)
+        tables = [*made.tables, *([write_report(self.folder, documents)] if steps.filters and bundles else [])]
+        faults = [*(origin.faults for origin in self.origins.folders), faults_of(documents, left_out)]
         manifest = Manifest(
             **dict(plan),
             format=FORMAT,
-            corpus=corpus_figures(documents, made, left_out),
+            corpus=corpus_figures(made.chosen, faults, lost),
             vocabulary=figures,
-            vocabulary_source=short_name(s.vocab) if s.vocab else None,
-            files=made.tables,
+            vocabulary_source=self._vocabulary_source(),
+            files=tables,
+            kept=[] if s.no_documents else [as_kept(record) for record in cut],
+            kept_format=KEPT_FORMAT,
             sets=made.figures,
-            bytes=sum(file.size for file in (*made.tables, *shards)),
+            bytes=sum(file.size for file in made.files),
             versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         )
         manifest.write(self.folder)
+        work.keep_only(KEPT, manifest.kept)  # a start that finds the manifest does the rest
         work.remove()
         return manifest
 
@@ -226,7 +277,7 @@ class Pipeline:
         """
         found: Counter[tuple[str, str]] = Counter()
         for bundle, record in zip(bundles, records, strict=True):
-            found[bundle.source, bundle.format] += record.documents
+            found[bundle.source, bundle.format] += record.documents + record.num_filtered
         for source, format in [kind for kind, count in found.items() if not count]:
             name, fault = shlex.quote(source), f"no document in {source}, read as {format}"
             field = f", or --text-field {name}=FIELD for the field with the text" if format in FIELDED else ""
@@ -241,42 +292,67 @@ class Pipeline:
                 self.work.remove()
             raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
 
+    def _refuse_emptied(self, records: Iterable[DocumentsRecord]) -> None:
+        """Raises UserError where filters leave no document at all; warns where they leave none of a source."""
+        left: Counter[str] = Counter()
+        for record in records:
+            left[record.source] += record.documents
+        emptied = [source for source, count in left.items() if not count]
+        if left and not left.total():
+            fault = none_left(records, self.settings)  # which reads what the work folder has
+            self.work.remove()
+            raise UserError(fault)
+        if emptied:
+            others = f" and {len(emptied) - 1:,} more sources" if len(emptied) > 1 else ""
+            self._warn(f"the filters leave no document of {emptied[0]}{others}; {FILTERED_REPORT} shows some")
+
+    def _vocabulary_figures(self, vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
+        """Tells of the vocabulary what the manifest says, and says how large it is."""
+        of_origins = [manifest.vocabulary for manifest in self.origins.manifests]
+        figures = of_origins[0] if of_origins else describe_vocabulary(vocabulary, given)
+        self._say_vocabulary(figures)
+        return figures
+
     def _say_vocabulary(self, vocabulary: VocabularyFigures) -> None:
         """Says how large the vocabulary is, in every run, where it was made earlier too."""
-        s = self.settings
-        self._say(vocabulary_line(s.vocab_size, s.vocab, s.extend, vocabulary))
+        s, folders = self.settings, self.origins.folders
+        given, extend = (str(folders[0].folder), 0) if folders else (s.vocab, s.extend)
+        self._say(vocabulary_line(s.vocab_size, given, extend, vocabulary))
 
+    def _vocabulary_source(self) -> str | None:
+        """Says for the manifest where the vocabulary was taken from; None where it was trained from this text."""
+        if not self.origins.folders:
+            return short_name(self.settings.vocab) if self.settings.vocab else None
+        if self._is_of_one_folder:
+            return self.origins.manifests[0].vocabulary_source
+        return short_name(str(self.origins.folders[0].folder))
 
-def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
-    """Tells what a run is going to do."""
-    return Ingredients(
-        settings=RecordedSettings(**settings.recorded()),
-        sources=[SourceRecord(file.source, file.name, file.size, file.format, file.content) for file in files],
-        given_vocabulary=given.sha256 if given else None,
-    )
+    @property
+    def _is_of_one_folder(self) -> bool:
+        """Tells whether the documents are just those of another folder, whose text then made the shards."""
+        return len(self.origins.folders) == 1 and not self.settings.docs
 
+    def _describe(self, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
+        """Tells what the run is going to do; says which texts are there twice."""
+        plan = describe(self.settings, files, given)
+        if not self.origins.folders:
+            return plan
+        groups = [*((str(origin.folder), origin.sources) for origin in self.origins.folders), ("--docs", plan.sources)]
+        for note in look_for_repeated(groups):
+            self._say(f"note: {note}")
+        return describe_with_origins(plan, self.origins, self.folder)
 
-def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
-    """Tells of the vocabulary of the shards what the manifest says; `base_size` where a given one was extended."""
-    extended = {"base_size": len(given)} if given and len(given) < len(vocabulary) else {}
-    return VocabularyFigures(size=len(vocabulary), sha256=vocabulary.sha256, cased=vocabulary.cased, **extended)
-
-
-def corpus_figures(documents: Iterable[DocumentsRecord], made: Made, left_out: Problems) -> CorpusFigures:
-    """Sums up the corpus in the numbers that the manifest has of it."""
-    by_source: Counter[str] = Counter()
-    totals: Counter[str] = Counter()
-    for source, record in zip(sources_of_parts(documents), made.chosen, strict=True):
-        counts = {name: getattr(record, name) for name in COUNTED}
-        if record.books is not None:  # passages for validation are cut out of the documents
-            counts |= {"documents": record.books, "passages": record.documents}
-        totals.update({name: count for name, count in counts.items() if count is not None})
-        by_source[source] += counts["documents"]
-    faults = [without_place(fault, left_out.names) for fault in left_out.skipped]
-    return CorpusFigures(
-        **totals,
-        validation_documents=made.num_held_out,
-        documents_by_source=by_source,
-        skipped=[*faults, *(fault for record in documents for fault in record.left_out)],
-        replaced=sum(record.replaced for record in documents),
-    )
+    def _take_origins(self) -> Vocabulary:
+        """Finds the folders of --from, and the vocabulary that their documents were cut with; says what they have."""
+        self.origins = find_origins(flat(self.settings.origins))
+        for origin in self.origins.folders:
+            if self.folder.resolve().is_relative_to(origin.folder.resolve()):
+                raise UserError(f"--from {origin.folder}: shards of its documents need an --out outside of it")
+            kept = origin.manifest.kept
+            counts = f"{sum(file.rows for file in kept):,} documents, {sum(file.pieces for file in kept):,} pieces"
+            self._say(f"{origin.folder}: {counts}, as they are")
+        for difference in self.origins.differences():
+            self._say(f"note: {difference}; the manifest tells those of {self.origins.folders[0].folder}")
+        vocabulary = self.origins.vocabulary()
+        self.settings = self.settings.model_copy(update={"cased": vocabulary.cased})
+        return vocabulary

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
 
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
+from data_prep.keeping import Keeper, leave_to_keeper
 from data_prep.work import Kind, Records, WorkFolder
 
 
@@ -75,11 +77,12 @@ class Runner:
             total += task.weight
             done += task.weight if task.name in places else 0
         progress = StepProgress(self.console, step.name.replace("-", " "), step.unit, total, done)
-        with progress.shown():
+        keeper = Keeper[Task, Kind](self.work, journal, step.after)
+        with progress.shown(), keeper:
             waiting = (task for task in tasks() if task.name not in places)
-            for task, record in self.workers.run(step.function, waiting):
-                places[task.name] = journal.add(task.name, record)
-                step.after(task)
+            for task, record in self.workers.run(partial(leave_to_keeper, step.function), waiting):
+                keeper.add(task, record)
                 progress.advance(task.weight, step.items(record))
+        places |= keeper.places
         self.work.finish(step.name)
         return Records(journal, tuple(places[task.name] for task in tasks()))

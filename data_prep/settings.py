@@ -10,19 +10,31 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from data_prep.common.errors import Checks, UserError
+from data_prep.common.errors import Checks
 from data_prep.common.languages import language_fault
-from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section, whole
-from data_prep.common.toml_text import Key
 
 SHORTEST, LONGEST = 8, 512  # lengths of examples
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
-REPEATED = ("docs", "format", "text_field", "language", "max_share")
+REPEATED = ("docs", "origins", "format", "text_field", "language", "max_share", "weight")
 """Flags that may be given several times, in place of what a file of settings says."""
-NOT_IN_THE_BYTES = ("config", "docs", "out", "vocab", "workers", "check")
-"""Settings that change nothing in the shards, or are in the plan in a better form."""
+IN_BETTER_FORM = ("docs", "origins", "vocab", "without_words")
+"""Settings that name files, of which the plan has the content."""
+NOT_IN_THE_BYTES = ("config", "documents_only", "no_documents", "out", "workers", "check", *IN_BETTER_FORM)
+"""Settings that are not in the plan as they are given: most of them change nothing in the shards."""
+CUTTING = ("vocab", "vocab_size", "cased", "extend")
+"""Settings that decide into which pieces text is cut."""
+BY_SOURCE = ("format", "text_field", "language")
+"""Settings that each source may have its own value of."""
+FILTERS = ("min_words", "max_words", "min_letters", "max_repeated_lines", "without_words", "only_language")
+"""Settings that leave documents out while they are read, in the order in which they are asked."""
+READING = (*BY_SOURCE, "formulas", *FILTERS)
+"""Settings that decide which text is read."""
+TEXT_SETTINGS = ("vocab_size", "cased", "extend", *READING, "errors")
+"""Settings that decided what documents in pieces are, which shards of them take over."""
+LEAST_NEAR = 0.5  # share that near copies have in common: below it, most pairs that are compared are none
+MOST_WEIGHT = 20  # times that a document is repeated at most
 
 FEWEST_HELD_OUT = 10  # documents or passages for validation, of which a score says something
 LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
@@ -58,6 +70,12 @@ class Settings(Section):
 
     docs: Several = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
+    origins: Annotated[Several, tyro.conf.arg(name="from")] = ()
+    """Folders of shards whose documents are taken as they are, in pieces already: no text is read for them."""
+    documents_only: bool = False
+    """Make no shards: keep the documents in pieces, for --from."""
+    no_documents: bool = False
+    """Keep no documents beside the shards, where the disk has no room for them."""
     out: File | None = None
     """Output folder (default: data/<names of the sources>)."""
     config: File | None = None
@@ -73,11 +91,30 @@ class Settings(Section):
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
     formulas: Formulas = "drop"
     """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
+    min_words: Whole | None = None
+    """Leave out documents with fewer words, such as 50; a word is what white space parts."""
+    max_words: Whole | None = None
+    """Leave out documents with more words, such as 100000."""
+    min_letters: float | None = None
+    """Leave out documents of whose words a smaller share has a letter in it, such as 0.8."""
+    max_repeated_lines: float | None = None
+    """Leave out documents of whose lines a larger share repeats earlier ones of the same document, such as 0.3."""
+    without_words: File | None = None
+    """Leave out documents that have a word of this file: a word or a phrase a line, whatever its case."""
+    only_language: str | None = None
+    """Leave out documents that are in another language than that of this code, such as en; it takes a package with a
+    model: pip install py3langid."""
     drop_copies: bool = False
     """Leave out documents whose text an earlier document has, and count them."""
+    near_copies: float | None = None
+    """Leave out documents of which an earlier document has almost all: at least this share of the groups of five words
+    that are in either of the two, such as 0.8; count them, and list some."""
     max_share: Several = ()
     """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
     random, and counted."""
+    weight: Several = ()
+    """How many times the documents of a source are to be there for training, as NAME=WEIGHT: 2 repeats each, 0.5 leaves
+    out half of them."""
     vocab: str | None = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
@@ -140,6 +177,11 @@ class Settings(Section):
         return {name: float(share) for name, share in by_source(flat(self.max_share)).items()}
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Maps the names of sources to how many times their documents are to be there."""
+        return {name: float(weight) for name, weight in by_source(flat(self.weight)).items()}
+
+    @property
     def languages(self) -> dict[str, str]:
         """Maps the names of sources to the languages that the user says they have; "" stands for all others."""
         return by_source(flat(self.language))
@@ -164,7 +206,7 @@ class Settings(Section):
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
-        values["max_share"] = self.max_shares
+        values["max_share"], values["weight"] = self.max_shares, self.weights
         by_name = {"format": self.formats, "text_field": self.text_fields, "language": self.languages}
         for name, named in by_name.items():
             values[name] = named if named.keys() - {""} else named.get("")
@@ -201,52 +243,30 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def parse_settings(arguments: list[str]) -> Settings:
-    """Reads the settings from the command line and the TOML file it may name; reports all faults of them at once."""
-    settings = tyro.cli(
-        Settings, args=arguments, default=_defaults(arguments), prog="shard.py", config=(tyro.conf.FlagCreatePairsOff,)
-    )
-    if faults := find_faults(settings):
-        raise UserError("\n".join(faults))
-    return settings
-
-
-def _defaults(arguments: list[str]) -> Settings:
-    """Gives the settings that the command line changes: those of the file that --config names, where it names one."""
-    path: str | None = None
-    for at, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else next(iter(arguments[at + 1 :]), None)
-    if path is None:
-        return Settings()
-    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    anew: dict[str, Any] = {name: () for name in REPEATED if f"--{name.replace('_', '-')}" in given}
-    return read_config(Path(path)).model_copy(update=anew)
-
-
-def read_config(path: Path) -> Settings:
-    """Reads the settings of a TOML file, whose keys are the names of the flags, with - or _."""
-    return read_settings(Form(Settings, flag="--config"), path, find_faults=lambda _: [], add=_name_as_flags)
-
-
-def _name_as_flags(raw: dict[str, Any]) -> dict[Key, str]:
-    """Spells the keys of a file as the settings are called here; returns what is wrong with them."""
-    given = {key.replace("-", "_"): value for key, value in raw.items()}
-    raw.clear()
-    raw |= {key: value for key, value in given.items() if key != "config"}
-    return {("config",): ": a file of settings cannot name another one"} if "config" in given else {}
+def flag_of(name: str) -> str:
+    """Spells a setting as its flag."""
+    return "--from" if name == "origins" else f"--{name.replace('_', '-')}"
 
 
 def find_faults(settings: Settings) -> list[str]:
     """Lists all settings that cannot be, with what they can be instead, so that a user corrects them in one go."""
-    checks = (_check_text, _check_lengths, _check_masking, _check_numbers, _check_size)
+    checks = (
+        _check_text,
+        _check_filters,
+        _check_documents,
+        _check_sources,
+        _check_lengths,
+        _check_masking,
+        _check_numbers,
+        _check_size,
+    )
     return [message for check in checks for holds, message in check(settings) if not holds]
 
 
 def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
-    yield bool(s.sources), "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
+    nothing = "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
+    yield s.sources or flat(s.origins), nothing
     formats = get_args(Format)
     for said in flat(s.format):
         yield said.rpartition("=")[2] in formats, f"--format {said}: there is {', '.join(formats)}"
@@ -254,20 +274,50 @@ def _check_text(s: Settings) -> Checks:
     for flag, values in ((flag, flat(said)) for flag, said in named.items()):
         once = len(by_source(values)) == len(values)
         yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
-    for said in flat(s.max_share):
-        name, _, share = said.rpartition("=")
-        yield name and _is_share(share), f"--max-share {said}: NAME=SHARE, such as wiki=0.5"
-    once = len(by_source(flat(s.max_share))) == len(flat(s.max_share))
-    yield once, f"--max-share {' '.join(flat(s.max_share))}: once for each source"
     for said in flat(s.language):
         fault = language_fault(said.rpartition("=")[2])
         yield not fault, f"--language {said}: {fault}"
 
 
-def _is_share(text: str) -> bool:
-    """Tells a share above 0 and below 1 from anything else."""
+def _check_filters(s: Settings) -> Checks:
+    """Checks the thresholds by which documents are left out while they are read."""
+    for flag, number in (("--min-words", s.min_words), ("--max-words", s.max_words)):
+        yield number is None or number >= 1, f"{flag} {number}: at least 1"
+    between = s.min_words is None or s.max_words is None or s.min_words <= s.max_words
+    yield between, f"--max-words {s.max_words}: not below --min-words {s.min_words}"
+    letters, repeated = s.min_letters, s.max_repeated_lines
+    yield letters is None or 0 < letters <= 1, f"--min-letters {letters}: a share above 0, up to 1; 0.8 is usual"
+    fit = repeated is None or 0 <= repeated < 1
+    yield fit, f"--max-repeated-lines {repeated}: a share from 0, below 1; 0.3 is usual"
+
+
+def _check_documents(s: Settings) -> Checks:
+    """Checks what is kept of documents in pieces, where they come from, and which are left out."""
+    yield not (s.documents_only and s.no_documents), "--no-documents: leaves nothing of --documents-only"
+    yield s.out or not s.origins, "--from: name the folder of the new shards: --out FOLDER"
+    both = s.documents_only and s.origins
+    yield not both, "--documents-only: those of --from are there already; leave one of the two out"
+    near = s.near_copies is None or LEAST_NEAR <= s.near_copies < 1
+    yield near, f"--near-copies {s.near_copies}: from {LEAST_NEAR}, below 1; --drop-copies leaves out what is the same"
+
+
+def _check_sources(s: Settings) -> Checks:
+    """Checks the shares and weights of sources."""
+    for said in flat(s.max_share):
+        name, _, share = said.rpartition("=")
+        yield name and _is_between(share, 0, 1), f"--max-share {said}: NAME=SHARE, such as wiki=0.5"
+    for said in flat(s.weight):
+        name, _, weight = said.rpartition("=")
+        fit = name and _is_between(weight, 0, math.nextafter(MOST_WEIGHT, math.inf))
+        yield fit, f"--weight {said}: NAME=WEIGHT above 0, up to {MOST_WEIGHT}, such as books=2"
+    for flag, values in (("--max-share", flat(s.max_share)), ("--weight", flat(s.weight))):
+        yield len(by_source(values)) == len(values), f"{flag} {' '.join(values)}: once for each source"
+
+
+def _is_between(text: str, low: float, high: float) -> bool:
+    """Tells a number between two others from anything else."""
     try:
-        return 0 < float(text) < 1
+        return low < float(text) < high
     except ValueError:
         return False
 

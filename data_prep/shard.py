@@ -19,11 +19,12 @@ if __name__ == "__main__":
 import time
 from functools import partial
 
-from data_prep.common.supervision import INTERRUPTED, continue_in_child, hear_signals, leave
+from data_prep.common.supervision import continue_in_child, hear_signals, leave, tell_interruption
 
 if __name__ == "__main__":
     continue_in_child()  # before libraries start threads, and are loaded by a process that only waits
 
+from data_prep.command_line import parse_settings
 from data_prep.common.capacity import room_for_workers
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_rank, mpi_size
@@ -34,7 +35,7 @@ from data_prep.common.workers import Workers, open_workers
 from data_prep.inspection.figures import figures_table, warnings
 from data_prep.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
-from data_prep.settings import Settings, parse_settings
+from data_prep.settings import Settings
 from data_prep.shards import WORK
 
 
@@ -63,8 +64,7 @@ def main(arguments: list[str]) -> int:
         errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        errors.print(INTERRUPTED)
-        return 130
+        return tell_interruption()
     return 0
 
 

@@ -4,6 +4,10 @@
       manifest.json                                what was made from what, with every file's checksum and counts
       vocab.txt  tokenizer.json                    the vocabulary, for us and for transformers
       documents.arrow                              number (= row), id, title and source of every document
+      filtered.csv                                 some documents that filters left out while the text was read
+      near-copies.csv                              some documents that were left out as near copies of others
+      report.html                                  a page of all this, where show.py --report was asked for one
+      documents/                                   the documents in pieces, of which other shards can be made
       length-128/duplicate-0/shard-00000.arrow     training examples, shuffled over the whole corpus
       length-128/validation/shard-00000.arrow      examples of the documents held out
 
@@ -18,7 +22,6 @@ A shard is one Arrow record batch, so that a reader maps it into memory and find
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,14 +32,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_prep.arrow_files import full_columns, full_lists
 from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import FileRecord, is_inside, json_bytes, read_json, write_json
+from data_prep.common.files import FileRecord, is_inside, read_json, write_json
 from data_prep.common.forms import COUNT, Check, find_fault, whole
-from data_prep.common.languages import DEFAULT
+from data_prep.seals import seal
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.arrow"
 DOCUMENTS_SCHEMA = full_columns(id=pa.string(), title=pa.string(), source=pa.string())
+NEAR_REPORT = "near-copies.csv"  # some near copies that were left out
+REPORT = "report.html"  # a page of the folder for readers, which is no content of it: the manifest has no record of it
+KEPT = "documents"  # the folder of documents in pieces
+KEPT_FORMAT = 1  # what its files hold, and by which rules text is cut: no others are read
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
@@ -62,13 +69,6 @@ FORM = {
     "sets": [SET_FORM],
 }
 """What is relied on of a manifest."""
-
-NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum")
-"""What a manifest says that is no content of the shards."""
-UNUSED: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}}
-"""Settings that are in the fingerprint only where they are used."""
-FOLLOWING = ("text", "own", "lost_parted", "parted")
-"""Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
 
 
 @dataclass(frozen=True, order=True)
@@ -185,13 +185,21 @@ class CorpusFigures(Said):
     """Documents in which bad characters were replaced."""
     skipped: list[str] = []
     """What could not be read, and why."""
+    lost: int | None = None
+    """How many of these, at the end, are files of documents of other folders."""
     documents_by_source: dict[str, int] = {}
+    filtered: dict[str, int] | None = None
+    """Documents that each filter left out while the text was read, where there were filters."""
     copies: int | None = None
     """Documents left out since an earlier one has their text, where such are left out."""
+    near_copies: int | None = None
+    """Documents left out since an earlier one has almost all of their text, where such are left out."""
     over_share: int | None = None
     """Documents left out of sources that were to have a smaller share, where there are such sources."""
     passages: int | None = None
     """Documents once passages for validation are cut out of them, where they are."""
+    weighed: int | None = None
+    """Rows of documents once they are repeated by the weights of their sources, where there are such weights."""
 
 
 class VocabularyFigures(Said):
@@ -218,7 +226,9 @@ class RecordedSettings(Said):
     mask_rate: float = 0.0
     masking: str = "token"
     validation: float = 0.0
+    near_copies: float | None = None
     max_share: dict[str, float] = {}
+    weight: dict[str, float] = {}
     errors: str = "fail"
     language: str | dict[str, str] | None = None
 
@@ -235,6 +245,35 @@ class SourceRecord:
     """The key of the content, which decides nothing of what is made of it."""
 
 
+@dataclass(frozen=True)
+class KeptFile(FileRecord):
+    """A file of documents in pieces, as they were before any was left out for what it says, cut up or repeated."""
+
+    source: str
+    empty: int
+    """Documents of the source that had no piece, which are not in the file."""
+    sentences: int
+    pieces: int
+    unknown: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class OriginRecord:
+    """Another folder whose documents shards are made of."""
+
+    folder: str
+    """Where it was, as seen from the folder of the shards."""
+    key: str
+    """Stands for its documents and their vocabulary."""
+    sources: int = 0
+    """How many files of text its documents come from, which are told of before those of the shards' own text."""
+    skipped: int = 0
+    """How many of its faults are told of in the same way."""
+    replaced: int = 0
+    filtered: dict[str, int] | None = None
+
+
 class Ingredients(Said):
     """What shards are made of and how: it decides whether a folder can be continued, and opens its manifest."""
 
@@ -242,6 +281,7 @@ class Ingredients(Said):
     sources: list[SourceRecord]
     given_vocabulary: str | None
     """The checksum of the vocabulary that the user named, if any."""
+    origins: list[OriginRecord] = []
 
 
 class Manifest(Ingredients):
@@ -254,9 +294,12 @@ class Manifest(Ingredients):
     """Where the vocabulary was taken from."""
     tables: list[FileRecord] = Field(alias="files")
     """The files that are no shards: the vocabulary and the table of documents."""
+    kept: list[KeptFile] = []
+    """The documents in pieces, in the order of the corpus."""
+    kept_format: int = 0
     figures: list[SetFigures] = Field(alias="sets")
     bytes: int
-    """The size of all files together."""
+    """The size of the shards, of their vocabulary and of the table of documents."""
     versions: dict[str, str] = {}
     """Versions of the libraries that the shards were made with."""
     fingerprint: str = ""
@@ -294,12 +337,21 @@ class Manifest(Ingredients):
 
     @property
     def num_documents(self) -> int:
-        """Counts the rows of the table of documents, where a passage that was cut out for validation has its own."""
-        return self.corpus.documents if self.corpus.passages is None else self.corpus.passages
+        """Counts the rows of the table of documents; passages that were cut out and repetitions have their own."""
+        counts = (self.corpus.weighed, self.corpus.passages, self.corpus.documents)
+        return next(count for count in counts if count is not None)
 
     def lengths(self) -> list[int]:
         """Lists the lengths of the training examples, the shortest first."""
         return sorted({figures.length for figures in self.figures if not figures.validation})
+
+    def require_examples(self, folder: Path) -> None:
+        """Raises UserError where the folder has documents, and no examples yet."""
+        if not self.figures:
+            raise UserError(
+                f"{folder}: has documents in pieces, but no examples\n"
+                f"make shards of them: python data_prep/shard.py --from {folder} --out ANOTHER"
+            )
 
     def length_for(self, length: int) -> int | None:
         """Finds the length whose examples serve for a wanted one: the same, or the next longer, to be cut."""
@@ -311,50 +363,12 @@ class Manifest(Ingredients):
         return self.settings.pairs != "none"
 
     def files(self) -> list[FileRecord]:
-        """Lists the records of all files of the folder but the manifest itself."""
+        """Lists the records of the files that training needs: all but the manifest itself and the kept documents."""
         return [*self.tables, *(record for figures in self.figures for record in figures.shards)]
 
     def sets(self) -> dict[ShardSet, list[FileRecord]]:
         """Lists the records of the shards of every set, in their order."""
         return {figures.set: figures.shards for figures in self.figures}
-
-
-def seal(content: dict[str, Any]) -> None:
-    """Adds to a manifest what tells later changes to it: the fingerprint of the data, and a checksum of all it says."""
-    content["fingerprint"] = fingerprint(content)
-    content["checksum"] = checksum(content)
-
-
-def broken_seal(folder: Path) -> str | None:
-    """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
-    content = read_json(folder / MANIFEST)
-    if content["fingerprint"] != fingerprint(content):
-        return "its fingerprint does not fit what it says"
-    if content.get("checksum") != checksum(content):
-        return "its checksum does not fit what it says"
-    if (folder / MANIFEST).read_bytes() != json_bytes(content):
-        return "not as it was written, though it says the same"
-    return None
-
-
-def checksum(content: dict[str, Any]) -> str:
-    """Hashes all that a manifest says but this."""
-    return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
-
-
-def fingerprint(content: dict[str, Any]) -> str:
-    """Hashes what a manifest says of the content of the shards, in which their checksums are."""
-    parts = {key: value for key, value in content.items() if key not in NOT_IN_THE_FINGERPRINT}
-    settings = with_language(parts["settings"])
-    parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
-    parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
-    parts["sets"] = [{name: said for name, said in one.items() if name not in FOLLOWING} for one in parts["sets"]]
-    return hashlib.sha256(json_bytes(parts)).hexdigest()
-
-
-def with_language(settings: dict[str, Any]) -> dict[str, Any]:
-    """Names in recorded settings the language whose rules are taken where none is given."""
-    return {**settings, "language": settings.get("language") or DEFAULT}
 
 
 def is_unfinished(folder: Path) -> bool:

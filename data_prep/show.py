@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Prints a training example as a reader would mark it.
+"""Prints a training example as a reader would mark it, or a document; or makes a page of a whole folder.
 
     python data_prep/show.py data/wiki --length 128 --index 7
+    python data_prep/show.py data/wiki --document Anarchism
+    python data_prep/show.py data/wiki --report
 
-Also works on a folder that is not finished, from the moment that it has examples.
+An example is also found in a folder that is not finished, from the moment that it has examples.
 """
 
 import sys
@@ -21,20 +23,33 @@ import tyro
 
 from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import UserError
+from data_prep.common.files import is_stream
 from data_prep.common.terminal import open_console
+from data_prep.inspection.documents import find_document
 from data_prep.inspection.lookup import Wanted, find_example
 from data_prep.inspection.marking import heading, marked
+from data_prep.inspection.page.writing import write_page
 
-ABOUT = "Prints a training example: segments A and B, and what is masked, replaced or kept."
+ABOUT = "Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the example that the arguments name; returns the exit code."""
+    """Prints the example or document that the arguments name, or makes the page; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not have all characters
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     wanted = tyro.cli(Wanted, args=arguments, prog="show.py", description=ABOUT, config=(tyro.conf.FlagCreatePairsOff,))
     try:
+        if wanted.is_page:
+            place = write_page(wanted.data, wanted.report_out)
+            if not is_stream(place):
+                console.print(f"written: {place}", markup=False)
+            return 0
+        if wanted.document is not None:
+            document, vocabulary = find_document(wanted.data, wanted.document)
+            for sentence in document.lines(vocabulary):
+                console.print(sentence, markup=False)
+            return 0
         example, vocabulary = find_example(wanted)
     except (UserError, PermissionError) as error:
         errors.print(f"error: {error}", markup=False)

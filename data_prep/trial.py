@@ -16,19 +16,21 @@ from data_prep.arrow_files import write_batches
 from data_prep.common.compiled import compiled_before, remember_compiled
 from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
-from data_prep.examples.merging import SortedFiles
-from data_prep.examples.parts import read_parts
+from data_prep.examples.making import close_parts
+from data_prep.examples.sorted_files import SortedFiles
+from data_prep.near_copies.finding import STEPS as NEAR_STEPS
+from data_prep.near_copies.finding import mark_near_copies
 from data_prep.readers.extraction import SCHEMA
 from data_prep.running import Runner, Step, Task
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema
 from data_prep.steps import Rounds, Steps
 from data_prep.vocabulary.vocabulary import SPECIAL, Vocabulary
-from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
+from data_prep.work import DocumentsRecord, Kind, Records, TextFile, TokensRecord, WorkFolder
 
 DOCUMENTS = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
 MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of words grows
-KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "max_share": ()}
+KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "near_copies": None, "max_share": (), "weight": ()}
 """Settings under which no document is left out, and the vocabulary stays as it is."""
 
 
@@ -54,7 +56,7 @@ class MeasuringRunner(Runner):
 
 def merged_at_once(files: SortedFiles, *_: int) -> Rounds:
     """Merges files of examples, however few they are, into one."""
-    yield files, files.num_files, SortedFiles(files.length, 1, round=1)
+    yield files, files.num_files, SortedFiles(files.length, 1, round=1, apart=True)
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def trial(
         runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
         runner.work.path.mkdir()
         yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merged_at_once)
-        read_parts.cache_clear()  # which has files of the folder open
+        close_parts()
 
 
 def rehearse(settings: Settings, size: int, work: Path, console: Console, said: bool = False) -> bool:
@@ -77,14 +79,14 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
     `work` is a folder with room for what is made of it. Returns whether it is said that something is compiled.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
-    kinds = f"{settings.pairs}-" + "-".join(
+    kinds = f"{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
         str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
     )
     if compiled_before(kinds):
         return said
     if not said:
         console.print("compiling, once: later runs begin without")
-    steps_of_all = 2 + 3 * len(settings.lengths)
+    steps_of_all = 2 + 3 * len(settings.lengths) + len(NEAR_STEPS) * (settings.near_copies is not None)
     progress = StepProgress(console, "compiling", "", steps_of_all, 0)
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
     with progress.shown(), trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
@@ -92,9 +94,19 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console, said: 
         vocabulary = Vocabulary((*SPECIAL, *numbers)[:size], settings.cased)
         documents = [write_documents(steps.folder)]
         steps.count([*steps.part_tasks(documents)])
-        steps.make_shards(documents, vocabulary)
+        tokens = steps.cut(documents, vocabulary)
+        look_for_near_copies(steps, tokens, vocabulary, settings)
+        steps.make_shards(tokens, vocabulary)
     remember_compiled(kinds)
     return True
+
+
+def look_for_near_copies(
+    steps: Steps, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, settings: Settings
+) -> None:
+    """Finds near copies where the settings of a run ask for it, and leaves none of them out."""
+    if settings.near_copies is not None:
+        mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
 
 
 def write_documents(folder: Path) -> DocumentsRecord:

@@ -7,9 +7,14 @@ OUT/.cloze-work/
   STEP.finished            says that all tasks of the step are done
   parts.arrow held-out.npy where the token documents are, and which of them are held out for validation
   copies.u8                which documents have the text of an earlier one, where such are left out
+  near-parts.arrow near-copies.u8
+                           where documents were when near copies were looked for, and which are some
   ranks/                   what the ranks of an MPI job tell of themselves
-  documents/ words/ tokens/ unique/ limited/ passages/ examples-128/ merged-128-1/
+  documents/ words/ unique/ signatures/ candidates/ near-copies/ distinct/ limited/ passages/ weighed/
+  examples-128/ merged-128-1/
                            the Arrow files that steps hand on to later ones
+
+The documents in pieces are in OUT/documents from the beginning, since they stay.
 """
 
 from __future__ import annotations
@@ -17,18 +22,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, write_json
 from data_prep.common.forms import whole
-from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said, with_language
+from data_prep.seals import UNUSED, with_language
+from data_prep.shards import FILE_FORM, PLAN, WORK, Counts, Ingredients, Said
 
-LAYOUT = 4  # version of how this folder is laid out; no other one is read
+LAYOUT = 5  # version of how this folder is laid out; no other one is read
 PLAN_FORM = {"settings": {"lengths": [whole(1)], "duplicates": whole(1), "cased": bool}}
 """What is relied on of a plan."""
 RECORD_FORM = {"files": [FILE_FORM]}
@@ -57,6 +66,30 @@ class TextFile(FileRecord):
     """How many bytes of text the documents have."""
 
 
+@dataclass(frozen=True)
+class FilteredExample:
+    """A document that a filter left out, for the report."""
+
+    rank: str
+    """By which examples are drawn among all: the smallest are shown."""
+    number: int
+    """The number of the document among those that its task read."""
+    figure: str
+    """What the document has of what the filter asks for."""
+    id: str
+    title: str
+    beginning: str
+    """The first characters of the text."""
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What a filter left out of the documents that a task read."""
+
+    count: int
+    examples: list[FilteredExample]
+
+
 class DocumentsRecord(Record):
     """What a task of the first step tells, which reads documents."""
 
@@ -68,16 +101,28 @@ class DocumentsRecord(Record):
     """The same without anything of this machine, for the manifest."""
     replaced: int
     """Documents in which bad characters were replaced."""
+    filtered: dict[str, Filtered] = Field(default_factory=dict)
+    """What each filter left out, by the name of its setting, where there are filters."""
 
     @property
     def documents(self) -> int:
-        """Counts the documents that were read."""
+        """Counts the documents that were read, without those that filters left out."""
         return sum(file.rows for file in self.files)
+
+    @property
+    def num_filtered(self) -> int:
+        """Counts the documents that filters left out."""
+        return sum(filtered.count for filtered in self.filtered.values())
 
 
 class TokensRecord(Record):
     """What is in a file of token documents, as the task tells that cut them into pieces, or one that left some out."""
 
+    source: str
+    elsewhere: str = ""
+    """The path of the file, where it is one of another folder, of which this one has no copy."""
+    lost: str = ""
+    """Why such a file cannot be read, and is left out."""
     documents: int
     empty: int
     """Documents without any piece, which are left out."""
@@ -87,12 +132,19 @@ class TokensRecord(Record):
     text_bytes: int
     copies: int | None = None
     """Documents left out as copies, where such are."""
+    near_copies: int | None = None
+    """Documents left out as near copies, where such are."""
     over_share: int | None = None
     """Documents left out of a source that was to have a smaller share."""
     books: int | None = None
     """Documents before passages for validation were cut out of them, where they are."""
     held_out: tuple[int, ...] = ()
-    """The rows of those passages."""
+    """The rows that are held out, where that is known of the file alone."""
+
+    @property
+    def path(self) -> str:
+        """Names the file, as it is found from the output folder."""
+        return self.elsewhere if self.elsewhere and not self.files else super().path
 
 
 class ExamplesRecord(Record):
@@ -134,15 +186,17 @@ class Journal(Generic[Kind]):
                 with self.path.open("rb+") as file:
                     file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
-    def add(self, task: str, record: Kind) -> int:
-        """Keeps the record of a task, so that no later run does the task again; returns where it begins."""
-        line = json.dumps({"task": task, "record": record.as_json()}, separators=(",", ":")).encode() + b"\n"
+    def add(self, done: Iterable[tuple[str, Kind]]) -> list[int]:
+        """Keeps the records of tasks, so that no later run does these tasks again; returns where the records begin."""
+        places = []
         with self._writing(), self.path.open("ab") as file:
-            place = file.tell()
-            file.write(line)
+            for task, record in done:
+                places.append(file.tell())
+                content = {"task": task, "record": record.as_json()}
+                file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
             file.flush()
-            os.fsync(file.fileno())  # before anything is deleted that the task has consumed
-        return place
+            os.fsync(file.fileno())  # before anything is deleted that the tasks have consumed
+        return places
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -168,6 +222,16 @@ class Records(Generic[Kind]):
             for place in self.places:
                 file.seek(place)
                 yield self.journal.kind(**json.loads(file.readline())["record"])
+
+
+@dataclass(frozen=True)
+class Joined(Generic[Kind]):
+    """The records of several steps, one after another, which are gone through as those of one."""
+
+    steps: tuple[Iterable[Kind], ...]
+
+    def __iter__(self) -> Iterator[Kind]:
+        return chain.from_iterable(self.steps)
 
 
 @dataclass(frozen=True)
@@ -245,6 +309,15 @@ class WorkFolder:
         for step in steps:
             shutil.rmtree(self.path / step, ignore_errors=True)
 
+    def keep_only(self, folder: str, files: Iterable[FileRecord]) -> None:
+        """Deletes what is in a folder of the output folder beside some files: what an earlier start left, or all."""
+        kept = {self.out / file.path for file in files}
+        for path in (self.out / folder).rglob("*"):
+            if path.is_file() and path not in kept:
+                path.unlink()
+        if not kept:
+            shutil.rmtree(self.out / folder, ignore_errors=True)
+
     def remove(self) -> None:
         """Deletes the work folder, as far as that goes: on NFS, its lock stays until the process ends."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -273,7 +346,7 @@ def refuse_changes(folder: Path, before: Ingredients, now: Ingredients) -> None:
 
 def changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
     """Lists the settings that are not those that a folder was begun with."""
-    theirs, ours = before.settings.as_json(), now.settings.as_json()
+    theirs, ours = {**UNUSED, **before.settings.as_json()}, now.settings.as_json()
     changes = [
         f"  --{name.replace('_', '-')} was {_spelled(theirs.get(name))}, now {_spelled(ours[name])}"
         for name, value in with_language(ours).items()
@@ -281,6 +354,8 @@ def changed_settings(before: Ingredients, now: Ingredients) -> list[str]:
     ]
     if before.given_vocabulary != now.given_vocabulary:
         changes.append("  --vocab: another vocabulary")
+    if [origin.key for origin in before.origins] != [origin.key for origin in now.origins]:
+        changes.append("  --from: other documents")
     return changes
 
 

@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ BLOCK = 1 << 20
 LARGEST_JSON = 1 << 29
 """Bytes of the largest file that is read as JSON at once: a manifest of a million texts has a fourth of them."""
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+_forced_later = ContextVar("forced_later", default=False)
 NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
 
@@ -114,7 +116,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with unfinished.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if not _forced_later.get():
+                os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):  # it may never have been there
@@ -123,6 +126,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except UserError:  # whoever makes the content has failed
         unfinished.unlink()
         raise
+
+
+@contextmanager
+def forced_later() -> Iterator[None]:
+    """Leaves it to the caller to force to the disk what is written meanwhile, before anybody relies on it."""
+    token = _forced_later.set(True)
+    try:
+        yield
+    finally:
+        _forced_later.reset(token)
+
+
+def force(path: Path) -> None:
+    """Waits until a file is on the disk, whichever process of this machine has written it."""
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def unfinished_name(path: Path) -> Path:

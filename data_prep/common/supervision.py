@@ -107,8 +107,7 @@ def leave(main: Callable[[], int]) -> None:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:
         if _interrupted or isinstance(error, KeyboardInterrupt):  # compiled code turns it into errors of its own
-            print(INTERRUPTED, file=sys.stderr)
-            code = Code.INTERRUPTED
+            code = tell_interruption()
         else:
             sys.excepthook(*sys.exc_info())
             code = Code.MISTAKE
@@ -118,6 +117,16 @@ def leave(main: Callable[[], int]) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def tell_interruption() -> int:
+    """Tells that a signal has ended the run, and returns its exit code; of several ranks only rank 0 tells.
+
+    Another rank is ended by its launcher also when rank 0 has failed, which was told already.
+    """
+    if mpi_rank() == 0:
+        print(INTERRUPTED, file=sys.stderr)
+    return Code.INTERRUPTED
 
 
 class _Watch:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.arrow_files import write_batches
-from data_prep.common.arrays import Array
 from data_prep.examples.assembly import Draft, Finished, finish, keyed_schema
 from data_prep.examples.masking import Masking, num_predictions
-from data_prep.examples.pairs import copy_second, place_partners, plan_pairs, plan_sentences, truncate
+from data_prep.examples.pairs import fill, plan_pairs, plan_sentences, take_partners
 from data_prep.examples.parting import Parted, part_sentences
 from data_prep.examples.parts import Parts, read_parts
+from data_prep.examples.sorted_files import SortedFiles
 from data_prep.settings import Settings
 from data_prep.shards import Counts, ShardSet, example_schema
 from data_prep.vocabulary.tokens import Corpus, read_corpus
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
-from data_prep.work import ExamplesRecord, numbered_path
+from data_prep.work import ExamplesRecord
 
+MOST_SENTENCES = 1 << 24  # of the parts that a worker keeps open: where each ends is 4 bytes
 TOGETHER = 6  # sets of shards made at a time: one sweep over the partners, and memory for so many
 
 
@@ -34,7 +35,8 @@ class ExamplesTask:
     """The output folder."""
     part: int
     """The number of the part."""
-    length: int
+    files: SortedFiles
+    """The files that the examples are written to."""
     corpus_key: str
     """Stands for the parts, the documents held out and the vocabulary."""
     settings: Settings
@@ -46,17 +48,25 @@ class ExamplesTask:
         """Tells the task from the others of its step."""
         return f"{self.part:07}"
 
+    @property
+    def length(self) -> int:
+        """Says how many pieces an example has at most."""
+        return self.files.length
+
 
 def make_examples(task: ExamplesTask) -> ExamplesRecord:
-    """Writes a file of examples, with a record batch for every set of shards."""
+    """Writes a file of examples, with a record batch for every set of shards, or a file for each."""
     settings, parts = task.settings, read_parts(task.folder, task.corpus_key)
     vocabulary = _vocabulary(task.folder / VOCABULARY, settings.cased, task.corpus_key)
     counts: list[Counts] = []
     schema = keyed_schema(example_schema(task.length, len(vocabulary), parts.num_documents))
     finished = _finish_sets(task, parts, vocabulary, schema)
-    name = numbered_path(f"examples-{task.length}", task.part)
-    file = write_batches(task.folder, name, schema, _noting(finished, counts))
-    return ExamplesRecord(files=[file], counts=counts)
+    groups: Iterable[Iterable[Finished]] = ([one] for one in finished) if task.files.apart else [finished]
+    files = [
+        write_batches(task.folder, task.files.path(task.part, number), schema, _noting(group, counts))
+        for number, group in enumerate(groups)
+    ]
+    return ExamplesRecord(files=files, counts=counts)
 
 
 def shard_sets(length: int, duplicates: int, validation: bool) -> list[ShardSet]:
@@ -104,6 +114,45 @@ def _read(part: int, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -
     return part_sentences(corpus, vocabulary.marks, room(task.length, task.settings))
 
 
+@dataclass
+class OpenParts:
+    """Parts that stay open for the examples of others, as many as memory allows.
+
+    All parts go through them in the same order. So those that came first stay: those that came last would be gone
+    whenever they are needed again.
+    """
+
+    corpora: dict[int, Corpus] = field(default_factory=dict)
+    sentences: int = 0
+
+    def keep(self, part: int, corpus: Corpus) -> None:
+        """Keeps a part, if there is room."""
+        if self.sentences + corpus.sentence_ends.size <= MOST_SENTENCES:
+            self.corpora[part] = corpus
+            self.sentences += corpus.sentence_ends.size
+
+
+@functools.lru_cache(maxsize=1)
+def _open_parts(folder: Path, corpus_key: str, length: int, neighbours: int) -> OpenParts:  # noqa: ARG001 - keys
+    """The parts that a worker has open for examples of this length, of parts that have their partners in the same."""
+    return OpenParts()
+
+
+def close_parts() -> None:
+    """Closes what this process has open of a corpus, whose folder is about to go."""
+    _open_parts.cache_clear()
+    read_parts.cache_clear()
+
+
+def _partners_in(part: int, kept: OpenParts, parts: Parts, task: ExamplesTask, vocabulary: Vocabulary) -> Corpus:
+    """Reads another part of the corpus, or finds it open."""
+    if part in kept.corpora:
+        return kept.corpora[part]
+    corpus = _read(part, parts, task, vocabulary).corpus
+    kept.keep(part, corpus)
+    return corpus
+
+
 def room(length: int, settings: Settings) -> int:
     """Counts the pieces of text that an example has room for, beside [CLS] and a [SEP] for each segment."""
     return length - (3 if settings.pairs == "nsp" else 2)
@@ -134,21 +183,17 @@ def _add_partners(drafts: list[Draft], own: Corpus, parts: Parts, task: Examples
     """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
     homes = []
     for draft in drafts:
-        _fill(np.flatnonzero(draft.segments.partner < 0), draft, own)
+        fill(np.flatnonzero(draft.segments.partner < 0), draft.segments, own, draft.second)
         home = parts.find(draft.segments.partner)
         order = np.argsort(home, kind="stable")
-        homes.append((order, home[order]))
-    for part in np.unique(np.concatenate([sorted_homes for _, sorted_homes in homes])).tolist():
-        if part < 0:
-            continue  # what follows in the document itself
-        corpus = own if part == task.part else _read(part, parts, task, vocabulary).corpus
-        for draft, (order, sorted_homes) in zip(drafts, homes, strict=True):
-            chosen = order[slice(*np.searchsorted(sorted_homes, [part, part + 1]))]
-            place_partners(chosen, draft.segments, corpus)
-            _fill(chosen, draft, corpus)
-
-
-def _fill(chosen: Array, draft: Draft, corpus: Corpus) -> None:
-    """Truncates the chosen examples, whose segments B lie in this corpus, and copies those segments."""
-    truncate(chosen, draft.segments, draft.second.shape[1])
-    copy_second(chosen, draft.segments, corpus, draft.second)
+        bounds = np.searchsorted(home[order], np.arange(len(parts.paths) + 1))
+        homes.append((draft, order, bounds.tolist()))
+    opened = _open_parts(task.folder, task.corpus_key, task.length, parts.neighbours(task.part))
+    for part in range(len(parts.paths)):
+        wanted = [(draft, order[bounds[part] : bounds[part + 1]]) for draft, order, bounds in homes]
+        if not any(len(chosen) for _, chosen in wanted):
+            continue
+        corpus = own if part == task.part else _partners_in(part, opened, parts, task, vocabulary)
+        for draft, chosen in wanted:
+            if len(chosen):
+                take_partners(chosen, draft.segments, corpus, draft.second)

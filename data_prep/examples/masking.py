@@ -36,8 +36,29 @@ def num_predictions(length: int, rate: float, most: int) -> Array:
 
 
 @compiled
-def choose_positions(state, candidates, words, wanted):
-    """Moves the chosen of the candidates to the front and returns how many they are.
+def choose_pieces(state, size, boundary, wanted, candidates):
+    """Moves to the front of the candidates as many positions as are wanted; returns how many there are.
+
+    `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates. They are shuffled as
+    far as is needed.
+    """
+    count = 0
+    for position in range(1, min(boundary - 1, size - 1)):
+        candidates[count] = position
+        count += 1
+    for position in range(boundary, size - 1):
+        candidates[count] = position
+        count += 1
+    chosen = min(wanted, count)
+    for at in range(chosen):
+        other = at + below(state, count - at)
+        candidates[at], candidates[other] = candidates[other], candidates[at]
+    return chosen
+
+
+@compiled
+def choose_words(state, candidates, words, wanted):
+    """Moves the pieces of the chosen words to the front of the candidates, and returns how many they are.
 
     `words` has where every word begins among the candidates, and their number at its end; the words are shuffled as
     far as is needed.
@@ -61,18 +82,23 @@ def choose_positions(state, candidates, words, wanted):
 
 
 @compiled
-def sort_few(numbers, count):
-    """Sorts the first numbers of an array, by insertion: they are few, and NumPy's sort takes long to compile."""
-    for end in range(1, count):
-        number, at = numbers[end], end
-        while at and numbers[at - 1] > number:
-            numbers[at] = numbers[at - 1]
-            at -= 1
-        numbers[at] = number
+def sort_positions(positions, count, size, chosen):
+    """Sorts the first positions, which are below `size`, without a branch that depends on what was drawn.
+
+    `chosen` is room for a note of every position.
+    """
+    for position in range(size):
+        chosen[position] = 0
+    for index in range(count):
+        chosen[positions[index]] = 1
+    found = 0
+    for position in range(size):
+        positions[found] = position
+        found += chosen[position]
 
 
 @compiled
-def find_candidates(pieces, boundary, masking, candidates, words):
+def find_words(pieces, boundary, masking, candidates, words):
     """Fills in the positions that may be chosen, and where every word begins among them; counts the words.
 
     `boundary` is where B begins; [CLS], and the [SEP] at the end of A and of B, are no candidates.
@@ -83,8 +109,7 @@ def find_candidates(pieces, boundary, masking, candidates, words):
     for position in range(1, pieces.size - 1):
         if position == boundary - 1:
             continue
-        begins = count == 0 or not masking.continues[pieces[position]]
-        if begins or not masking.whole_word:
+        if count == 0 or not masking.continues[pieces[position]]:
             words[num_words] = count
             num_words += 1
         candidates[count] = position
@@ -99,10 +124,13 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
 
     Returns how many there are, and adds the pieces masked, replaced and kept to `split`.
     """
-    num_words = find_candidates(pieces, boundary, masking, candidates, words)
-    wanted = min(masking.predictions[pieces.size], words[num_words])
-    count = choose_positions(state, candidates, words[: num_words + 1], wanted)
-    sort_few(candidates, count)
+    wanted = masking.predictions[pieces.size]
+    if masking.whole_word:
+        num_words = find_words(pieces, boundary, masking, candidates, words)
+        count = choose_words(state, candidates, words[: num_words + 1], min(wanted, words[num_words]))
+    else:
+        count = choose_pieces(state, pieces.size, boundary, wanted, candidates)
+    sort_positions(candidates, count, pieces.size, words)
     copy_items(positions, 0, candidates, 0, count)
     for index in range(count):
         position = positions[index]

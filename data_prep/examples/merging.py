@@ -5,9 +5,7 @@ A shard takes some examples of every part, so the slices of all shards are as ma
 FAN_IN files into one, in as many rounds as it takes until MOST_FILES are left, reads and writes every example once a
 round: the rounds grow with the logarithm of the parts, and everything else with the text.
 
-A sorted file has record batches for one set of shards after another. Those of a set have its examples in ranges of keys
-that are as wide as each other: one range in what a part becomes, more in what files are merged to, for which a range is
-as much as is sorted in memory at once.
+What the files hold: sorted_files.py.
 """
 
 from __future__ import annotations
@@ -19,39 +17,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.arrow_files import Lists, example_batch, map_batches, write_batches
+from data_prep.arrow_files import Lists, example_batch, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.examples.assembly import KEY
+from data_prep.examples.sorted_files import MOST_FILES, SortedFiles, SortedSet
 from data_prep.shards import ShardSet
-from data_prep.work import Record, numbered_path
+from data_prep.work import Record
 
 KEYS = 1 << 64  # how many keys there can be
-MOST_FILES = 256  # a shard is made of so many sorted files at most
 FAN_IN = 256  # so many files are merged into one at most
 FILES_LEFT = 64  # a round leaves so many files, where one round is enough: work for as many workers
 RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once, about
-
-
-@dataclass(frozen=True)
-class SortedFiles:
-    """Sorted files of the examples of one length: those of the parts, or what they were merged to."""
-
-    length: int
-    num_files: int
-    num_ranges: int = 1
-    """How many ranges of keys every set has in a file."""
-    round: int = 0
-    """In which round they were merged; 0 for those of the parts."""
-
-    @property
-    def step(self) -> str:
-        """Names the step that makes the files, and their folder."""
-        return f"merged-{self.length}-{self.round}" if self.round else f"examples-{self.length}"
-
-    def path(self, number: int) -> str:
-        """Names a file, relative to the output folder."""
-        return numbered_path(self.step, number)
 
 
 @dataclass(frozen=True)
@@ -75,10 +52,15 @@ class MergeTask:
         return f"{self.number:06}"
 
     @property
+    def numbers(self) -> range:
+        """Numbers the files that are merged."""
+        first = self.number * self.fan_in
+        return range(first, min(first + self.fan_in, self.source.num_files))
+
+    @property
     def consumed(self) -> list[str]:
         """Names the files that are merged."""
-        first = self.number * self.fan_in
-        return [self.source.path(number) for number in range(first, min(first + self.fan_in, self.source.num_files))]
+        return [path for number in self.numbers for path in self.source.paths(number, self.num_sets)]
 
 
 def merging_rounds(
@@ -91,7 +73,7 @@ def merging_rounds(
         num_files = -(-source.num_files // fan_in)
         largest = total_bytes / source.num_files * fan_in / num_sets  # bytes of a set in a merged file
         ranges = source.num_ranges * max(1, round(largest / source.num_ranges / RANGE_BYTES))
-        target = SortedFiles(source.length, num_files, ranges, source.round + 1)
+        target = SortedFiles(source.length, num_files, ranges, source.round + 1, apart=num_files <= MOST_FILES)
         yield source, fan_in, target
         source = target
 
@@ -105,23 +87,30 @@ def merge_tasks(
 
 
 def merge(task: MergeTask) -> Record:
-    """Writes the examples of several sorted files into one, a range of keys at a time."""
-    readers = [map_batches(task.folder / path) for path in task.consumed]
-    schema = readers[0].schema
+    """Writes the examples of several sorted files into one for all sets, or one for each, a range of keys at a time."""
+    target, sets = task.target, range(task.num_sets)
+    schema = task.source.open(task.folder, task.numbers[0], 0).schema
+    groups = [[number] for number in sets] if target.apart else [sets]
+    files = [
+        write_batches(task.folder, target.path(task.number, group[0]), schema, _merged(task, group, schema))
+        for group in groups
+    ]
+    return Record(files=files)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        finer = task.target.num_ranges // task.source.num_ranges
-        for number in range(task.num_sets * task.source.num_ranges):
-            wider = [reader.get_batch(number) for reader in readers]
-            first = number % task.source.num_ranges * finer
-            bounds = [_bounds(batch, first, finer, task.target.num_ranges) for batch in wider]
+
+def _merged(task: MergeTask, sets: Sequence[int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Merges the examples of some sets."""
+    finer = task.target.num_ranges // task.source.num_ranges
+    for one in sets:
+        opened = [task.source.open(task.folder, number, one) for number in task.numbers]
+        for number in range(task.source.num_ranges):
+            wider = [file.range(number) for file in opened]
+            bounds = [_bounds(batch, number * finer, finer, task.target.num_ranges) for batch in wider]
             for at in range(finer):
                 slices = [
                     batch.slice(ends[at], ends[at + 1] - ends[at]) for batch, ends in zip(wider, bounds, strict=True)
                 ]
                 yield gather(slices, schema)
-
-    return Record(files=[write_batches(task.folder, task.target.path(task.number), schema, batches())])
 
 
 def delete_merged(task: MergeTask) -> None:
@@ -161,22 +150,19 @@ class ShardTask:
 def write_shard(task: ShardTask) -> Record:
     """Gathers the shard's examples from every sorted file and puts them into their final order."""
     low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
-    readers = [map_batches(task.folder / task.files.path(number)) for number in range(task.files.num_files)]
-    keyed = readers[0].schema
-    slices = [part for reader in readers for part in slices_between(reader, task.files, task.set_index, low, high)]
+    opened = [task.files.open(task.folder, number, task.set_index) for number in range(task.files.num_files)]
+    keyed, total = opened[0].schema, task.files.num_ranges
+    slices = [part for file in opened for part in slices_between(file, total, low, high)]
     batch = gather(slices, keyed)
     schema = keyed.remove(keyed.get_field_index(KEY))
     batch = batch.select(schema.names)
     return Record(files=[write_batches(task.folder, task.shards.shard(task.index), schema, [batch])])
 
 
-def slices_between(
-    reader: pa.RecordBatchFileReader, files: SortedFiles, set_index: int, low: int, high: int
-) -> Iterator[pa.RecordBatch]:
-    """Finds the examples of a set in one sorted file whose keys are from `low` to below `high`."""
-    total = files.num_ranges
+def slices_between(file: SortedSet, total: int, low: int, high: int) -> Iterator[pa.RecordBatch]:
+    """Finds the examples in one sorted file, of `total` ranges, whose keys are from `low` to below `high`."""
     for number in range(low * total // KEYS, -(-high * total // KEYS)):
-        batch = reader.get_batch(set_index * total + number)
+        batch = file.range(number)
         keys = np.asarray(batch[KEY])
         start = np.searchsorted(keys, np.uint64(low))
         stop = len(keys) if high == KEYS else np.searchsorted(keys, np.uint64(high))

@@ -121,11 +121,20 @@ def _plan_pairs(corpus, rows, pool, limits):
 
 @compiled
 def _draw_partner(state, pool, books, first, row):
-    """Draws another document, of another book; after some attempts it takes what it drew, as there may be no other."""
-    partner = first + row
-    for _ in range(PARTNER_DRAWS):
-        group = below(state, pool.firsts.size) if pool.firsts.size > 1 else 0
-        partner = document_at(pool, pool.firsts[group] + below(state, pool.sizes[group]))
+    """Draws another document, of another book.
+
+    After some attempts it takes what it drew, as the original does; or where a book has several rows, the next row of
+    another book, if there is any.
+    """
+    several = (row > 0 and books[row - 1] == books[row]) or (row + 1 < books.size and books[row + 1] == books[row])
+    group, rank, partner = np.int64(0), np.int64(0), np.int64(0)
+    for draws in range(PARTNER_DRAWS + (books.size if several else 0)):
+        if draws < PARTNER_DRAWS:
+            group = below(state, pool.firsts.size) if pool.firsts.size > 1 else 0
+            rank = below(state, pool.sizes[group])
+        else:
+            rank = (rank + 1) % pool.sizes[group]
+        partner = document_at(pool, pool.firsts[group] + rank)
         here = partner - first
         if here < 0 or here >= books.size or books[here] != books[row]:
             break
@@ -214,3 +223,17 @@ def copy_second(chosen: Array, segments: Segments, corpus: Corpus, second: Array
     for example in chosen:
         start, end = segments.b_start[example], segments.b_end[example]
         copy_items(second[example], 0, corpus.pieces, start, end)
+
+
+@compiled
+def fill(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
+    """Truncates the chosen examples, whose segments B lie in this corpus, and copies those segments."""
+    truncate(chosen, segments, second.shape[1])
+    copy_second(chosen, segments, corpus, second)
+
+
+@compiled
+def take_partners(chosen: Array, segments: Segments, corpus: Corpus, second: Array) -> None:
+    """Finds, truncates and copies segment B of the chosen examples, whose partners all lie in this corpus."""
+    place_partners(chosen, segments, corpus)
+    fill(chosen, segments, corpus, second)

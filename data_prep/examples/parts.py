@@ -86,10 +86,13 @@ class Parts:
         low, high = np.searchsorted(self.held_out, [first, end])
         return np.asarray(self.held_out[low:high] - first, np.int64)
 
+    def neighbours(self, part: int) -> int:
+        """Numbers the parts that have their partners in the same ones: all of them, where parts are few."""
+        return part // NEIGHBOURS if len(self.paths) > FEW_PARTS else 0
+
     def pool(self, part: int, seed: int, validation: bool) -> Pool:
         """Finds the documents among which the partners of a part are drawn."""
-        neighbours = part // NEIGHBOURS if len(self.paths) > FEW_PARTS else 0
-        key = (neighbours, seed, validation)
+        key = (self.neighbours(part), seed, validation)
         if key not in self.pools:
             if len(self.pools) > MOST_POOLS:
                 self.pools.clear()

@@ -1,9 +1,12 @@
-"""Between tokens and examples: leaves documents out, and cuts passages for validation out of long ones.
+"""Between tokens and examples: leaves documents out, cuts passages for validation out of long ones, and repeats some.
 
-Copies of a document are left out where the user wants that, and so much of a source as it is to have no larger a share.
+Copies and near copies of a document are left out where the user wants that, and so much of a source as it is to have
+no larger a share. What is for training is repeated by the weights of the sources.
+
 Where a corpus has few documents, holding one of them out would take a whole book from training, and leave a book to be
 its own partner: there, passages from all over the corpus are held out, each of which is a document of its own then.
-All of it rewrites files of token documents, one task a file; a file of which nothing changes stays.
+
+All of it writes other files of token documents, one task a file; a file of which nothing changes serves as it is.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from data_prep.arrow_files import list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.hashing import hash_key
+from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
 from data_prep.shards import WORK
 from data_prep.vocabulary.tokens import digests_of
@@ -33,6 +37,8 @@ BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # size of a file of digests, about
 ROWS = 4 << 20  # digests that are in memory at once
 SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
 NUM_RANKS = 2.0**64
+BOOK = pa.field("book", pa.uint32(), nullable=False)
+"""The column by which rows of one document are known, since none may be the random partner of another."""
 SHARES_TOO_SMALL = "--max-share: the shares of all sources make no more than 100%; leave one without a limit"
 
 
@@ -53,6 +59,12 @@ class SiftTask:
     """The number of the first document, where copies are left out."""
     kept_share: float = 1.0
     """The share of the documents that stay."""
+    times: float = 1.0
+    """How many times documents for training are to be there; of a fraction, a share of them is there once more."""
+    held_out: tuple[int, ...] = ()
+    """The rows that are held out, which are there once."""
+    share: tuple[int, int] = (0, 1)
+    """Which of how many files the repeated documents are divided among, so that none is larger than the first."""
     seed: int = 0
     passages: tuple[tuple[int, int], ...] = ()
     """Where passages for validation begin among the sentences of the file, and how many sentences they have."""
@@ -77,9 +89,19 @@ class SiftTask:
 
 def leave_out_copies(task: SiftTask) -> TokensRecord:
     """Leaves out the documents whose text an earlier document has."""
+    return _keep(task, _not_marked(task, COPIES), "copies")
+
+
+def leave_out_near_copies(task: SiftTask) -> TokensRecord:
+    """Leaves out the documents of which an earlier document has almost all."""
+    return _keep(task, _not_marked(task, NEAR_COPIES), "near_copies")
+
+
+def _not_marked(task: SiftTask, path: str) -> Array:
+    """Tells which documents are not marked in a file with a byte for each document of the corpus."""
     count = task.record.documents
-    copies = np.memmap(task.folder / COPIES, np.uint8, "r", task.first, count) if count else np.empty(0, np.uint8)
-    return _keep(task, np.asarray(copies) == 0, "copies")
+    marks: Array = np.fromfile(task.folder / path, np.uint8, count, offset=task.first)
+    return np.logical_not(marks)
 
 
 def leave_out_share(task: SiftTask) -> TokensRecord:
@@ -108,10 +130,30 @@ def cut_passages(task: SiftTask) -> TokensRecord:
     sentences = pa.ListArray.from_arrays(list_offsets(new_ends), column.values, type=kind)
     digests = digests_of(np.asarray(column.values.values), np.asarray(column.values.offsets)[1:], new_ends)
     names = [batch[name].take(pa.array(books)) for name in ("id", "title")]
-    schema = batch.schema.append(pa.field("book", pa.uint32(), nullable=False))
+    schema = batch.schema.append(BOOK)
     cut = pa.record_batch([*names, sentences, pa.array(digests), pa.array(books, pa.uint32())], schema=schema)
     held_out = tuple(np.searchsorted(new_ends, spans[:, 1]).tolist())
     return _write(task, cut, documents=len(new_ends), books=len(ends), held_out=held_out)
+
+
+def weigh(task: SiftTask) -> TokensRecord:
+    """Repeats every document for training, so that its rows follow each other as one book, or leaves some out."""
+    if task.times == 1 or not task.record.documents:
+        return task.record.model_copy(update={"held_out": task.held_out})
+    batch = _batch(task)
+    if "book" not in batch.schema.names:
+        batch = batch.append_column(BOOK, pa.array(np.arange(batch.num_rows, dtype=np.uint32)))
+    books, (number, total) = np.asarray(batch["book"]), task.share
+    many = int(books[-1]) + 1
+    first, last = (int(np.searchsorted(books, many * one // total)) for one in (number, number + 1))
+    batch, whole = batch.slice(first, last - first), int(task.times)
+    ranks = hash_key(task.seed, 3, np.asarray(batch["digest"]))
+    times = whole + (ranks < np.uint64((task.times - whole) * NUM_RANKS))
+    held_out = np.array([row - first for row in task.held_out if first <= row < last], np.int64)
+    times[held_out] = 1
+    firsts = np.cumsum(times) - times
+    weighed = batch.take(pa.array(np.repeat(np.arange(len(times)), times)))
+    return _write(task, weighed, **_counts(weighed, task.unknown), held_out=tuple(firsts[held_out].tolist()))
 
 
 def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
@@ -131,11 +173,15 @@ def _keep(task: SiftTask, kept: Array, cause: str) -> TokensRecord:
     if kept.all():
         return task.record.model_copy(update={cause: 0})
     batch = _batch(task).filter(pa.array(kept))
-    sentences = batch["sentences"].values
-    pieces = np.asarray(sentences.values)
-    unknown, left_out = (int(np.count_nonzero(found)) for found in (pieces == task.unknown, ~kept))
-    counts = {"documents": batch.num_rows, "sentences": len(sentences), "pieces": len(pieces), "unknown": unknown}
-    return _write(task, batch, **counts, **{cause: left_out})
+    return _write(task, batch, **_counts(batch, task.unknown), **{cause: int(np.count_nonzero(~kept))})
+
+
+def _counts(batch: pa.RecordBatch, unknown: int) -> dict[str, int]:
+    """Counts what is in token documents, as their record has it."""
+    sentences = batch["sentences"].flatten()
+    pieces = np.asarray(sentences.flatten())
+    found = int(np.count_nonzero(pieces == unknown))
+    return {"documents": batch.num_rows, "sentences": len(sentences), "pieces": len(pieces), "unknown": found}
 
 
 def _write(task: SiftTask, batch: pa.RecordBatch, **counts: int | tuple[int, ...]) -> TokensRecord:
@@ -145,8 +191,8 @@ def _write(task: SiftTask, batch: pa.RecordBatch, **counts: int | tuple[int, ...
 
 
 def delete_replaced(task: SiftTask) -> None:
-    """Deletes the file that another has taken the place of, if one has."""
-    if (task.folder / task.target).exists():
+    """Deletes the file of the work folder that another has taken the place of; documents that are kept stay."""
+    if (task.folder / task.target).exists() and task.record.path.startswith(f"{WORK}/"):
         (task.folder / task.record.path).unlink(missing_ok=True)
 
 

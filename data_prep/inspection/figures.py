@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from data_prep.settings import LARGEST_SHARE, num_held_out
-from data_prep.shards import Manifest, SetFigures, VocabularyFigures
+from data_prep.seals import FILTERED_REPORT
+from data_prep.settings import FILTERS, LARGEST_SHARE, flag_of, num_held_out
+from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigures
 
 MOST_LOST = 0.005
 """The share of the text that over-long sentences may lose without a warning."""
@@ -23,7 +24,7 @@ def figures_table(manifest: Manifest) -> Table:
     table.add_column()
     for row in (*_corpus_rows(manifest), *map(_set_row, manifest.figures)):
         table.add_row(*row)
-    for use in _use_of_text(manifest):
+    for use in use_of_text(manifest):
         own, lost = (100 * count / use.text for count in (use.own, use.lost_parted))
         table.add_row(
             f"{use.length} text",
@@ -31,9 +32,12 @@ def figures_table(manifest: Manifest) -> Table:
             f"is in A or a true B; truncation took {100 - own:.1f}%, "
             f"{lost:.2f}% of over-long sentences ({use.parted:,} parted)",
         )
-    stored = sum(figures.pieces for figures in manifest.figures)
-    each = f"{manifest.bytes / max(stored, 1):.2f} for each of {stored:,} pieces stored"
-    table.add_row("bytes", f"{manifest.bytes:,}", each)
+    if stored := sum(figures.pieces for figures in manifest.figures):
+        each = f"{manifest.bytes / stored:.2f} for each of {stored:,} pieces stored"
+        table.add_row("bytes", f"{manifest.bytes:,}", each)
+    if manifest.kept:
+        kept = sum(file.size for file in manifest.kept)
+        table.add_row("  documents", f"{kept:,}", "kept in pieces: --from makes other shards of them, without the text")
     return table
 
 
@@ -41,9 +45,19 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     """Spells the figures of the corpus for the columns of the table."""
     corpus = manifest.corpus
     yield "documents", f"{corpus.documents:,}"
-    yield "  held out", f"{corpus.validation_documents:,}", held_out(manifest)
+    if manifest.figures:
+        yield "  held out", f"{corpus.validation_documents:,}", held_out(manifest)
+    for name in filter((corpus.filtered or {}).__contains__, FILTERS):
+        see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
+        yield f"  {flag_of(name)}", f"{(corpus.filtered or {})[name]:,}", f"left out while the text was read{see}"
     if corpus.copies is not None:
         yield "  copies", f"{corpus.copies:,}", "left out, as an earlier document has their text"
+    if corpus.near_copies is not None:
+        share = f"{percent(manifest.settings.near_copies or 1)} in common with an earlier one"
+        yield "  near copies", f"{corpus.near_copies:,}", f"left out: {share}; see {NEAR_REPORT}"
+    if corpus.weighed is not None:
+        weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
+        yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
     if corpus.over_share is not None:
         shares = ", ".join(f"{name} at most {percent(share)}" for name, share in manifest.settings.max_share.items())
         yield "  over share", f"{corpus.over_share:,}", f"left out: {shares}"
@@ -98,7 +112,7 @@ def percent(share: float) -> str:
 
 def warnings(manifest: Manifest) -> Iterator[str]:
     """Says what a user should know of the text and of validation before training on it, and what to do."""
-    for use in _use_of_text(manifest):
+    for use in use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
             lost = percent(use.lost_parted / use.text)
             yield (
@@ -106,10 +120,11 @@ def warnings(manifest: Manifest) -> Iterator[str]:
                 "than an example has room for, and are parted before words; where the text lacks line breaks at the "
                 "ends of sentences, these help"
             )
-    yield from _validation_warnings(manifest)
+    if manifest.figures:
+        yield from _validation_warnings(manifest)
 
 
-def _use_of_text(manifest: Manifest) -> list[SetFigures]:
+def use_of_text(manifest: Manifest) -> list[SetFigures]:
     """Finds a set of every length, whose figures say what became of the pieces of the text."""
     return [one for one in manifest.figures if not one.validation and not one.duplicate and one.text]
 

@@ -19,34 +19,41 @@ from data_prep.arrow_files import map_batches, naming_damage, read_batch, read_s
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord
+from data_prep.origins import origins_of
+from data_prep.seals import broken_seal
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
+    KEPT,
     MANIFEST,
+    REPORT,
+    KeptFile,
     Manifest,
     SetFigures,
-    broken_seal,
     example_schema,
 )
+from data_prep.vocabulary.tokens import digests_of, read_corpus, token_schema
 from data_prep.vocabulary.vocabulary import VOCABULARY, Special, load_vocabulary
 from data_prep.work import WorkFolder
 
 Faults = Iterator[str]
-MERGED = ("examples-", "merged-")
-"""How the names of steps begin whose files are deleted one by one as they are merged."""
+CONSUMED = ("examples-", "merged-", "unique", "distinct", "limited")
+"""How the names of steps begin whose files are deleted one by one as later steps take their place."""
 
 
 def finished_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
     """Finds all that is wrong with a finished folder."""
-    if broken := broken_seal(folder):
+    if broken := broken_seal(folder / MANIFEST):
         yield f"{folder / MANIFEST}: {broken}: it was edited"
     for record in manifest.tables:
         yield from _faults(record.check, folder)
-    yield from _faults(_check_documents, folder, manifest)
+    if manifest.figures:
+        yield from _faults(_check_documents, folder, manifest)
+    yield from _kept_faults(folder, manifest, console)
     special = _special(folder, manifest)
     for figures in manifest.figures:
         yield from _set_faults(folder, manifest, figures, special, console)
-    known = {MANIFEST, *(record.path for record in manifest.files())}
+    known = {MANIFEST, REPORT, *(record.path for record in (*manifest.files(), *manifest.kept))}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and str(path.relative_to(folder)) not in known:
             console.print(f"note: {path} is not in the manifest; it is not used", markup=False)
@@ -66,7 +73,7 @@ def unfinished_faults(folder: Path, console: Console) -> Faults:
         finished = work.is_finished(step)
         if records or finished:
             console.print(f"{step}: {'finished' if finished else 'begun'}, {len(records)} tasks done")
-        deleted = finished and (step.startswith(MERGED) or not (work.path / step).exists())
+        deleted = finished and (step.startswith(CONSUMED) or not (work.path / step).exists())
         for file in (file for record in records for file in record.files):
             if not deleted or (folder / file.path).exists():
                 yield from _faults(file.check, folder)
@@ -97,6 +104,41 @@ def _check_documents(folder: Path, manifest: Manifest) -> None:
     promised = manifest.num_documents
     if reader.schema != DOCUMENTS_SCHEMA or rows != promised:
         raise DamageError(f"{path}: {rows:,} documents of {reader.schema.names}; its manifest says {promised:,}")
+
+
+def _kept_faults(folder: Path, manifest: Manifest, console: Console) -> Faults:
+    """Finds what is wrong with the documents in pieces."""
+    schema = token_schema(manifest.vocabulary_size)
+    faults = [fault for record in manifest.kept for fault in _faults(_check_kept, folder, record, schema)]
+    yield from faults
+    if number := len(manifest.kept):
+        rows, pieces = (sum(getattr(record, name) for record in manifest.kept) for name in ("rows", "pieces"))
+        counts = f"{rows:,} documents, {pieces:,} pieces"
+        console.print(f"{KEPT}: {number - len(faults)} of {number} files right, {counts}", markup=False)
+    if manifest.origins:
+        where = f"documents are those of {', '.join(origin.folder for origin in manifest.origins)}, to be checked there"
+        try:
+            list(origins_of(folder, str(folder)))
+        except UserError as error:  # the shards are as right as before
+            where = str(error)
+        console.print(f"note: {where}", markup=False)
+
+
+def _check_kept(folder: Path, record: KeptFile, schema: pa.Schema) -> None:
+    """Raises DamageError unless a file of documents has the columns and counts of its record, and its own digests."""
+    record.check(folder)
+    path = folder / record.path
+    with naming_damage(path, "cannot be read"):
+        reader = map_batches(path)
+        if reader.num_record_batches != 1 or reader.schema != schema:
+            raise DamageError(f"{path}: its columns are not those of documents in pieces")
+        batch = read_batch(reader, 0, path)
+        corpus = read_corpus(path, 0)
+    counts = (batch.num_rows, len(corpus.sentence_ends), len(corpus.pieces))
+    if counts != (record.rows, record.sentences, record.pieces):
+        raise DamageError(f"{path}: {counts} documents, sentences and pieces; its record says other numbers")
+    if (digests_of(corpus.pieces, corpus.sentence_ends, corpus.document_ends) != np.asarray(batch["digest"])).any():
+        raise DamageError(f"{path}: a digest is not that of its document")
 
 
 def _set_faults(

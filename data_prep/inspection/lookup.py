@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ import tyro
 
 from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import FileRecord
 from data_prep.shards import (
     DOCUMENTS,
     DOCUMENTS_SCHEMA,
@@ -21,7 +24,7 @@ from data_prep.shards import (
     is_unfinished,
 )
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
-from data_prep.work import WorkFolder
+from data_prep.work import Record, WorkFolder
 
 SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
 
@@ -40,6 +43,21 @@ class Wanted:
     """Which masking duplicate."""
     validation: bool = False
     """An example of the documents held out."""
+    document: str | None = None
+    """A document in place of an example: its title, or where none has such a title its number, as examples have it."""
+    report: bool = False
+    """Make a page of the whole folder, report.html in it, in place of showing an example."""
+    report_out: Path | None = None
+    """Write that page into this file instead, where the folder is not to be written into."""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the page is wanted; raises UserError where something else is asked for too."""
+        if not (self.report or self.report_out):
+            return False
+        if replace(self, report=False, report_out=None) != Wanted(self.data):
+            raise UserError("--report: is of the whole folder; leave out what names an example or a document")
+        return True
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,7 @@ def _in_shards(wanted: Wanted) -> tuple[Example, bool]:
     """Reads an example of a finished folder, and whether its text keeps case."""
     folder, row = wanted.data, wanted.index
     manifest = Manifest.read(folder)
+    manifest.require_examples(folder)
     sets = manifest.sets()
     length = min(shards.length for shards in sets) if wanted.length is None else wanted.length
     chosen = ShardSet(length, 0 if wanted.validation else wanted.duplicate, wanted.validation)
@@ -81,15 +100,22 @@ def _in_shards(wanted: Wanted) -> tuple[Example, bool]:
         if row < record.rows:
             break
         row -= record.rows
+    batch = read_examples(folder, manifest, length, record)
+    example = read_example(batch, row, length, folder / record.path)
+    source = name_document(read_document_row(folder, example.document))
+    return replace(example, source=source), manifest.vocabulary.cased
+
+
+def read_examples(folder: Path, manifest: Manifest, length: int, record: FileRecord) -> pa.RecordBatch:
+    """Maps a shard of examples of a length; raises DamageError unless it has the rows and columns of its record."""
     batch = read_shard(record.find(folder), full=True)
     schema = example_schema(length, manifest.vocabulary_size, manifest.num_documents)
     if batch.num_rows != record.rows or batch.schema != schema:
         raise DamageError(f"{folder / record.path}: its rows or columns are not those of its record")
-    example = _read_row(batch, row, length, folder / record.path)
-    return replace(example, source=_source_of(folder, example.document)), manifest.vocabulary.cased
+    return batch
 
 
-def _read_row(batch: pa.RecordBatch, row: int, length: int, path: Path) -> Example:
+def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> Example:
     """Reads a row as an example; raises DamageError where it cannot be one."""
     for name in ("pieces", "masked"):
         size = batch[name].offsets[row + 1].as_py() - batch[name].offsets[row].as_py()
@@ -108,22 +134,30 @@ def _in_work_folder(wanted: Wanted) -> tuple[Example, bool]:
         raise DamageError(f"{folder / PLAN}: settings.lengths is empty: it was edited or is damaged")
     length = min(settings.lengths) if wanted.length is None else wanted.length
     number = settings.duplicates if wanted.validation else wanted.duplicate
-    written = (folder / record.path for record in work.read_records(f"examples-{length}"))
-    files = [path for path in sorted(written) if path.exists()]  # those of a length that is finished are gone
-    for path in files:
+    records = sorted(work.read_records(f"examples-{length}"), key=lambda record: record.path)
+    places = [_place_of(record, number) for record in records]
+    files = [(folder / path, at) for path, at in places if (folder / path).exists()]  # those of shards are gone
+    for path, at in files:
         reader = map_batches(path)
-        if not 0 <= number < reader.num_record_batches:
+        if not 0 <= at < reader.num_record_batches:
             break
-        batch = read_batch(reader, number, path)
+        batch = read_batch(reader, at, path)
         if not _is_of_examples(batch.schema, length):
             raise DamageError(f"{path}: its columns are not those of examples")
         if 0 <= row < batch.num_rows:
-            return _read_row(batch, row, length, path), settings.cased
+            return read_example(batch, row, length, path), settings.cased
         row -= batch.num_rows
     raise UserError(
         f"{folder}: not finished, and no such example yet; "
         f"files of examples of length {length} so far: {len(files)}. Run shard.py again to continue"
     )
+
+
+def _place_of(record: Record, set_index: int) -> tuple[str, int]:
+    """Finds the file and the record batch of a set among the examples of a part: one file has all, or each has one."""
+    if 0 <= set_index < len(record.files) > 1:
+        return record.files[set_index].path, 0
+    return record.path, set_index
 
 
 def _is_of_examples(schema: pa.Schema, length: int) -> bool:
@@ -132,15 +166,30 @@ def _is_of_examples(schema: pa.Schema, length: int) -> bool:
     return any(columns == example_schema(length, size, documents) for size in SIZES for documents in SIZES)
 
 
-def _source_of(folder: Path, number: int) -> str:
-    """Reads the source, id and title of a document."""
+def name_document(row: Mapping[str, str]) -> str:
+    """Names a document by its source, id and title, as far as it has these."""
+    return " ".join(row[name] for name in ("source", "id", "title") if row.get(name))
+
+
+def read_document_row(folder: Path, number: int) -> dict[str, str]:
+    """Reads the row of the table of documents that has a number; an empty one where there is none."""
+    return read_document_rows(folder, [number]).get(number, {})
+
+
+def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Reads the rows of the table of documents that have these numbers, as far as there are such, in one pass."""
     path = folder / DOCUMENTS
     reader = map_batches(path)
+    wanted, found, first = sorted(set(numbers)), dict[int, dict[str, str]](), 0
     for index in range(reader.num_record_batches):
+        if not wanted:
+            break
         batch = read_batch(reader, index, path)
         if batch.schema != DOCUMENTS_SCHEMA:
             raise DamageError(f"{path}: its columns are not those of documents")
-        if number < batch.num_rows:
-            return " ".join(filter(None, (batch[name][number].as_py() for name in ("source", "id", "title"))))
-        number -= batch.num_rows
-    return ""
+        at = bisect_left(wanted, first + batch.num_rows)
+        here, wanted = wanted[:at], wanted[at:]
+        rows = batch.take(pa.array([number - first for number in here], pa.int64())).to_pylist()
+        found |= zip(here, rows, strict=True)
+        first += batch.num_rows
+    return found

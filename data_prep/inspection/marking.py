@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
 from rich.text import Text
 
 from data_prep.inspection.lookup import Example
@@ -18,17 +22,48 @@ def heading(index: int, example: Example) -> str:
     return f"{figures}; document {example.document} {example.source}".rstrip()
 
 
+@dataclass(frozen=True)
+class MarkedPiece:
+    """A piece of an example, with what became of it."""
+
+    segment: Literal["A", "B"]
+    style: str
+    """What became of the piece, by which its colour is chosen; nothing where it is plain text."""
+    now: str
+    was: str
+    """What stood there before, which is what stands there now unless it was masked or replaced."""
+    begins: bool
+    """Whether it is the first of its segment."""
+
+    @property
+    def shown(self) -> str:
+        """Spells the piece; one that is to be predicted with what the model reads in its place."""
+        signs = {"masked": f"{self.was}→{self.now}", "replaced": f"{self.was}→{self.now}", "kept": f"={self.was}="}
+        return signs.get(self.style) or self.now.removeprefix("##")
+
+    @property
+    def is_glued(self) -> bool:
+        """Whether the piece stands close to the one before it, whose word it continues."""
+        spelled = self.now if self.style in ("", "special") else self.shown
+        return self.begins or spelled.startswith("##")
+
+
+def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
+    """Goes through the pieces of an example and says what became of each."""
+    for position, piece in enumerate(example.pieces):
+        now, label = vocabulary.pieces[piece], example.labels.get(position)
+        was = None if label is None else vocabulary.pieces[label]
+        style = _style(position, now, was, example)
+        segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
+        begins = position in (0, example.boundary)
+        yield MarkedPiece(segment, style, now, now if was is None else was, begins)
+
+
 def marked(example: Example, vocabulary: Vocabulary) -> list[Text]:
     """Writes the segments on a line each, with what stood at masked positions, and a legend."""
-    labels = {position: vocabulary.pieces[piece] for position, piece in example.labels.items()}
     segments = {"A": Text("A  "), "B": Text("B  ")}
-    for position, piece in enumerate(example.pieces):
-        text = segments["A" if position < example.boundary else "B"]
-        now, was = vocabulary.pieces[piece], labels.get(position)
-        style = _style(position, now, was, example)
-        shown = now if was is None else f"{was}→{now}" if style != "kept" else f"={was}="
-        glue = "" if shown.startswith("##") or len(text) == 3 else " "
-        text.append(glue).append(shown.removeprefix("##") if was is None else shown, STYLES.get(style))
+    for piece in mark_pieces(example, vocabulary):
+        segments[piece.segment].append("" if piece.is_glued else " ").append(piece.shown, STYLES.get(piece.style))
     legend = Text("")
     for style, sample in (("masked", "word→[MASK]"), ("replaced", "word→other"), ("kept", "=word=")):
         legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])

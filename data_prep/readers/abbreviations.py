@@ -49,21 +49,26 @@ NO_ENDS = {
     for language, rules in AFTER.items()
 }
 """The same, as the last words of what the library takes for sentences: with the space after them."""
+TAIL = 4  # characters
+TAILS = {
+    language: frozenset(end[-TAIL:] for word in words for end in (word, f" {word}"))
+    for language, words in NO_ENDS.items()
+}
+"""The last characters of sentences that may end with such a word: few others end so, and they are found at once."""
 
 
-def rejoin(language: str, passages: list[list[str]]) -> None:
-    """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence."""
-    no_ends = NO_ENDS.get(RULES.get(language, DEFAULT), {})
-    for parts in passages if no_ends else ():
-        for n in reversed(range(len(parts) - 1)):
-            what = no_ends.get(_last_word(parts[n]))
-            if what and _goes_on(what, parts[n], parts[n + 1]):
-                parts[n : n + 2] = [parts[n] + parts[n + 1]]
+def rejoin(language: str, parts: list[str]) -> None:
+    """Joins the parts of paragraphs, each with the space after it, where an abbreviation ended no sentence.
 
-
-def _last_word(part: str) -> str:
-    """Finds the word with which a part ends, with the space after it."""
-    return part[part.rfind(" ", 0, -1) + 1 :]
+    An empty part ends a paragraph; one also takes the place of a part that was joined to the one before it.
+    """
+    rules = RULES.get(language, DEFAULT)
+    tails = TAILS.get(rules, frozenset())
+    for n in reversed([n for n, part in enumerate(parts) if part[-TAIL:] in tails]):
+        before, after = parts[n : n + 2]
+        what = NO_ENDS[rules].get(before[before.rfind(" ", 0, -1) + 1 :])
+        if what and after and _goes_on(what, before, after):
+            parts[n : n + 2] = before + after, ""
 
 
 def _goes_on(what: str, sentence: str, after: str) -> bool:

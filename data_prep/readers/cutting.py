@@ -78,7 +78,7 @@ def records(
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the records that begin in a span, with their offsets in the file as it is when it is not compressed.
 
-    A record begins where `opening` matches with its end, and goes on to the next such place or the end of the file.
+    A record begins where the group of `opening` does, and goes on to the next such place or the end of the file.
     Nothing that follows a match may undo it.
     The beginning of a file begins a record too, whatever it is, so that all of a file is in some record.
     The record before a damage is whole if it ends in `closing`, and is lost otherwise.
@@ -92,8 +92,8 @@ def records(
             if block and not span.start and offset == 0 < limit:
                 start = len(BYTE_ORDER_MARK) if block.startswith(BYTE_ORDER_MARK) else 0
             buffer += block
-            ends = (match.end() for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)))
-            for at in (end for end in ends if base + end >= first and (start is None or end > start)):
+            found = (match.start(1) for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)))
+            for at in (at for at in found if base + at >= first and (start is None or at > start)):
                 if start is not None:
                     yield base + start, _cut(buffer, start, at)
                 start = at

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ import pyarrow as pa
 from data_prep.arrow_files import full_columns, full_lists, write_batches
 from data_prep.common.errors import UserError
 from data_prep.readers import READERS
+from data_prep.readers.filters import Filter
 from data_prep.readers.reader import Document, Options, Problems, without_place
+from data_prep.readers.sieve import Sieve
 from data_prep.readers.sources import Bundle, SourceFile
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import TEXT_FIELD, Errors, Formulas
@@ -35,6 +38,8 @@ class ExtractTask:
     text_field: str
     errors: Errors
     formulas: Formulas = "drop"
+    filters: tuple[Filter, ...] = ()
+    """What documents are asked before they are split into sentences; those that fail are left out."""
     limit: float = math.inf
     """After how many characters of text it stops, for a sample."""
 
@@ -82,13 +87,19 @@ def extract(task: ExtractTask) -> DocumentsRecord:
                 if size >= task.limit:
                     return
                 size += sum(map(len, document.passages))
-                passages = document.passages
-                sentences = passages if reader.has_sentences else split_sentences(task.language, passages)
-                if sentences:
-                    yield Document(document.id, document.title, sentences)
+                yield document
 
+    def in_sentences(documents: Iterable[Document]) -> Iterator[Document]:
+        for document in documents:
+            passages = document.passages
+            sentences = passages if reader.has_sentences else split_sentences(task.language, passages)
+            if sentences:
+                yield Document(document.id, document.title, sentences)
+
+    sieve = Sieve(task.name, task.filters)
+    passed = sieve.sift(documents()) if task.filters else documents()
     parts = []
-    for number, batch in enumerate(_parts(documents(), task.bundle.part_bytes)):
+    for number, batch in enumerate(_parts(in_sentences(passed), task.bundle.part_bytes)):
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, iter([batch]))
         parts.append(TextFile(**record.as_json(), text_bytes=batch["sentences"].values.nbytes))
@@ -98,6 +109,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
         skipped=problems.skipped,
         left_out=[without_place(fault, dict(task.bundle.called)) for fault in problems.skipped],
         replaced=problems.num_replaced,
+        filtered=sieve.record(),
     )
 
 
@@ -117,5 +129,11 @@ def _parts(documents: Iterator[Document], part_bytes: int) -> Iterator[pa.Record
 
 def _as_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
-    rows = [(document.id, document.title, document.passages) for document in group]
-    return pa.RecordBatch.from_pydict(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)
+    ends = accumulate((len(document.passages) for document in group), initial=0)
+    sentences = pa.array(list(chain.from_iterable(document.passages for document in group)), pa.string())
+    columns = [
+        pa.array([document.id for document in group], pa.string()),
+        pa.array([document.title for document in group], pa.string()),
+        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), sentences, type=SCHEMA.field("sentences").type),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)

@@ -15,7 +15,7 @@ from data_prep.readers.cutting import numbered, ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikiextractor import paragraphs, without_marks
 
-OPENING = re.compile(rb"\n(?=[^\r\n])")
+OPENING = re.compile(rb"\n([^\r\n])")
 CLOSING = re.compile(rb"\n\Z")
 ID_FIELDS = ("id", "_id", "docid")
 WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets that are made from its output

@@ -17,7 +17,7 @@ from data_prep.readers.identity import EDGE, look
 from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
-OPENING = re.compile(rb"(?=<page[\s>])")
+OPENING = re.compile(rb"(<page)[\s>]")
 CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')

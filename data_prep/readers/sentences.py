@@ -10,7 +10,7 @@ from pathlib import Path
 from data_prep.readers.cutting import ranges, records
 from data_prep.readers.reader import Document, Options, Reader, Span
 
-OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=[ \t\r]{0,100}\S)")
+OPENING = re.compile(rb"\n[ \t\r]{0,100}\n(?=([ \t\r]{0,100}\S))")
 CLOSING = re.compile(rb"\n[ \t\r]*\n\s*\Z")
 SENTENCE_END = re.compile(r"[.!?…。！？][\s\"')\]”’»」]*$")
 TWO_SENTENCES = re.compile(r"[a-z]{2}[.!?][\"')\]”’]* +[\"'(“‘]*[A-Z]| [.!?] [a-z]|[。！？][”’」]*\w")

@@ -73,7 +73,7 @@ def _format_of(path: Path, head: bytes, said: str | None) -> Found | Foreign:
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
 MOST_NAMED = 5  # kinds of files that a message names
 LANDMARKS = 8  # one in so many files ends a task that is half full, wherever the tasks before it end
-FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 64, 1 << 20, 16 << 20  # how many, and their sizes in bytes
+FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 24, 1 << 20, 16 << 20  # how many, and their sizes in bytes
 
 
 @dataclass(frozen=True)

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 import sentencex
 
 from data_prep.readers.abbreviations import rejoin
 
-WHITE_SPACE = re.compile(r"\s{2,}|[^\S ]")  # all but single spaces, of which there are many
+WHITE_SPACE = re.compile(r"\s(?:\s+|(?<! ))")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
 CERTAIN_END = re.compile(r"[^。！？]*[。！？]+[」』）】”’]*|[^。！？]+")  # what ends no abbreviation
 DOUBTFUL = 120  # characters beyond which a sentence whose marks do not pair up is looked at without them
 ENCLOSING = re.compile(r"""["“”„‘’«»‹›「」《》()\[\]{}]+""")
-BRACKETS, QUOTES = ("()", "[]", "{}"), ("“”„", "«»")
-WRONG_WAY = re.compile(r"""(?:[^"]*"[^"]*")*(?:[^"]*[\w.,;:!?]"(?=\s)|[^"]*"[^"]*(?<=\s)"(?=\w))""")
-"""Text with a quotation mark that ends where one should begin, as in 6" wide, or begins where one should end."""
+PAIRS_IN_ASCII = ("()", "[]", "{}")
+PAIRS = (*PAIRS_IN_ASCII, "“”„", "«»")
+WORD, WORD_END = re.compile(r"\w"), re.compile(r"[\w.,;:!?]")
 LONG = 5000  # characters, beyond which a paragraph with such ends is divided at them
 
 
 def split_sentences(language: str, passages: Iterable[str]) -> list[str]:
     """Lists the sentences of paragraphs in their order, none of them empty."""
-    parted = [_segment(language, passage) for passage in passages]
-    rejoin(language, parted)
-    return list(filter(None, map(str.strip, chain.from_iterable(parted))))
+    parts: list[str] = []
+    for part in _parts(language, passages):
+        if len(part) <= DOUBTFUL or _pairs_up(part):
+            parts.append(part)
+        else:
+            parts += _split_quotation(language, part)
+    rejoin(language, parts)
+    return list(filter(None, map(str.strip, parts)))
 
 
-def _segment(language: str, passage: str) -> list[str]:
-    """Splits one paragraph into sentences, whatever is in it.
+def _parts(language: str, passages: Iterable[str]) -> list[str]:
+    """Lists what sentencex takes for sentences, whatever is in them, with an empty part at the end of each paragraph.
 
     sentencex stumbles over white space of several bytes, such as a no-break space before a full stop, so it is given
     plain spaces.
     """
-    parts = [passage] if passage.isascii() else _parts(WHITE_SPACE.sub(" ", passage))
-    found = [sentence for part in parts for sentence in _segment_text(language, part)]
-    if max(map(len, found), default=0) <= DOUBTFUL:
-        return found
-    return [sentence for one in found for sentence in _split_quotation(language, one)]
+    parts: list[str] = []
+    for passage in passages:
+        if passage.isascii():
+            parts += _segment(language, passage)
+        else:
+            if "  " in passage or not passage.isprintable():  # much faster than to look for each white space
+                passage = WHITE_SPACE.sub(" ", passage)
+            for piece in _pieces(passage):
+                parts += _segment(language, piece)
+        parts.append("")
+    return parts
 
 
 def _split_quotation(language: str, sentence: str) -> list[str]:
@@ -47,9 +58,9 @@ def _split_quotation(language: str, sentence: str) -> list[str]:
     All between two quotation marks is one to it, and a mark that has no partner (6" wide) finds one far away. A real
     quotation stays whole, however long.
     """
-    if len(sentence) <= DOUBTFUL or _pairs_up(sentence):
+    parts = _segment(language, ENCLOSING.sub("", sentence))
+    if len(parts) == 1:
         return [sentence]
-    parts = _segment_text(language, ENCLOSING.sub("", sentence))
     ends, left_out = [], 0  # where parts end in the sentence; characters that its parts lack so far
     marks = ENCLOSING.finditer(sentence)
     mark = next(marks, None)
@@ -63,14 +74,32 @@ def _split_quotation(language: str, sentence: str) -> list[str]:
 
 def _pairs_up(sentence: str) -> bool:
     """Whether the marks that enclose something can be the first and the second of pairs."""
-    kinds = BRACKETS if sentence.isascii() else (*BRACKETS, *QUOTES)
-    if any(sum(map(sentence.count, kind)) % 2 for kind in kinds):
-        return False
-    straight = sentence.count('"')
-    return not straight % 2 and not (straight and WRONG_WAY.match(sentence))
+    for kind in PAIRS_IN_ASCII if sentence.isascii() else PAIRS:
+        for mark in kind:
+            if mark in sentence:  # which is faster than to count what is not there
+                if sum(map(sentence.count, kind)) % 2:
+                    return False
+                break
+    return '"' not in sentence or _take_turns(sentence.split('"'))
 
 
-def _parts(text: str) -> list[str]:
+def _take_turns(pieces: list[str]) -> bool:
+    """Whether the straight quotation marks between these pieces can begin and end a quotation in turn.
+
+    None may end one where it should begin it, as in 6" wide, nor begin one where it should end it.
+    """
+    ends = False
+    for before, after in pairwise(pieces):
+        if ends:
+            if before[-1:].isspace() and WORD.match(after):
+                return False
+        elif after[:1].isspace() and WORD_END.match(before[-1:]):
+            return False
+        ends = not ends
+    return not ends
+
+
+def _pieces(text: str) -> list[str]:
     """Divides a very long paragraph of Chinese or Japanese, in whose length the time of sentencex is quadratic."""
     if len(text) <= LONG:
         return [text]
@@ -81,10 +110,10 @@ def _parts(text: str) -> list[str]:
     return [part for start, end in pairwise((*ends, len(text))) if (part := text[start:end])]
 
 
-def _segment_text(language: str, text: str) -> list[str]:
+def _segment(language: str, text: str) -> list[str]:
     """Calls sentencex; should it stumble, one paragraph in a corpus is split at its full stops instead."""
     try:
-        return list(sentencex.segment(language, text))
+        return sentencex.segment(language, text)  # type: ignore[no-any-return]
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # what a fault in its compiled code raises
             raise

@@ -15,11 +15,12 @@ HOLE, FORMULA = "\x03", "\x04"  # stand for what the reader of the page sees and
 RAISED, LOWERED = "\x05", "\x06"  # begin what stands above or below the line: 10^6 is not 106
 JOINT = "\x07"  # keeps the quotes inside and outside of a template apart
 NOTHING = GONE + HOLE + JOINT  # what a line without text may have
-MARKS_OF_OURS = re.compile(f"[{GONE}-{JOINT}]")
+MARKS_OF_OURS = (GONE, REMARK, BREAK, HOLE, FORMULA, RAISED, LOWERED, JOINT)
 
-QUOTES = re.compile("'{2,}")
+QUOTES = re.compile("''+")
 MAGIC_WORD = re.compile(r"__[A-Z]+__")
 ENTITY = re.compile(r"&(?:#\d{1,9}|#[xX][0-9a-fA-F]{1,8}|\w{2,32});")
+STRAY_PAIRS = ("{{", "}}", "[[", "]]")
 STRAY = re.compile(r"\{\{+|\}\}+|\[\[+|\]\]+")
 WORD = re.compile(r"[^\W_]")
 
@@ -36,14 +37,16 @@ OPENING, CURRENCIES, COMMAS = tuple("(（[“„«"), tuple("$£€¥₹"), ",;�
 NEXT_MARK = re.compile(r"[,;.:)）\]、，](?!\d)|\Z")
 BRACKETS = re.compile(r"\(([^()]*)\)")
 HOLE_IN_SENTENCE = re.compile(rf"(?:\w:?|[(=≈~$£€¥₹]) {HOLE}|[=≈~$£€¥₹]{HOLE}")
-EMPTY_BRACKETS = re.compile(r" ?[(（][\s,;:、，–-]*[)）]")
+EMPTY_BRACKETS = re.compile(r"[(（][\s,;:、，–-]*[)）]")
+EMPTY_WITH_SPACE = re.compile(f" ?{EMPTY_BRACKETS.pattern}")
 DANGLING = re.compile(r"(?<=[(（])[\s,;]+(?=\S)|(?<![\s,;])[\s,;]+(?=[)）])")
+DANGLES = ("( ", "(,", "(;", "（ ", "（,", "（;", " )", ",)", ";)", " ）", ",）", ";）")
 SPACE_BEFORE = re.compile(r"(?<=[\w)\]\"]) +(?=[,.](?:\s|$))")
 
 
 def unescape(text: str) -> str:
     """Turns character references into characters; & in other uses stays."""
-    return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    return text if "&" not in text else ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
 
 
 def plain_quotes(text: str) -> str:
@@ -57,7 +60,9 @@ def tidy(text: str, word: str) -> str:
     A paragraph of formulas alone is none.
     """
     text = MAGIC_WORD.sub("", plain_quotes(text).replace(JOINT, "").replace(BREAK, " "))
-    text = " ".join(unescape(STRAY.sub("", text)).split())
+    if any(pair in text for pair in STRAY_PAIRS):
+        text = STRAY.sub("", text)
+    text = " ".join(unescape(text).split())
     if FORMULA in text:
         if not word or not WORD.search(text.replace(FORMULA, "")):
             return ""
@@ -66,9 +71,21 @@ def tidy(text: str, word: str) -> str:
         text = POWER.sub(lambda shift: "^" if shift[1] == RAISED else "_", text).translate(SHIFTS)
     if GONE in text or HOLE in text:
         text = _without_marks(text)
+    return _without_remains(text).strip()
+
+
+def _without_remains(text: str) -> str:
+    """Takes away empty brackets, and commas and spaces that stand before or after nothing.
+
+    Few paragraphs have any, so it first looks in ways that are much faster than to replace.
+    """
     for _ in range(DEEPEST_PAIR):
-        text = EMPTY_BRACKETS.sub("", text)
-    return SPACE_BEFORE.sub("", DANGLING.sub("", text)).strip()
+        if not EMPTY_BRACKETS.search(text):
+            break
+        text = EMPTY_WITH_SPACE.sub("", text)
+    if any(pair in text for pair in DANGLES):
+        text = DANGLING.sub("", text)
+    return SPACE_BEFORE.sub("", text) if " ," in text or " ." in text else text
 
 
 def _without_marks(text: str) -> str:

@@ -14,7 +14,7 @@ from data_prep.readers.reader import Document, Options, Reader, Span
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import without_tags
 
-OPENING = re.compile(rb"\n(?=<doc )")
+OPENING = re.compile(rb"\n(<doc )")
 CLOSING = re.compile(rb"</doc>\s*\Z")
 ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
@@ -43,7 +43,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 def paragraphs(text: str, title: str) -> list[str]:
     """Lists the lines of a text that hold something; a first line that is the title is none of its passages."""
-    lines = [line for raw in text.split("\n") if (line := raw.strip())]
+    lines = list(filter(None, map(str.strip, text.split("\n"))))
     return lines[1:] if lines and lines[0] == title.strip() else lines
 
 

@@ -63,9 +63,8 @@ INLINE = frozenset(
 TAG = re.compile(
     rf"<(/?)({'|'.join(sorted(OPAQUE | DROPPED | BLOCKS | INLINE | {'br'}))})(?![\w-])([^<>]*)>", re.IGNORECASE
 )
-MARK = re.compile(
-    rf"\{{\{{|\}}\}}|\[\[|\]\]|^[ \t:]*\{{\||^[ \t]*\|\}}(?!\}})|{TAG.pattern}", re.IGNORECASE | re.MULTILINE
-)
+MARK = re.compile(rf"\{{\{{|\}}\}}|\[\[|\]\]|\n[ \t:]*\{{\||\n[ \t]*\|\}}(?!\}})|{TAG.pattern}", re.IGNORECASE)
+"""Brackets, tables and tags: each alternative begins with a character of its own, which is found fast."""
 PARTNER = {"}}": "{{", "]]": "[[", "|}": "{|"}
 DEEPEST_LINK, DEEPEST_TEMPLATE = 30, 20  # each level copies what is in it
 MARKUP = frozenset("[]{}|'*#:;=!<>_-&")
@@ -76,7 +75,7 @@ COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 REMARK_LINE = re.compile(rf"\n[ \t]*{REMARK}[ \t{REMARK}]*(?=\n)")
 TWO_BREAKS = re.compile(f"{BREAK}(?:[ {NOTHING}]*{BREAK})+")
 ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
-EXTERNAL_LINK = re.compile(r"(?<!\[)\[((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
+EXTERNAL_LINK = re.compile(r"\[(?<!\[\[)((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
 WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
@@ -108,7 +107,9 @@ class Wikitext:
 
     def passages(self, text: str) -> list[str]:
         """Lists the paragraphs of a page."""
-        text = MARKS_OF_OURS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        for mark in MARKS_OF_OURS:
+            text = text.replace(mark, "")
         text = REMARK_LINE.sub("", "\n" + COMMENT.sub(REMARK, text) + "\n").replace(REMARK, "")
         text = EXTERNAL_LINK.sub(_link_title, ARGUMENT.sub(GONE, text))
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
@@ -160,19 +161,22 @@ class _Page:
         """Writes the text with links as their titles, and without what is no text."""
         done = 0
         for mark in MARK.finditer(text):
-            if mark.start() < done:
+            start = mark.start()
+            if start < done:
                 continue  # within an opaque tag
-            self._out.append(text[done : mark.start()])
+            start += text[start] == "\n"  # before a table
+            self._out.append(text[done:start])
             done = mark.end()
             if mark[2]:
                 done = self._tag(text, mark, done)
             else:
-                self._bracket(mark[0], mark[0].lstrip(" \t:"))
+                self._bracket(text[start:done])
         self._out.append(text[done:])
         return "".join(self._out)
 
-    def _bracket(self, whole: str, kind: str) -> None:
+    def _bracket(self, whole: str) -> None:
         """Opens a bracket, or closes one and writes what stands between them as the text that it is."""
+        kind = whole.lstrip(" \t:")
         if kind not in PARTNER:
             if kind != "[[" or self._count[kind] < DEEPEST_LINK:
                 self._push(kind)
@@ -209,7 +213,9 @@ class _Page:
             return content  # the brackets belong to different links
         if colon and (prefix.strip().lower() in self._skipped or (not pipe and OTHER_WIKI.match(prefix.strip()))):
             return GONE
-        return title if pipe else SISTER.sub("", target.strip(), 1).removeprefix(":")
+        if pipe or not colon:
+            return title if pipe else target.strip()
+        return SISTER.sub("", target.strip(), 1).removeprefix(":")
 
     def _template(self, pieces: list[str]) -> str:
         """Writes a template as its text, as far as that is known."""

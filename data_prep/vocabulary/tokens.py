@@ -16,7 +16,7 @@ from data_prep.arrow_files import full_columns, full_lists, list_offsets, map_ba
 from data_prep.common.arrays import Array, smallest_type
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
-from data_prep.shards import WORK
+from data_prep.shards import KEPT, WORK
 from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, count_words, load_vocabulary
 from data_prep.vocabulary.wordpiece import FastWordPiece
 from data_prep.vocabulary.words import WordTable
@@ -40,6 +40,7 @@ class PartTask:
     weight: int
     """How many bytes of text the documents have."""
     cased: bool
+    source: str = ""
     vocabulary_sha256: str = ""
     """The checksum of the vocabulary that cuts the text into pieces; empty where words are counted."""
 
@@ -49,9 +50,9 @@ class PartTask:
         vocabulary = f"-{self.vocabulary_sha256[:8]}" if self.vocabulary_sha256 else ""
         return f"{Path(self.path).stem}{vocabulary}"
 
-    def target(self, step: str) -> str:
-        """Names the file that the task writes, which lies in a folder of the step as its source does in one."""
-        return f"{WORK}/{step}/{Path(self.path).parent.name}/{self.name}.arrow"
+    def target(self, folder: str) -> str:
+        """Names the file that the task writes, which lies in a folder as the file of documents does in its own."""
+        return f"{folder}/{Path(self.path).parent.name}/{self.name}.arrow"
 
 
 class Corpus(NamedTuple):
@@ -71,7 +72,7 @@ def count_part(task: PartTask) -> Record:
     numbers, _ = table.number(text, ends)
     counts = count_words(numbers, table.words(), task.cased)
     batch = pa.record_batch([list(counts), list(counts.values())], schema=COUNTS_SCHEMA)
-    return Record(files=[write_batches(task.folder, task.target("words"), COUNTS_SCHEMA, [batch])])
+    return Record(files=[write_batches(task.folder, task.target(f"{WORK}/words"), COUNTS_SCHEMA, [batch])])
 
 
 def add_up(paths: Iterable[Path]) -> dict[str, int]:
@@ -112,12 +113,13 @@ def encode_part(task: PartTask) -> TokensRecord:
         list_offsets(document_ends), pa.ListArray.from_arrays(list_offsets(sentence_ends), ids)
     )
     digests = digests_of(pieces.ids, sentence_ends, document_ends)
-    kept = batch.filter(pa.array(filled))
+    kept = batch.select(["id", "title"]).filter(pa.array(filled))
     out = pa.record_batch(
         [kept["id"], kept["title"], sentences.cast(schema.field("sentences").type), pa.array(digests)], schema=schema
     )
     return TokensRecord(
-        files=[write_batches(task.folder, task.target("tokens"), schema, [out])],
+        files=[write_batches(task.folder, task.target(KEPT), schema, [out])],
+        source=task.source,
         documents=len(document_ends),
         empty=len(filled) - len(document_ends),
         sentences=len(sentence_ends),
@@ -161,7 +163,7 @@ def _without_empty(piece_ends: Array, document_ends: Array) -> tuple[Array, Arra
 
 
 @compiled
-def digests_of(pieces, sentence_ends, document_ends):
+def digests_of(pieces: Array, sentence_ends: Array, document_ends: Array) -> Array:
     """Hashes the pieces of every document into 64 bits, so that copies of a text are known by their digests."""
     digests = np.empty(document_ends.size, np.uint64)
     at = 0

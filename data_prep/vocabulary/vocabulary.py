@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
+from data_prep.vocabulary.splitting import WordSplitter
 
 VOCABULARY, TOKENIZER, TOKENIZER_CONFIG = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -75,8 +76,7 @@ class Vocabulary:
         """Builds what turns text into pieces. `[MASK]` and the like in a text are text to it, as in the original."""
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         pipeline = Tokenizer(models.WordPiece(ids, unk_token=UNK))
-        pipeline.normalizer = normalizers.BertNormalizer(lowercase=not self.cased)
-        pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        pipeline.normalizer, pipeline.pre_tokenizer = text_rules(self.cased)
         return pipeline
 
     def write(self, folder: Path) -> list[FileRecord]:
@@ -111,6 +111,11 @@ class Vocabulary:
         return "".join(f"{piece}\n" for piece in self.pieces).encode()
 
 
+def text_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    """Builds what normalises text as BERT does, and what splits it into words."""
+    return normalizers.BertNormalizer(lowercase=not cased), pre_tokenizers.BertPreTokenizer()
+
+
 def load_vocabulary(path: Path, cased: bool) -> Vocabulary:
     """Reads a vocab.txt, which has one piece a line; raises UserError where that is not a vocabulary for BERT."""
     try:
@@ -136,20 +141,17 @@ def check_pieces(pieces: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return pieces
 
 
-def count_words(numbers: Array, words: Iterable[str], cased: bool) -> Counter[str]:
+def count_words(numbers: Array, words: Sequence[str], cased: bool) -> Counter[str]:
     """Counts how often every word occurs once it is normalised; `numbers` has the word of every occurrence.
 
     Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
     """
-    normalise = normalizers.BertNormalizer(lowercase=not cased).normalize_str
-    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    splitter = WordSplitter(*text_rules(cased))
+    parts = iter(splitter.split([word for word in words if not word.isascii()]))
     counts: Counter[str] = Counter()
     for word, count in zip(words, np.bincount(numbers).tolist(), strict=True):
-        if word.isascii():
-            counts[word] += count
-        else:
-            for part, _ in split(normalise(word)):
-                counts[part] += count
+        for part in (word,) if word.isascii() else next(parts):
+            counts[part] += count
     return Counter({word: count for word, count in counts.items() if len(word) <= LONGEST_WORD})
 
 

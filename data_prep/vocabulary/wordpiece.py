@@ -2,7 +2,7 @@
 
 The module words.py says how that is exact and why it is fast. A distinct word in ASCII, which that module has
 normalised already, is cut here by WordPiece's own rule: the longest piece that the rest of the word begins with, again
-and again. The other words, which are few, `tokenizers` normalises and cuts.
+and again. The other words, which are few, are cut so once `tokenizers` has normalised them (splitting.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tokenizers import Tokenizer
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
+from data_prep.vocabulary.keys import SHORT, find, look_up, short_key, table_of
+from data_prep.vocabulary.splitting import WordSplitter
 from data_prep.vocabulary.vocabulary import LONGEST_WORD, UNK
-from data_prep.vocabulary.words import WordTable, look_up, rehashed, spell_out
+from data_prep.vocabulary.words import WordTable, spell_out
 
-TABLE_BYTES = 64 << 20  # the table of words starts anew beyond this, so that memory stays bounded
+TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that memory stays bounded
 HASH = ord("#")  # a piece that goes on with a word begins with two of them
 
 
@@ -34,7 +36,7 @@ class Pieces:
 class PieceTable(NamedTuple):
     """The pieces of a vocabulary, found by their letters in compiled code."""
 
-    slots: Array  # open addressing: hash -> id, or -1
+    slots: Array  # of keys.py; numbers are ids
     letters: Array  # all pieces, one after another
     ends: Array  # (pieces,) where every piece ends in letters
     longest: int  # bytes of the longest piece
@@ -48,7 +50,7 @@ class PieceTable(NamedTuple):
         assert list(range(len(pieces))) == sorted(ids.values())
         sizes = np.array([len(piece) for piece in pieces])
         letters, ends = np.frombuffer(b"".join(pieces), np.uint8).copy(), np.cumsum(sizes)
-        slots = rehashed(1 << (4 * len(pieces)).bit_length(), letters, ends, len(pieces))
+        slots = table_of(letters, ends, 1 << (4 * len(pieces)).bit_length())
         return cls(slots, letters, ends, int(sizes.max()), ids[UNK])
 
 
@@ -56,7 +58,8 @@ class FastWordPiece:
     """Encodes sentences with a pipeline of `tokenizers`, or as it would, looking at every distinct word once."""
 
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
-        self._pipeline, self._cased = pipeline, cased
+        self._cased = cased
+        self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
         self._table = PieceTable.of(pipeline)
         self._forget()
 
@@ -81,66 +84,96 @@ class FastWordPiece:
         return self.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     def _learn(self) -> None:
-        """Cuts the words that are new in the table into pieces, and keeps those; the pipeline cuts the foreign ones."""
+        """Cuts the words that are new in the table into pieces, and keeps those; the foreign ones are split first."""
         if len(self._words) == len(self._starts):
             return
         letters, ends = self._words.letters(first=len(self._starts))
-        ids, starts, stops = _cut_words(letters, ends, *self._table)
+        ids, stops = _cut_words(letters, ends, False, *self._table)
+        starts = np.concatenate([[0], stops[:-1]])
         foreign = np.flatnonzero(starts == stops)
-        texts = spell_out(letters, ends, foreign)
-        cut = [encoding.ids for encoding in self._pipeline.encode_batch_fast(texts, add_special_tokens=False)]
-        stops[foreign] = len(ids) + np.cumsum([len(word) for word in cut], dtype=np.int64)
-        starts[foreign] = stops[foreign] - [len(word) for word in cut]
-        added = np.array([piece for word in cut for piece in word], np.int32)
+        more, starts[foreign], stops[foreign] = self._cut_foreign(spell_out(letters, ends, foreign), len(ids))
         before = len(self._ids)
-        self._ids = np.concatenate([self._ids, ids, added])
+        self._ids = np.concatenate([self._ids, ids, more])
         self._starts = np.concatenate([self._starts, before + starts])
         self._stops = np.concatenate([self._stops, before + stops])
 
+    def _cut_foreign(self, words: Sequence[str], first: int) -> tuple[Array, Array, Array]:
+        """Cuts words that are not ASCII; returns their pieces, and where those of every word are, from `first` on."""
+        parts = self._splitter.split(words)
+        ids, stops = _cut_words(parts.letters, parts.ends, True, *self._table)
+        bounds = first + np.concatenate([[0], stops])
+        last = np.cumsum(parts.counts)
+        return ids, bounds[last - parts.counts], bounds[last]
+
 
 @compiled
-def _cut_words(letters, ends, slots, piece_letters, piece_ends, longest, unknown):
-    """Cuts words into pieces; returns these, and where the pieces of every word are: nowhere if it is not ASCII."""
-    ids = np.empty(letters.size, np.int32)
-    starts, stops = np.empty(ends.size, np.int64), np.empty(ends.size, np.int64)
-    piece = np.empty(longest + 2, np.uint8)
+def _cut_words(letters, ends, normal, slots, piece_letters, piece_ends, longest, unknown):
+    """Cuts words into pieces; returns these, and where those of every word end.
+
+    A word that is not ASCII gets none, unless the words are normal: `tokenizers` has to normalise it first.
+    """
+    ids, stops = np.empty(letters.size, np.int32), np.empty(ends.size, np.int64)
+    piece = np.empty((longest >> 3) + 2, np.uint64)
     count, start = 0, 0
-    for word in range(ends.size):
-        starts[word] = count
-        foreign = False
-        for at in range(start, ends[word]):
-            foreign |= letters[at] >= 128
-        if not foreign:
-            count = _cut_word(
-                letters[start : ends[word]], piece, slots, piece_letters, piece_ends, longest, unknown, ids, count
-            )
-        stops[word] = count
-        start = ends[word]
-    return ids[:count].copy(), starts, stops
+    for number in range(ends.size):
+        word = letters[start : ends[number]]
+        characters = _characters(word)
+        if characters > LONGEST_WORD and (normal or characters == word.size):
+            ids[count] = unknown
+            count += 1
+        elif normal or characters == word.size:
+            count = _cut_word(word, piece, slots, piece_letters, piece_ends, longest, unknown, ids, count)
+        stops[number] = count
+        start = ends[number]
+    return ids[:count].copy(), stops
+
+
+@compiled
+def _characters(word):
+    """Counts the characters of a word, of which each has one byte that goes on with none before."""
+    count = 0
+    for letter in word:
+        count += letter & 0xC0 != 0x80
+    return count
 
 
 @compiled
 def _cut_word(word, piece, slots, piece_letters, piece_ends, longest, unknown, ids, first):
     """Writes the pieces of a word into ids[first:], or [UNK] if it has none; returns where they end."""
-    at, count = 0, first
-    while at < word.size <= LONGEST_WORD:
-        marks = 2 if at else 0
-        size = min(longest, word.size - at)
-        piece[0] = piece[1] = HASH
-        copy_items(piece, marks, word, at, at + size)
-        slot = look_up(piece, marks + size, slots, piece_letters, piece_ends)
-        while size and slots[slot] < 0:
-            size -= 1
-            slot = look_up(piece, marks + size, slots, piece_letters, piece_ends)
-        if not size:
-            break
-        ids[count] = slots[slot]
+    at, count, marks = 0, first, 0
+    while at < word.size:
+        size = min(longest, marks + word.size - at)
+        piece_bytes = piece.view(np.uint8)
+        piece_bytes[:marks] = HASH
+        copy_items(piece_bytes, marks, word, at, at + size - marks)
+        found, size = _longest_piece(piece, marks, size, slots, piece_letters, piece_ends)
+        if found < 0:
+            ids[first] = unknown
+            return first + 1
+        ids[count] = found
         count += 1
-        at += size
-    if at == word.size:
-        return count
-    ids[first] = unknown
-    return first + 1
+        at += size - marks
+        marks = 2
+    return count
+
+
+@compiled
+def _longest_piece(piece, marks, size, slots, letters, ends):
+    """Finds the longest piece that the first `size` letters of `piece` begin with, and that is more than marks.
+
+    Returns its id and its size; an id of -1 if there is none.
+    """
+    while size > SHORT:
+        slot = look_up(piece, size, slots, letters, ends)
+        if slots[slot].high:
+            return slots[slot].number, size
+        size -= 1
+    while size > marks:
+        slot = find(slots, *short_key(piece[0], piece[1], size))
+        if slots[slot].high:
+            return slots[slot].number, size
+        size -= 1
+    return -1, size
 
 
 @compiled

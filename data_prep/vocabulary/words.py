@@ -9,6 +9,9 @@ punctuation marks and Chinese characters stand apart whatever is beside them. A 
 
 * lower-cased (unless cased) and freed of control characters if it is ASCII: a word;
 * kept as it is if it is not, for `tokenizers` to normalise and perhaps split: an opaque word.
+
+Most words are short, and have no characters that are Chinese or dropped. They are read eight bytes at once and found by
+their keys (keys.py). The others are read byte by byte.
 """
 
 from __future__ import annotations
@@ -17,10 +20,19 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
+from data_prep.vocabulary.keys import SHORT, SLOT, find, key_of, larger_table, look_up, occupy, short_key
 from data_prep.vocabulary.vocabulary import LONGEST_WORD
 
 SPACE, DROP, MARK, FOREIGN = 0, 1, 2, 3  # what a byte can be besides a letter
-FNV_OFFSET, FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
+EIGHT = np.dtype([("bytes", np.uint64)])  # as a record it may lie anywhere, not only at multiples of eight
+EACH = np.uint64(0x0101010101010101)  # times a byte: that byte eight times
+HIGHEST = np.uint64(0x80) * EACH  # the highest bit of every byte
+SMALL = np.uint64(0x20) * EACH  # the bit by which a small letter differs from a capital one
+# Added to a byte of 0 to 127, these set its highest bit if it is not under a letter or digit, or if it is beyond. One
+# of 128 or more counts without its highest bit; beyond E2 it may begin a Chinese character.
+FROM_A, BEYOND_Z = np.uint64(128 - ord("a")) * EACH, np.uint64(127 - ord("z")) * EACH
+FROM_0, BEYOND_9 = np.uint64(128 - ord("0")) * EACH, np.uint64(127 - ord("9")) * EACH
+BEYOND_E2 = np.uint64(0xFF - 0xE2) * EACH
 
 
 def byte_forms(cased: bool) -> Array:
@@ -42,7 +54,7 @@ class WordTable:
 
     def __init__(self, cased: bool) -> None:
         self._forms = byte_forms(cased)
-        self._slots = np.full(1 << 16, -1, np.int32)  # open addressing: hash -> number of a word
+        self._slots = np.zeros(1 << 16, SLOT)
         self._letters = np.empty(1 << 20, np.uint8)  # all words, one after another
         self._ends = np.empty(1 << 16, np.int64)  # where every word ends in _letters
         self._size = 0
@@ -70,20 +82,20 @@ class WordTable:
         Returns the numbers of the words in the order of the text, and where every sentence ends among them.
         """
         numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
-        longest = np.diff(ends, prepend=0).max(initial=0)
-        word = np.empty(longest, np.uint8)
+        eights = np.ndarray(max(0, len(text) - 7), EIGHT, text, strides=(1,))  # one from every byte on, copying none
+        word = np.empty(int(np.diff(ends, prepend=0).max(initial=0)) // 8 + 2, np.uint64)  # has room for any word
         state = np.zeros(3, np.int64)  # bytes read, words found, sentences finished
         while state[2] < len(ends):
-            self._grow(longest)
+            self._grow(word.nbytes)
             table = (self._slots, self._letters, self._ends)
             found = (state, numbers, word_ends)
-            self._size = _number_words(text, ends, self._forms, word, *table, self._size, *found)
+            self._size = _number_words(text, eights, ends, self._forms, word, *table, self._size, *found)
         return numbers[: state[1]].copy(), word_ends
 
     def _grow(self, longest: int) -> None:
         """Makes room for more words, even the longest that can come."""
         if self._size * 2 >= len(self._slots):
-            self._slots = rehashed(len(self._slots) * 4, self._letters, self._ends, self._size)
+            self._slots = larger_table(self._slots, 2 * len(self._slots))
         self._ends = _with_room(self._ends, self._size + 1)
         self._letters = _with_room(self._letters, self.num_bytes + longest)
 
@@ -102,48 +114,6 @@ def _with_room(array: Array, needed: int) -> Array:
     larger = np.empty(max(needed, 2 * len(array)), array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-@compiled
-def _hash(letters, start, end):
-    """Hashes a word as FNV-1a does, to find its slot in the table."""
-    value = FNV_OFFSET
-    for at in range(start, end):
-        value = (value ^ np.uint64(letters[at])) * FNV_PRIME
-    return value ^ (value >> np.uint64(29))
-
-
-@compiled
-def rehashed(size, letters, ends, num_words):
-    """Makes a table of `size` slots for all words, when the one before is half full."""
-    slots = np.full(size, -1, np.int32)
-    mask = np.uint64(size - 1)
-    start = 0
-    for word in range(num_words):
-        slot = _hash(letters, start, ends[word]) & mask
-        while slots[slot] >= 0:
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot] = word
-        start = ends[word]
-    return slots
-
-
-@compiled
-def look_up(word, size, slots, letters, ends):
-    """Finds the slot that holds word[:size], or the free one where it belongs."""
-    mask = np.uint64(slots.size - 1)
-    slot = _hash(word, 0, size) & mask
-    while slots[slot] >= 0:
-        known = slots[slot]
-        start = ends[known - 1] if known else 0
-        if ends[known] - start == size:
-            index = 0
-            while index < size and letters[start + index] == word[index]:
-                index += 1
-            if index == size:
-                break
-        slot = (slot + np.uint64(1)) & mask
-    return slot
 
 
 @compiled
@@ -203,30 +173,116 @@ def _opaque_word(text, start, stop, forms, word):
 
 
 @compiled
-def _number_words(text, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
-    """Numbers words from `state` on until all sentences are done or the table must grow; returns its size by then."""
+def _letters_at(low, high, fold):
+    """Counts the bytes of letters and digits with which sixteen bytes begin, none of them Chinese.
+
+    Returns how many, the sixteen in lower case, and False; or as they are, and True, if some of the letters are not
+    ASCII. What follows the letters is left behind them.
+    """
+    size, small_low, foreign = _letters_of(low, fold)
+    small_high = high
+    if size == 8:
+        more, small_high, foreign_too = _letters_of(high, fold)
+        size += more
+        foreign |= foreign_too
+    if foreign:
+        return size, low, high, True
+    return size, small_low, small_high, False
+
+
+@compiled
+def _letters_of(eight, fold):
+    """Counts the bytes of letters and digits with which eight bytes begin.
+
+    Returns how many, the eight with the bits of `fold` set in letters, and a bit for each letter that is not ASCII. The
+    highest bit of every byte comes to tell what the byte is.
+    """
+    plain = eight & ~HIGHEST
+    small = plain | SMALL
+    letters = (small + FROM_A) & ~(small + BEYOND_Z) & ~eight & HIGHEST
+    digits = (plain + FROM_0) & ~(plain + BEYOND_9) & ~eight & HIGHEST
+    foreign = ~(plain + BEYOND_E2) & eight & HIGHEST
+    others = (letters | digits | foreign) ^ HIGHEST
+    first = others & (~others + np.uint64(1))  # the lowest bit that is set
+    before = (first >> np.uint64(7)) - np.uint64(1)  # all bits of the bytes before that one
+    size = ((before & EACH) * EACH) >> np.uint64(56)  # adds up a bit of each of them
+    return np.int64(size), eight | (letters >> np.uint64(2) & fold), foreign & before
+
+
+@compiled
+def _plain_size(size, form, left, opaque):
+    """Tells how many bytes a word has that begins with so many bytes of letters and digits, before a byte of the form.
+
+    Its sentence has so many `left`. A mark is a word of one byte. 0 stands for no word at all, -1 for one that must be
+    read byte by byte: it is long, or has characters that may be Chinese or dropped. So must an ASCII word that seems
+    opaque since it ends a sentence.
+    """
+    if size == 0:
+        return 0 if form <= DROP else 1 if form == MARK else -1
+    if size >= left:
+        return -1 if left > SHORT or (opaque and size > left) else left
+    return size if size <= SHORT and form != DROP and form != FOREIGN else -1
+
+
+@compiled
+def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends, num_words, state, numbers, word_ends):
+    """Numbers words from `state` on until all sentences are done or the table must grow; returns its size by then.
+
+    numba counts the references to arrays that are passed on, which takes longer than finding a word: so what most words
+    need is done right here.
+    """
     at, count, sentence = state[0], state[1], state[2]
-    room = letters.size - word.size  # for another word of any size
-    while sentence < sentence_ends.size:
+    fold = np.uint64(forms[ord("A")] ^ ord("A")) * EACH
+    limit, room = min(slots.size // 2, ends.size), letters.size - 8 * word.size
+    full = False
+    while sentence < sentence_ends.size and not full:
         stop = sentence_ends[sentence]
-        while at < stop:
-            if num_words * 2 >= slots.size or num_words == ends.size or (num_words and ends[num_words - 1] > room):
-                state[0], state[1], state[2] = at, count, sentence
-                return num_words
-            size, at = _next_word(text, at, stop, forms, word)
-            if size == 0:
-                break
-            slot = look_up(word, size, slots, letters, ends)
-            if slots[slot] < 0:
-                slots[slot] = num_words
-                end = ends[num_words - 1] if num_words else 0
-                copy_items(letters, end, word, 0, size)
-                ends[num_words] = end + size
-                num_words += 1
-            numbers[count] = slots[slot]
+        while at < stop and not full:
+            size = -1
+            if at + 16 < text.size:
+                size, low, high, opaque = _letters_at(eights[at].bytes, eights[at + 8].bytes, fold)
+                form = forms[text[at + size]]
+                size = _plain_size(size, form, stop - at, opaque)
+            if size > 0:
+                low, high = short_key(low, high, size)
+                at += size + (form == SPACE)
+            elif size == 0:
+                at += 1
+                continue
+            else:
+                size, at = _next_word(text, at, stop, forms, word.view(np.uint8))
+                if size == 0:
+                    break
+                low, high = key_of(word, size)
+            slot = find(slots, low, high)
+            if slots[slot].high and size <= SHORT:
+                numbers[count] = slots[slot].number
+            else:
+                numbers[count] = _number_word(low, high, word, size, slots, letters, ends, num_words)
+                if numbers[count] == num_words:
+                    num_words += 1
+                    full = num_words == limit or ends[num_words - 1] > room
             count += 1
-        word_ends[sentence] = count
-        at = stop
-        sentence += 1
+        if at >= stop:
+            word_ends[sentence] = count
+            at = stop
+            sentence += 1
     state[0], state[1], state[2] = at, count, sentence
     return num_words
+
+
+@compiled
+def _number_word(low, high, word, size, slots, letters, ends, num_words):
+    """Looks up the number of a word; one that is new becomes the last in the table.
+
+    The letters of a short word are those of its key, and need not be in `word` before.
+    """
+    if size <= SHORT:
+        word[0], word[1] = low, high
+    slot = look_up(word, size, slots, letters, ends)
+    if not slots[slot].high:
+        occupy(slots, slot, word, size, num_words)
+        end = ends[num_words - 1] if num_words else 0
+        copy_items(letters, end, word.view(np.uint8), 0, size)
+        ends[num_words] = end + size
+    return slots[slot].number

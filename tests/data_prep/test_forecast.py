@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,8 +13,9 @@ from conftest import write_wiki
 from support.sharding import run
 
 from data_prep import forecast, shard
-from data_prep.forecast import Costs, steps_of
+from data_prep.forecast import Amount, Costs, steps_of
 from data_prep.settings import Settings
+from data_prep.shards import KEPT
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -53,9 +55,9 @@ def test_everything_grows_with_the_text_alone() -> None:
     )
     each = {}
     for size in (2e9, 2e10, 1e12, 1e13):
-        steps = steps_of(settings, costs, size, round(size / (16 << 20)))
+        steps = steps_of(settings, costs, Amount(size), round(size / (16 << 20)))
         each[size] = sum(step.core_seconds for step in steps) / size
-        assert max(step.disk for step in steps) < 11 * size
+        assert max(step.disk for step in steps) < 7.2 * size  # documents in pieces, all shards, a set of examples
         assert sum(step.files for step in steps) < 20 * size / (16 << 20) + 500
     assert each[1e13] < 1.6 * each[2e9]
     assert each[1e13] < 1.3 * each[1e12]
@@ -71,6 +73,24 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_read(
     assert out.index("at its largest") < out.index("documents ")
     assert run(wiki, tmp_path / "other", "--check") == 0
     assert "are free" in capfd.readouterr().out
+
+
+def test_a_check_of_documents_in_pieces_has_no_steps_of_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And with weights it says as much more as there will be."""
+    wiki = write_wiki(tmp_path / "wiki", documents=2000)
+    kept, asked = tmp_path / "kept", ["--from", str(tmp_path / "kept"), "--lengths", "32", "--duplicates", "2"]
+    assert run(wiki, kept, "--documents-only") == 0
+    for more in ([], ["--weight", "wiki=3"]):
+        out = tmp_path / f"out{len(more)}"
+        capfd.readouterr()
+        assert shard.main([*asked, *more, "--out", str(out), "--check"]) == 0
+        said = capfd.readouterr().out
+        assert not re.search("^(documents|tokens) ", said, re.MULTILINE)
+        _, stay = numbers_after(said, "disk: ")[:2]
+        assert shard.main([*asked, *more, "--out", str(out), "--workers", "1"]) == 0
+        size = sum(path.stat().st_size for path in out.rglob("shard-*"))
+        assert stay == pytest.approx(size / 1e6, rel=0.15)
+        assert not (out / KEPT).exists()
 
 
 def test_a_check_of_nothing_is_refused_as_a_run_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,7 @@ def test_words_are_added_the_same_by_any_workers(wiki: Path, tmp_path: Path, cap
     assert f"; {number:,} of 100,000 words asked for added\n" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("surroundings")
 def test_a_name_on_the_hub(wiki: Path, tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", site.url)

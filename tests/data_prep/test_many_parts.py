@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import ROOT, sentence, write_wiki
 from support.commands import kill_group
+from support.marks import slow
 from support.sharding import SETTINGS, interrupted_at, run, tree
 
-from data_prep import shard, show, verify
-from data_prep.examples import merging, parts
+from data_prep import shard, show, steps, verify
+from data_prep.examples import making, merging, parts
 from data_prep.readers import sources
-from data_prep.shards import MANIFEST, WORK, Manifest
+from data_prep.shards import KEPT, MANIFEST, WORK, Manifest
 
 SMALL_BUNDLES = (
     "import sys; from data_prep.readers import sources; sources.SMALLEST_BUNDLE = sources.LARGEST_BUNDLE = 8192; "
@@ -46,7 +51,8 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 def num_files(folder: Path) -> int:
     """Counts the files of the folder that has the most, of all below this one."""
-    return max(sum(path.is_file() for path in place.iterdir()) for place in folder.rglob("*") if place.is_dir())
+    places = (place for place in folder.rglob("*") if place.is_dir())
+    return max((sum(path.is_file() for path in place.iterdir()) for place in places), default=0)
 
 
 @pytest.mark.slow
@@ -84,12 +90,63 @@ def test_merging_and_partners_of_a_few_parts_do_not_depend_on_workers(
     monkeypatch.setattr(parts, "PARTNER_PARTS", 3)
     monkeypatch.setattr(parts, "NEIGHBOURS", 5)
     assert run(wiki, tmp_path / "direct") == 0
-    monkeypatch.setattr(merging, "MOST_FILES", 8)
+    for module in (merging, steps):
+        monkeypatch.setattr(module, "MOST_FILES", 8)
     monkeypatch.setattr(merging, "FAN_IN", 3)
     assert run(wiki, tmp_path / "merged") == 0
     assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
     assert verify.main([str(tmp_path / "merged")]) == 0
     assert show.main([str(tmp_path / "merged")]) == 0
+
+
+def work_of(parts: int, folder: Path) -> tuple[int, int, int]:
+    """Counts for a corpus of about so many parts: the parts, the files opened in all, and the items sorted in all."""
+    opened, items = list[str](), list[int]()
+    open_file, argsort = pa.ipc.open_file, np.argsort
+
+    def opening(source: Any, *words: Any, **more: Any) -> Any:
+        opened.append(str(source))
+        return open_file(source, *words, **more)
+
+    def sorting(values: Any, *words: Any, **more: Any) -> Any:
+        items.append(len(values))
+        return argsort(values, *words, **more)
+
+    wiki = write_wiki(folder / "wiki", documents=8 * parts, files=parts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sources, "SMALLEST_BUNDLE", 4096)
+        patched.setattr(sources, "LARGEST_BUNDLE", 4096)
+        patched.setattr(pa.ipc, "open_file", opening)
+        patched.setattr(np, "argsort", sorting)
+        more = ["--workers", "1", "--drop-copies", "--weight", "wiki=1.5", "--shard-size", "1GB"]
+        assert run(wiki, folder / "out", *more) == 0
+    return len(Manifest.read(folder / "out").kept), len(opened), sum(items)
+
+
+@pytest.mark.parametrize("sizes", [(12, 24), slow((18, 36, 70))])
+def test_what_is_opened_and_sorted_grows_with_the_parts_and_not_with_their_square(
+    sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Each part may find its partners in any other: the files that are opened for that stay open.
+
+    The shards are as many in all sizes: up to 256 parts, each of them opens all. Beyond, files are merged, which sorts
+    once more; a weight of 1.5 makes two parts of one.
+    """
+    found = [work_of(size, tmp_path / str(size)) for size in sizes]
+    for (few, opened, items), (many, more_opened, more_items) in itertools.pairwise(found):
+        growth = many / few
+        assert growth > 1.7
+        assert more_opened <= 1.1 * growth * opened
+        assert more_items <= 1.1 * growth * items
+
+
+def test_few_parts_stay_open_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wiki = write_wiki(tmp_path / "wiki", documents=120, files=8)
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
+    assert run(wiki, tmp_path / "all", "--workers", "1") == 0
+    monkeypatch.setattr(making, "MOST_SENTENCES", 100)
+    assert run(wiki, tmp_path / "few", "--workers", "1") == 0
+    assert tree(tmp_path / "few") == tree(tmp_path / "all")
 
 
 # Texts that change while a run is not finished
@@ -118,8 +175,8 @@ def small_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repeated(folder: Path) -> set[str]:
-    """Names the files that the steps before examples have in the work folder, with the times they were written at."""
-    places = (folder / WORK / step for step in ("documents", "tokens"))
+    """Names the files that the steps before examples have written, with the times they were written at."""
+    places = (folder / WORK / "documents", folder / KEPT)
     return {f"{path} {path.stat().st_mtime_ns}" for place in places for path in place.rglob("*.arrow")}
 
 
@@ -151,7 +208,7 @@ def test_an_added_file_is_taken_by_a_restart(
         assert run(docs, tmp_path / "other") == 0
         more = ["--vocab", str(tmp_path / "other")]
     interrupt("shards", docs, out, *more)
-    tokens = {line for line in repeated(out) if "/tokens/" in line}
+    tokens = {line for line in repeated(out) if line.startswith(f"{out / KEPT}/")}
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
     interrupt("examples", docs, out, *more)
     assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import start, wait_for
+from support.marks import slow
 from support.sharding import command
 
 from data_prep.work import WorkFolder
@@ -156,7 +157,7 @@ def launch(ranks: int, corpus: Path, out: str, environment: dict[str, str], *wra
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("raise ImportError('not on this host')", "ImportError: not on this host"),
+        slow("raise ImportError('not on this host')", "ImportError: not on this host"),
         ("module.segment = segment", "RuntimeError: a fault of this host"),
     ],
 )

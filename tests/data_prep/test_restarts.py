@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from conftest import write_wiki
 from support.commands import kill_group, wait_for
 from support.marks import slow
-from support.sharding import begin, command, tree
+from support.sharding import SHARD, begin, command, tree
 
 from data_prep import shard
 from data_prep.shards import MANIFEST
@@ -47,7 +48,7 @@ def test_two_workers_write_the_same_bytes(corpus: Path, expected: dict[str, str]
     assert tree(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("ranks", [slow(1), slow(2), 3])
+@pytest.mark.parametrize("ranks", [slow(1), slow(3), 2])
 def test_mpi_ranks_write_the_same_bytes(ranks: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
     launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
@@ -145,6 +146,24 @@ def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(
     assert tree(out) == expected
 
 
+@pytest.mark.slow
+def test_a_disk_that_fills_while_documents_are_repeated_is_named_too(
+    corpus: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    subprocess.run(command(corpus, tmp_path / "kept", "--documents-only"), check=True, capture_output=True)
+    words = [sys.executable, SHARD, "--from", str(tmp_path / "kept"), "--lengths", "32", "--duplicates", "1"]
+    words += ["--weight", "wiki=4"]
+    out = ["--out", str(small_disk / "out")]
+    full = subprocess.run([*words, *out], capture_output=True, text=True, check=False)
+    assert full.returncode == 2
+    assert re.search(r"\.cloze-work/weighed/\S+: cannot be written: No space left on device", full.stderr)
+    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    subprocess.run([*words, *out], check=True, capture_output=True)
+    subprocess.run([*words, "--out", str(tmp_path / "fresh")], check=True, capture_output=True)
+    ours, theirs = tree(small_disk / "out"), tree(tmp_path / "fresh")
+    assert {name for name in theirs if ours.get(name) != theirs[name]} == {MANIFEST}  # where the documents are
+
+
 def test_a_read_only_folder_is_named(wiki: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert shard.main(["--docs", str(wiki), "--out", str(small_disk / "out")]) == 2
@@ -190,3 +209,33 @@ def test_ranks_without_mpi4py_are_refused_with_the_cure(
     assert "python -m pip install -e '.[mpi]'" in done.stderr
     assert ("rank 1 on" in done.stderr) == (rank == "1")
     assert "Traceback" not in done.stderr
+
+
+def test_the_examples_of_a_set_go_when_its_shards_are_there(
+    wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the disk never has all shards of a length beside all the examples that they are made of."""
+    gone, forget = list[tuple[int, int]](), WorkFolder.forget
+
+    def note(work: WorkFolder, *steps: str) -> None:
+        if work.out == tmp_path / "out" and "/set-" in steps[0]:  # not of the rehearsal
+            assert (work.path / steps[0]).is_dir()
+            gone.append((int(steps[0][-1]), len(list(work.out.rglob("length-32/*/shard-*.arrow")))))
+        forget(work, *steps)
+
+    monkeypatch.setattr(WorkFolder, "forget", note)
+    arguments = [
+        "--lengths",
+        "32",
+        "--duplicates",
+        "3",
+        "--vocab-size",
+        "300",
+        "--shard-size",
+        "64KB",
+        "--workers",
+        "1",
+    ]
+    assert shard.main(["--docs", str(wiki), "--out", str(tmp_path / "out"), *arguments]) == 0
+    assert [one for one, _ in gone] == [0, 1, 2, 3]
+    assert all(shards > one for one, shards in gone)  # each set has one shard

@@ -201,6 +201,7 @@ def test_an_image_among_texts_is_named_and_can_be_left_out(
     assert sorted(map(str, by_glob)) == sorted(map(str, manifest.sources))
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_bytes_of_several_formats(mine: Path, tmp_path: Path) -> None:
     for workers in ("1", "2"):
         flags = ["--text-field", "body", "--workers", workers]

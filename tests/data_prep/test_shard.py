@@ -95,6 +95,7 @@ def one_line(path: Path, megabytes: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_document_of_ten_megabytes_on_one_line(tmp_path: Path) -> None:
     path = one_line(tmp_path / "line.txt", 10)
     arguments = ["--docs", str(path), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--duplicates", "1"]

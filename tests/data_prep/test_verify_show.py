@@ -17,7 +17,8 @@ from support.sharding import interrupted_at
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.files import FileRecord, sha256
-from data_prep.shards import MANIFEST, WORK, fingerprint
+from data_prep.seals import fingerprint
+from data_prep.shards import KEPT, MANIFEST
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--workers", "1"]
 SETTINGS += ["--validation", "0.05"]
@@ -154,7 +155,7 @@ def test_a_half_finished_folder_is_checked_and_told_apart(half: Path, capfd: pyt
 
 
 def test_damage_in_a_half_finished_folder_is_found(half: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    [file] = (half / WORK / "tokens").rglob("*.arrow")
+    [file] = (half / KEPT).rglob("*.arrow")
     flip(file)
     assert verify.main([str(half)]) == 1
     assert str(file) in capfd.readouterr().err

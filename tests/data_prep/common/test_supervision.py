@@ -13,6 +13,8 @@ import pytest
 from conftest import ROOT
 from support.commands import start, wait_for
 
+from data_prep.common.supervision import tell_interruption
+
 PROGRAM = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -156,3 +158,14 @@ def test_a_command_ends_with_the_code_of_its_main_function(body: str, code: int,
     assert process.returncode == code
     assert said in errors
     assert bool(errors) == bool(said)
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", 1), ("1", 0)])
+def test_of_several_ranks_only_the_first_tells_that_it_was_interrupted(
+    rank: str, told: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher also ends the ranks that are left when one fails: nobody interrupted that run."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    assert tell_interruption() == 130
+    assert capsys.readouterr().err.count("interrupted") == told

@@ -44,6 +44,7 @@ def test_which_launchers_pass_lines_on() -> None:
     assert started_by_mpi({"OMPI_COMM_WORLD_SIZE": "2"})
 
 
+@pytest.mark.slow
 def test_shards_made_under_mpirun_are_told_in_plain_lines(wiki: Path, tmp_path: Path) -> None:
     words = ["--docs", str(wiki), "--out", str(tmp_path / "data"), "--vocab-size", "300", "--lengths", "32"]
     entry = str(ROOT / "data_prep" / "shard.py")

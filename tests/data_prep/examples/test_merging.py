@@ -9,7 +9,8 @@ from conftest import write_wiki
 from support.sharding import run, tree
 
 from data_prep.examples import merging
-from data_prep.examples.merging import SortedFiles, merging_rounds
+from data_prep.examples.merging import merging_rounds
+from data_prep.examples.sorted_files import SortedFiles
 from data_prep.readers import sources
 
 

@@ -157,6 +157,15 @@ def test_markdown() -> None:
     ]
 
 
+@pytest.mark.parametrize("before", ["", "\n\n", GUTENBERG_HEAD + "*** START OF THIS PROJECT GUTENBERG EBOOK X ***\n\n"])
+@pytest.mark.parametrize(
+    "start", ["# Heading", "Heading\n===", "---", "| a | b |", "[1]: http://x.org", "- ", "1. ", "***\n\n- ", "> "]
+)
+def test_the_first_line_is_read_as_others_are(before: str, start: str) -> None:
+    joint = "" if start.endswith(" ") else "\n"
+    assert book(f"{before}{start}{joint}Text.", "book.md") == ["Text."]
+
+
 def test_what_only_looks_like_markdown_stays() -> None:
     for text in (
         "[Aside.] He goes. [Exit] [Pause]",

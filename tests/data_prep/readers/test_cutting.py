@@ -23,11 +23,11 @@ OPENINGS = [mediawiki.OPENING, wikiextractor.OPENING, jsonlines.OPENING, sentenc
 
 
 def pieces(content: bytes, opening: re.Pattern[bytes]) -> list[tuple[int, bytes]]:
-    """Cuts content into records in the plainest way: at the ends of all matches."""
+    """Cuts content into records in the plainest way: where the groups of all matches begin."""
     if not content:
         return []
     first = 3 if content.startswith(b"\xef\xbb\xbf") else 0
-    starts = [first, *(match.end() for match in opening.finditer(content) if match.end() > first)]
+    starts = [first, *(match.start(1) for match in opening.finditer(content) if match.start(1) > first)]
     return [(start, content[start:end]) for start, end in zip(starts, [*starts[1:], len(content)], strict=True)]
 
 

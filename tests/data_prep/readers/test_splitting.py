@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.readers import splitting
+from data_prep.readers.abbreviations import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin
 from data_prep.readers.splitting import split_sentences
 
 CHARACTERS = "aB .!?…—“”’é中。\xa0\u3000\u2003\u200b\u0301\n\t1"
@@ -42,6 +46,44 @@ def test_sentences_end_where_a_reader_would_say() -> None:
 )
 def test_an_abbreviation_ends_no_sentence(language: str, sentences: list[str]) -> None:
     assert split_sentences(language, [" ".join(sentences)]) == sentences
+
+
+@pytest.mark.parametrize("language", NO_ENDS)
+def test_each_abbreviation_is_found_wherever_it_stands(language: str) -> None:
+    follows = {ANYTHING: "it", NAME: "Anna", NUMBER: "2", DATE: "Mai", NAME_AT_START: "Anna"}
+    for word, what in NO_ENDS[language].items():
+        for before in (word, *([] if what == NAME_AT_START else [f"Then {word}"])):
+            parts = ["First. ", before, f"{follows[what]} came. ", "Last.", ""]
+            rejoin(language, parts)
+            assert list(filter(None, parts)) == ["First. ", f"{before}{follows[what]} came. ", "Last."]
+            parts = [before, "", f"{follows[what]} begins a paragraph.", ""]
+            rejoin(language, parts)
+            assert parts == [before, "", f"{follows[what]} begins a paragraph.", ""]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.builds(
+        "".join, st.lists(st.sampled_from([*"a_.é(){", '"', '"', ' "a', 'a" ', 'a"\t', '\xa0"a', '"\xa0', "“", "«"]))
+    )
+)
+def test_marks_that_cannot_be_pairs_are_told(text: str) -> None:
+    """The rule in its plainest form: marks of a kind are even, straight ones take turns by what stands beside them."""
+    even = all(sum(map(text.count, kind)) % 2 == 0 for kind in ("()", "[]", "{}", "“”„", "«»", '"'))
+    must_begin = [mark.start() for mark in re.finditer(r'(?<=\s)"(?=\w)', text)]
+    must_end = [mark.start() for mark in re.finditer(r'(?<=[\w.,;:!?])"(?=\s)', text)]
+    turns = not any(text.count('"', 0, at) % 2 for at in must_begin)
+    turns &= all(text.count('"', 0, at) % 2 for at in must_end)
+    assert splitting._pairs_up(text) == (even and turns)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.one_of(st.text(st.sampled_from(" aé")), st.text(st.sampled_from(CHARACTERS + " \x1c\x85\u2028\u202f"))))
+def test_a_splitter_is_given_plain_single_spaces_unless_all_is_ascii(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sentencex.segment", lambda language, passage: [passage])
+        [given_text, _] = splitting._parts("en", [text])
+    assert given_text == (text if text.isascii() else re.sub(r"\s+", " ", text))
 
 
 def test_white_space_of_several_bytes_does_no_harm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import mwparserfromhell
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.readers import tidying
 from data_prep.readers.wikitext import Wikitext, is_disambiguation, without_tags
 from data_prep.settings import Formulas
 
@@ -122,6 +124,11 @@ def test_an_article() -> None:
         ("A {{b}}, c {{d}} ({{e}}) . F . . . g", "A, c. F. . . g"),
         ("{{{1|default}}} A {{{b}}}", "A"),
         ("{{#if:{{{x|}}}|yes}}A", "A"),
+        # tables
+        ("{|\n|a\n|}\nB", "B"),
+        (" :{| class=x\n|a\n {|\n|b\n |}\n|}C", "C"),
+        ("<ref>a</ref>\n{|\n|b\n|}\n<ref>c</ref>\n:{|\n|d\n|}\nE", "E"),
+        ("A {| b |} c", "A {| b |} c"),
         # references and other tags
         ('A<ref>b</ref> c<ref name="d"/>e<ref name=f group=g >h [[i]]</ref>.', "A ce."),
         ("A<REF>b</REF>.", "A."),
@@ -203,6 +210,17 @@ def test_paragraphs(text: str, expected: list[str]) -> None:
 )
 def test_disambiguation(title: str, text: str, is_one: bool) -> None:
     assert is_disambiguation(title, text) is is_one
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text(st.sampled_from("a1 ,;.:-()（）、"), max_size=12))
+def test_what_is_looked_for_first_changes_nothing(text: str) -> None:
+    """Empty brackets and stray commas are replaced only where a quick look finds some; the rest is left alone."""
+    text = expected = " ".join(text.split())
+    for _ in range(tidying.DEEPEST_PAIR):
+        expected = re.sub(r" ?[(（][\s,;:、，–-]*[)）]", "", expected)
+    expected = tidying.SPACE_BEFORE.sub("", tidying.DANGLING.sub("", expected)).strip()
+    assert tidying.tidy(text, "") == expected
 
 
 def test_tags_alone() -> None:

@@ -68,6 +68,30 @@ def test_any_sentences_have_the_pieces_of_the_reference(cased: bool, tmp_path: P
     check()
 
 
+MORE_PIECES = st.lists(
+    st.text("abehtr éσ中", min_size=1, max_size=20).map(str.split).map("".join).filter(bool), max_size=30
+)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_another_fast_tokenizer_has_the_same_pieces(cased: bool) -> None:
+    """With vocabularies of all kinds, since nanotoken takes the same pipeline."""
+    nanotoken = pytest.importorskip("nanotoken")
+
+    @settings(max_examples=200, deadline=None)
+    @given(MORE_PIECES, st.booleans(), st.lists(TEXT, min_size=1, max_size=6))
+    def check(pieces: list[str], all_letters: bool, sentences: list[str]) -> None:
+        given = (*pieces, *(f"##{piece}" for piece in pieces))
+        table = Vocabulary(tuple(dict.fromkeys((*(PIECES if all_letters else SPECIAL), *given))), cased)
+        pipeline = table.pipeline()
+        theirs = nanotoken.Tokenizer(pipeline).encode_batch(sentences, add_special_tokens=False, parallel=False)
+        encoder = FastWordPiece(pipeline, cased)
+        assert encode(encoder, sentences) == theirs.to_list()
+        assert encode(encoder, sentences) == theirs.to_list()  # now that all words are known
+
+    check()
+
+
 def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
     table = vocabulary(False)
     encoder = FastWordPiece(table.pipeline(), False)
@@ -88,7 +112,7 @@ def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path
     table = vocabulary(False)
     expected = reference(tmp_path, table)
     encoder = FastWordPiece(table.pipeline(), False)
-    sentences = ["a" * 100, "a" * 101, "é" * 101, "a" * 100_000, "." * 1000]
+    sentences = ["a" * 100, "a" * 101, "é" * 101, "σ" * 60, "σ" * 100, "σ" * 101, "a" * 100_000, "." * 1000]
     ids = [expected.backend_tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
     assert encode(encoder, sentences) == ids
 

@@ -1,0 +1,207 @@
+"""What of the documents becomes examples, and by which numbers: between the pieces of a corpus and its examples.
+
+unique     copies of earlier documents are left out             where --drop-copies is given
+distinct   documents of which earlier ones have almost all      --near-copies
+limited    so much of a source that its share is no larger      --max-share
+passages   are cut out for validation                           where documents are too few to hold some out
+(split)    documents are held out for validation
+weighed    documents for training are repeated                  --weight
+
+The files that are kept stay as they are: what changes is written anew, into the work folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.arrow_files import map_batches, write_batches
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.files import FileRecord, replacing
+from data_prep.examples import sifting
+from data_prep.examples.parts import HELD_OUT, write_parts
+from data_prep.examples.sifting import SiftTask
+from data_prep.examples.validation import choose_held_out
+from data_prep.near_copies.finding import mark_near_copies
+from data_prep.running import Runner, Step
+from data_prep.settings import Settings
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
+from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.work import TokensRecord
+
+LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
+LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
+LEAVE_OUT_SHARE = Step("limited", sifting.leave_out_share, TokensRecord, "pieces", after=sifting.delete_replaced)
+CUT_PASSAGES = Step("passages", sifting.cut_passages, TokensRecord, "pieces")  # what it reads is read in each start
+WEIGH = Step("weighed", sifting.weigh, TokensRecord, "pieces")  # several tasks read a file
+
+MARKED, SPLIT = "marked", "split"
+"""What is done at once: the copies are found; it is decided which documents are held out."""
+HELD_OUT_ONCE = f"{WORK}/held-out-once.npy"  # the numbers that documents held out have before any is repeated
+NOTHING_LEFT = "--weight: leaves no document for training; take larger weights, and another --out"
+
+Tokens = Iterable[TokensRecord]
+More = Callable[[], Iterable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What of the documents is to become examples."""
+
+    once: Tokens
+    """What is in the files of documents before any is repeated."""
+    parts: Tokens
+    """What is in the files that examples are made of."""
+    num_held_out: int
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Chooses among the documents of a run with its settings."""
+
+    runner: Runner
+    settings: Settings
+    vocabulary: Vocabulary
+
+    @property
+    def folder(self) -> Path:
+        """Names the output folder."""
+        return self.runner.work.out
+
+    def choose(self, tokens: Tokens) -> Chosen:
+        """Leaves out, cuts up, holds out and repeats what the settings say; writes what examples need to know of it."""
+        require_text(tokens)
+        for leave_out in (self._without_copies, self._without_near, self._within_shares, self._with_passages):
+            tokens = leave_out(tokens)
+        if not self.runner.work.is_finished(SPLIT):
+            self._hold_out(tokens)
+            self.runner.work.finish(SPLIT)
+        once, held_out = tokens, np.load(self.folder / HELD_OUT_ONCE)
+        if self.settings.weights:
+            tokens, held_out = self._weighed(once, held_out)
+        self._save(HELD_OUT, held_out)
+        filled = (record for record in tokens if record.documents)
+        write_parts(self.folder, ((record.path, record.documents, record.pieces) for record in filled))
+        return Chosen(once, tokens, len(held_out))
+
+    def write_documents(self, chosen: Tokens) -> FileRecord:
+        """Writes the table of all documents, in which the number of a document is its row."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for record in (record for record in chosen if record.documents):
+                batch = map_batches(self.folder / record.path).get_batch(0)
+                names = pa.array([record.source] * batch.num_rows, pa.string())
+                yield pa.record_batch([batch["id"], batch["title"], names], schema=DOCUMENTS_SCHEMA)
+
+        return write_batches(self.folder, DOCUMENTS, DOCUMENTS_SCHEMA, batches(), compression="zstd")
+
+    def _sift(self, step: Step[SiftTask, TokensRecord], tokens: Tokens, more: More = lambda: repeat({})) -> Tokens:
+        """Runs a step on all files of token documents; `more` says what its tasks need besides."""
+        unknown = self.vocabulary.special.unk
+
+        def tasks() -> Iterator[SiftTask]:
+            firsts = accumulate((record.documents for record in tokens), initial=0)
+            for number, (record, first, extra) in enumerate(zip(tokens, firsts, more(), strict=False)):
+                own = {"first": first, "seed": self.settings.seed, **extra}
+                yield SiftTask(self.folder, step.name, number, record, unknown, **own)
+
+        return self.runner.run(step, tasks)
+
+    def _digests(self, tokens: Tokens) -> Iterator[Array]:
+        """Goes through the digests of all documents, file by file."""
+        for record in tokens:
+            if record.documents:  # a copy, so that the file is not mapped on
+                yield np.array(map_batches(self.folder / record.path).get_batch(0)["digest"])
+
+    def _without_copies(self, tokens: Tokens) -> Tokens:
+        if not self.settings.drop_copies:
+            return tokens
+        if not self.runner.work.is_finished(MARKED):
+            num_documents = sum(record.documents for record in tokens)
+            sifting.mark_copies(self.folder, lambda: self._digests(tokens), num_documents)
+            self.runner.work.finish(MARKED)
+        return self._sift(LEAVE_OUT_COPIES, tokens)
+
+    def _without_near(self, tokens: Tokens) -> Tokens:
+        threshold = self.settings.near_copies
+        if threshold is None:
+            return tokens
+        mark_near_copies(self.runner, tokens, self.vocabulary, threshold)
+        return self._sift(LEAVE_OUT_NEAR, tokens)
+
+    def _within_shares(self, tokens: Tokens) -> Tokens:
+        if not self.settings.max_shares:
+            return tokens
+        pieces: Counter[str] = Counter()
+        for record in tokens:
+            pieces[record.source] += record.pieces
+        shares = sifting.kept_shares(pieces, self.settings.max_shares)
+        return self._sift(LEAVE_OUT_SHARE, tokens, lambda: ({"kept_share": shares[one.source]} for one in tokens))
+
+    def _with_passages(self, tokens: Tokens) -> Tokens:
+        """Cuts passages for validation where documents are few."""
+        s = self.settings
+        num_documents = sum(record.documents for record in tokens)
+        num_sentences = sum(record.sentences for record in tokens)
+        passages = sifting.choose_passages(num_documents, num_sentences, s.validation, s.seed)
+        if not passages:
+            return tokens
+        copied = sifting.texts_with_copies(self._digests(tokens))
+        return self._sift(CUT_PASSAGES, tokens, lambda: sifting.passages_of(tokens, passages, copied))
+
+    def _hold_out(self, tokens: Tokens) -> None:
+        """Chooses the documents held out for validation: the passages that were cut, where there are such."""
+        s = self.settings
+        if any(record.books is not None for record in tokens):
+            held_out = _numbers_of_rows(tokens)
+        else:
+            num_documents = sum(record.documents for record in tokens)
+            held_out = choose_held_out(lambda: self._digests(tokens), num_documents, s.validation, s.seed)
+        self._save(HELD_OUT_ONCE, held_out)
+
+    def _weighed(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
+        """Repeats documents for training; returns what comes of them, and the numbers of those held out then."""
+
+        def tasks() -> Iterator[SiftTask]:
+            firsts, number = accumulate((record.documents for record in tokens), initial=0), 0
+            for record, first in zip(tokens, firsts, strict=False):
+                low, high = np.searchsorted(held_out, [first, first + record.documents])
+                times = self.settings.weights.get(record.source, 1.0)
+                own = {"times": times, "held_out": tuple((held_out[low:high] - first).tolist())}
+                files = math.ceil(times)
+                for share in range(files):
+                    more: dict[str, Any] = {**own, "share": (share, files), "seed": self.settings.seed}
+                    yield SiftTask(self.folder, WEIGH.name, number, record, self.vocabulary.special.unk, **more)
+                    number += 1
+
+        weighed = self.runner.run(WEIGH, tasks)
+        numbers = _numbers_of_rows(weighed)
+        if sum(record.documents for record in weighed) == len(numbers):
+            raise UserError(NOTHING_LEFT)
+        return weighed, numbers
+
+    def _save(self, name: str, numbers: Array) -> None:
+        with replacing(self.folder / name) as file:
+            np.save(file, numbers)
+
+
+def require_text(tokens: Tokens) -> None:
+    """Raises UserError where no document has any piece."""
+    if not sum(record.documents for record in tokens):
+        raise UserError("no document has any text in it once it is cut into pieces")
+
+
+def _numbers_of_rows(tokens: Tokens) -> Array:
+    """Numbers the documents that the records say are held out, by their rows in the files."""
+    firsts = accumulate((record.documents for record in tokens), initial=0)
+    rows = (first + np.array(record.held_out, np.int64) for first, record in zip(firsts, tokens, strict=False))
+    return np.unique(np.concatenate([np.empty(0, np.int64), *rows]))

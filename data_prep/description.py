@@ -1,0 +1,94 @@
+"""What a manifest says of a run: what it was to do, and what became of the text, summed up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from data_prep.choosing import Chosen
+from data_prep.origins import Faults, Origins, sum_filtered
+from data_prep.readers.filters import words_label
+from data_prep.readers.reader import Problems, without_place
+from data_prep.readers.sieve import add_up
+from data_prep.readers.sources import SourceFile
+from data_prep.settings import BY_SOURCE, CUTTING, Settings
+from data_prep.shards import CorpusFigures, Ingredients, RecordedSettings, SourceRecord, VocabularyFigures
+from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.work import DocumentsRecord
+
+COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
+"""What is summed up over the files of token documents."""
+
+
+def describe(settings: Settings, files: list[SourceFile], given: Vocabulary | None) -> Ingredients:
+    """Tells what a run is going to do."""
+    recorded = settings.recorded() | {"without_words": words_label(settings.without_words)}
+    return Ingredients(
+        settings=RecordedSettings(**recorded),
+        sources=[SourceRecord(file.source, file.name, file.size, file.format, file.content) for file in files],
+        given_vocabulary=given.sha256 if given else None,
+    )
+
+
+def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ingredients:
+    """Tells what a run is going to do, as if the documents of other folders had been cut for it."""
+    alone = len(origins.folders) == 1 and not plan.sources  # the text of that folder then made the shards
+    theirs = origins.settings()
+    if plan.sources:
+        theirs = {name: theirs[name] for name in CUTTING if name in theirs}
+    for name in () if alone else BY_SOURCE:
+        said = plan.settings.as_json()[name] if plan.sources else None
+        ours = said if isinstance(said, dict) else {"": said} if said is not None else {}
+        named = {source: one for source, one in origins.by_source(name).items() if one != ours.get("")} | ours
+        theirs[name] = named if named.keys() - {""} else named.get("")
+    changed: dict[str, Any] = {
+        "settings": plan.settings.model_copy(update=theirs),
+        "sources": [*origins.sources, *plan.sources],
+        "origins": [origin.record(out) for origin in origins.folders],
+    }
+    if alone:
+        changed["given_vocabulary"] = origins.manifests[0].given_vocabulary
+    return plan.model_copy(update=changed)
+
+
+def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
+    """Tells of the vocabulary of the shards what the manifest says; `base_size` where a given one was extended."""
+    extended = {"base_size": len(given)} if given and len(given) < len(vocabulary) else {}
+    return VocabularyFigures(size=len(vocabulary), sha256=vocabulary.sha256, cased=vocabulary.cased, **extended)
+
+
+def faults_of(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
+    """Lists what could not be read, files first, with nothing of this machine; counts what was replaced or left out."""
+    files = [without_place(fault, left_out.names) for fault in left_out.skipped]
+    skipped = [*files, *(fault for record in documents for fault in record.left_out)]
+    filtered = {name: total.number for name, total in add_up(documents).items()}
+    return Faults(skipped, sum(record.replaced for record in documents), filtered or None)
+
+
+def corpus_figures(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
+    """Sums up the corpus in the numbers that a manifest has of it; `lost` names damaged documents of other folders."""
+    by_source: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for record in chosen.once:
+        counts = {name: getattr(record, name) for name in COUNTED}
+        if record.books is not None:  # passages for validation are cut out of the documents
+            counts |= {"documents": record.books, "passages": record.documents}
+        totals.update({name: count for name, count in counts.items() if count is not None})
+        by_source[record.source] += counts["documents"]
+    if chosen.parts is not chosen.once:
+        totals["weighed"] = sum(record.documents for record in chosen.parts)
+    faults = list(faults)
+    if lost:
+        totals["lost"] = len(lost)
+    counted: dict[str, Any] = {**totals}
+    if any(one.filtered is not None for one in faults):
+        counted["filtered"] = sum_filtered(faults)
+    return CorpusFigures(
+        **counted,
+        validation_documents=chosen.num_held_out,
+        documents_by_source=by_source,
+        skipped=[*(fault for one in faults for fault in one.skipped), *lost],
+        replaced=sum(one.replaced for one in faults),
+    )

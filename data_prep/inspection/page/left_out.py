@@ -1,0 +1,98 @@
+"""What was left out of a folder and why, for its page: counts from the manifest, and examples from its tables."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from data_prep.common.errors import DamageError
+from data_prep.inspection.figures import held_out, percent
+from data_prep.shards import NEAR_REPORT, CorpusFigures, Manifest
+
+MOST_ROWS = 20
+LONGEST_CELL = 300
+"""Characters of a value of a table that are shown."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason for which something was left out."""
+
+    name: str
+    count: int
+    of: str
+    """What is counted: documents, or files and other places."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A table of what was left out, or of the first of it."""
+
+    name: str
+    file: str
+    rows: int
+    """How many rows it has, where that is known."""
+    head: list[str]
+    shown: list[list[str]]
+
+
+def documents_before(corpus: CorpusFigures) -> int:
+    """Counts the documents with text as they were before any was left out for what it says."""
+    left_out = (corpus.copies, corpus.near_copies, corpus.over_share, *_filtered(corpus).values())
+    return corpus.documents + sum(count or 0 for count in left_out)
+
+
+def reasons(manifest: Manifest) -> Iterator[Reason]:
+    """Goes through the reasons for which documents were left out, in the order in which it was done."""
+    corpus, settings = manifest.corpus, manifest.settings
+    yield Reason("unreadable", len(corpus.skipped), "places", f"could not be read (--errors {settings.errors})")
+    yield Reason("without text", corpus.empty, "documents", "no piece was left once they were cut")
+    for name, count in _filtered(corpus).items():
+        yield Reason(name, count, "documents", "did not pass this filter")
+    if corpus.copies is not None:
+        yield Reason("copies", corpus.copies, "documents", "an earlier document has the same text")
+    if corpus.near_copies is not None:
+        share = percent(settings.near_copies or 1)
+        meaning = f"{share} at least in common with an earlier document; some are in {NEAR_REPORT}"
+        yield Reason("near copies", corpus.near_copies, "documents", meaning)
+    if corpus.over_share is not None:
+        shares = ", ".join(f"{name} at most {percent(share)}" for name, share in settings.max_share.items())
+        yield Reason("over share", corpus.over_share, "documents", f"drawn at random: {shares}")
+
+
+def held_out_line(manifest: Manifest) -> str:
+    """Says what is held out for validation, which is in no training example; nothing where nothing is."""
+    corpus = manifest.corpus
+    what = "documents " if corpus.passages is None else ""
+    return f"{corpus.validation_documents:,} {what}{held_out(manifest)}" if corpus.validation_documents else ""
+
+
+def _filtered(corpus: CorpusFigures) -> Mapping[str, int]:
+    """Counts the documents that did not pass a filter, by its name; none where there were no filters."""
+    return getattr(corpus, "filtered", None) or {}
+
+
+def tables_of_examples(folder: Path, manifest: Manifest) -> list[Examples]:
+    """Reads the first rows of every CSV file among the tables of a folder."""
+    records = [record for record in manifest.tables if record.path.endswith(".csv")]
+    return [_read_table(record.find(folder), record.path, record.rows) for record in records]
+
+
+def _read_table(path: Path, name: str, rows: int) -> Examples:
+    """Reads the head and the first rows of a table, with long values cut."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = [[_shortened(value) for value in row] for row in islice(csv.reader(file), MOST_ROWS + 1)]
+    except (csv.Error, OSError) as error:
+        raise DamageError(f"{path}: cannot be read: {error}") from error
+    head, shown = (lines[0], lines[1:]) if lines else ([], [])
+    return Examples(PurePosixPath(name).stem.replace("-", " "), name, rows, head, shown)
+
+
+def _shortened(value: str) -> str:
+    """Cuts a long text, and shows that it goes on."""
+    return value if len(value) <= LONGEST_CELL else f"{value[:LONGEST_CELL]}…"

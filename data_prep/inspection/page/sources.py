@@ -1,0 +1,79 @@
+"""The sources of a folder on its page: how much of the text each has, before and after documents were left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from data_prep.inspection.figures import percent
+from data_prep.shards import KeptFile, Manifest, RecordedSettings
+
+MOST_SOURCES = 50
+"""Sources that have a row of their own; the others, which have the least text, share one."""
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """What is said of a source."""
+
+    name: str
+    files: int
+    found: Counter[str] = field(default_factory=Counter)
+    """Documents, pieces and bytes of text as they were read."""
+    documents: int = 0
+    """Documents that are left."""
+    asked: str = ""
+    """What the user asked for: a weight, a largest share."""
+    examples: float | None = None
+    """The share of the pieces of some training examples."""
+
+
+def source_rows(manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]) -> list[SourceRow]:
+    """Makes a row for every source, in the order of the corpus.
+
+    `in_examples` has how many pieces of some training examples are of every source, as far as that is known.
+    """
+    files = Counter(file.source for file in manifest.sources)
+    found = dict[str, Counter[str]]()
+    for record in kept:
+        counts = {"documents": record.rows, "pieces": record.pieces, "bytes": record.text_bytes}
+        found.setdefault(record.source, Counter()).update(counts)
+    left = manifest.corpus.documents_by_source
+    rows = [
+        SourceRow(
+            name=name,
+            files=files[name],
+            found=found.get(name, Counter()),
+            documents=left.get(name, 0),
+            asked=_asked_for(name, manifest.settings),
+            examples=in_examples[name] / max(1, in_examples.total()) if in_examples else None,
+        )
+        for name in dict.fromkeys((*files, *found, *left))
+    ]
+    return _with_others(rows)
+
+
+def _asked_for(source: str, settings: RecordedSettings) -> str:
+    """Says how much of a source there is to be, where the user has said it."""
+    weight, share = settings.weight.get(source), settings.max_share.get(source)
+    said = ("" if weight is None else f"{weight:g} times", "" if share is None else f"at most {percent(share)}")
+    return ", ".join(filter(None, said))
+
+
+def _with_others(rows: list[SourceRow]) -> list[SourceRow]:
+    """Joins the sources with the least text to one row, where there are more than the page has rows for."""
+    if len(rows) <= MOST_SOURCES:
+        return rows
+    ordered = sorted(range(len(rows)), key=lambda at: (-rows[at].found["pieces"], -rows[at].documents, at))
+    own = sorted(ordered[: MOST_SOURCES - 1])
+    others = [rows[at] for at in ordered[MOST_SOURCES - 1 :]]
+    shares = [row.examples for row in others if row.examples is not None]
+    joined = SourceRow(
+        name=f"{len(others):,} others",
+        files=sum(row.files for row in others),
+        found=sum((row.found for row in others), Counter()),
+        documents=sum(row.documents for row in others),
+        examples=sum(shares) if shares else None,
+    )
+    return [*(rows[at] for at in own), joined]

@@ -1,0 +1,138 @@
+"""How a vocabulary cuts the words of a text, for the page of a folder: counted in a part of the documents in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import DamageError
+from data_prep.inspection.page.kept import Documents, KeptDocuments
+from data_prep.vocabulary.vocabulary import UNK, VOCABULARY, Vocabulary
+
+MOST_PIECES = 2_000_000
+"""Pieces that are looked at, from all over the corpus."""
+MOST_NUMBER = 6
+"""Words of so many pieces or more are counted together."""
+LEAST, ONE_OF = 5, 100_000
+"""A word is frequent that is there so many times at least, and once in so many words."""
+MOST_WORDS = 30
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How many words are cut into how many pieces."""
+
+    name: str
+    by_number: list[int]
+    """Words of one piece, of two and so on; the last are those of more."""
+    unknown: int
+    pieces: int
+    """Pieces of all these words."""
+
+    @property
+    def words(self) -> int:
+        """Counts all words."""
+        return sum(self.by_number) + self.unknown
+
+    @property
+    def fertility(self) -> float:
+        """Pieces for each word."""
+        return self.pieces / max(1, self.words)
+
+    def shares(self) -> list[float]:
+        """The share of the words of one piece, of two and so on, and of those that are unknown."""
+        return [count / max(1, self.words) for count in (*self.by_number, self.unknown)]
+
+
+@dataclass(frozen=True)
+class CutWord:
+    """A word with its pieces."""
+
+    word: str
+    pieces: str
+    number: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is said of the words of a part of the documents."""
+
+    documents: int
+    total: Cut
+    by_source: list[Cut]
+    frequent: int
+    """How often a word is there at least, of those that are listed."""
+    most_cut: list[CutWord]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The words of some text: where each begins among its pieces, how many it has, and which word are unknown."""
+
+    pieces: Array
+    starts: Array
+    sizes: Array
+    unknown: Array
+
+    @classmethod
+    def of(cls, pieces: Array, vocabulary: Vocabulary, spelling: Array) -> _Found:
+        """Finds the words; punctuation is none."""
+        begins = ~vocabulary.continues[pieces]
+        begins[:1] = True
+        starts = np.flatnonzero(begins)
+        sizes = np.diff(starts, append=len(pieces))
+        is_word = spelling[pieces[starts]]
+        starts, sizes = starts[is_word], sizes[is_word]
+        return cls(pieces, starts, sizes, pieces[starts] == vocabulary.pieces.index(UNK))
+
+    def cut(self, name: str) -> Cut:
+        """Counts the words by their number of pieces."""
+        sizes = np.minimum(self.sizes[~self.unknown], MOST_NUMBER)
+        counts = np.bincount(sizes, minlength=MOST_NUMBER + 1)[1:].tolist()
+        return Cut(name, counts, int(self.unknown.sum()), int(self.sizes.sum()))
+
+    def most_cut(self, vocabulary: Vocabulary, least: int) -> Iterator[CutWord]:
+        """Goes through the frequent words that are cut, those of the most pieces first, then the most frequent."""
+        for number in np.unique(self.sizes[self.sizes > 1])[::-1].tolist():
+            rows = self.starts[self.sizes == number]
+            words, counts = np.unique(self.pieces[rows[:, None] + np.arange(number)], axis=0, return_counts=True)
+            often = np.flatnonzero(counts >= least)
+            for at in often[np.argsort(-counts[often], kind="stable")].tolist():
+                pieces = [vocabulary.pieces[piece] for piece in words[at].tolist()]
+                word = pieces[0] + "".join(piece.removeprefix("##") for piece in pieces[1:])
+                yield CutWord(word, " ".join(pieces), number, int(counts[at]))
+
+
+def words_of(folder: Path, kept: KeptDocuments, vocabulary: Vocabulary) -> Words | None:
+    """Counts how the words of documents from all over the corpus are cut; None where there are no documents."""
+    each = MOST_PIECES // max(1, len(kept.sample))
+    parts, documents = dict[str, list[Array]](), 0
+    for one in kept.read_sample():
+        pieces, begun = _beginning(one, each)
+        if pieces.max(initial=0) >= len(vocabulary):
+            raise DamageError(f"{folder}: its documents have a piece beyond its {VOCABULARY}")
+        parts.setdefault(one.source, []).append(pieces)
+        documents += begun
+    if not documents:
+        return None
+    spelling = np.array([any(map(str.isalnum, piece)) for piece in vocabulary.pieces])
+    texts = {source: np.concatenate(some) for source, some in parts.items()}
+    found = _Found.of(np.concatenate(list(texts.values())), vocabulary, spelling)
+    total = found.cut("all")
+    least = max(LEAST, total.words // ONE_OF)
+    most_cut = [word for word, _ in zip(found.most_cut(vocabulary, least), range(MOST_WORDS), strict=False)]
+    by_source = [_Found.of(text, vocabulary, spelling).cut(source) for source, text in texts.items()]
+    return Words(documents, total, by_source, least, most_cut)
+
+
+def _beginning(documents: Documents, most: int) -> tuple[Array, int]:
+    """Takes the first sentences of a file that have so many pieces at most; tells how many documents they are of."""
+    number = np.searchsorted(documents.sentence_ends, most, side="right")
+    end = int(documents.sentence_ends[number - 1]) if number else 0
+    begun = int(np.searchsorted(documents.document_ends, end, side="left")) + 1 if end else 0
+    return documents.pieces[:end], begun

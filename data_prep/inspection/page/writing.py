@@ -1,0 +1,98 @@
+"""Makes a page of a finished folder, for readers: what text it has, what was left out, how it was cut and masked.
+
+The page is no content of the folder: no manifest tells of it. It follows from the folder alone, so that it is the same
+whenever and wherever it is made. Of a large corpus it reads a part, and says so; all other counts are the manifest's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import is_stream, replacing
+from data_prep.inspection.figures import percent
+from data_prep.inspection.page import left_out, lengths
+from data_prep.inspection.page.kept import find_kept
+from data_prep.inspection.page.masks import masks_of
+from data_prep.inspection.page.overview import overview_of
+from data_prep.inspection.page.sources import source_rows
+from data_prep.inspection.page.words import words_of
+from data_prep.seals import broken_seal
+from data_prep.shards import MANIFEST, REPORT, Manifest
+from data_prep.vocabulary.vocabulary import VOCABULARY, load_vocabulary
+
+TEMPLATE = Path(__file__).with_name("report.html")
+FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
+"""What every such page begins with: no other file is replaced."""
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Writes the page of a folder, into it or into another file; returns where it is."""
+    page = make_page(folder)
+    place = out or folder / REPORT
+    _refuse_taken(folder, place)
+    try:
+        with replacing(place) as file:
+            file.write(page.encode())
+    except UserError as error:
+        raise UserError(f"{error}\nname a file elsewhere: --report-out FILE") from None
+    return place
+
+
+def make_page(folder: Path) -> str:
+    """Makes the page of a finished folder; raises UserError where it is none, DamageError where it is damaged."""
+    manifest = Manifest.read(folder)
+    if broken := broken_seal(folder / MANIFEST):
+        raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
+    vocabulary = load_vocabulary(folder / VOCABULARY, manifest.vocabulary.cased)
+    if vocabulary.sha256 != manifest.vocabulary.sha256:
+        raise DamageError(f"{folder / VOCABULARY}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+    kept, masks = find_kept(folder, manifest), masks_of(folder, manifest, vocabulary)
+    return _rendered(
+        manifest=manifest,
+        corpus=manifest.corpus,
+        overview=overview_of(manifest),
+        sources=source_rows(manifest, (record for _, record in kept.files), masks.by_source),
+        documents=lengths.document_lengths(kept),
+        sets=lengths.set_rows(manifest),
+        uses=lengths.uses_of_text(manifest),
+        reasons=list(left_out.reasons(manifest)),
+        before=left_out.documents_before(manifest.corpus),
+        held_out=left_out.held_out_line(manifest) if manifest.figures else "",
+        tables=left_out.tables_of_examples(folder, manifest),
+        words=words_of(folder, kept, vocabulary),
+        masks=masks,
+    )
+
+
+def _rendered(**parts: Any) -> str:
+    """Puts the parts into the template; text is escaped wherever it stands."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"count": "{:,}".format, "percent": percent, "megabytes": _megabytes}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(parts)
+
+
+def _megabytes(size: int) -> str:
+    """Spells a number of bytes as people compare them."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _refuse_taken(folder: Path, place: Path) -> None:
+    """Raises UserError where the page would replace something else, or stray among the files of the folder."""
+    if is_stream(place):
+        return
+    if place.parent.resolve().is_relative_to(folder.resolve()) and place.resolve() != (folder / REPORT).resolve():
+        raise UserError(f"--report-out {place}: lies in the folder of shards, whose page is {REPORT}")
+    if place.is_file():
+        with place.open("rb") as file:
+            if not file.read(len(FIRST_LINES)) == FIRST_LINES.encode():
+                raise UserError(f"{place}: exists, and is no page of show.py; name another file: --report-out FILE")

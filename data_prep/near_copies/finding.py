@@ -1,0 +1,102 @@
+"""Near copies: documents that have almost the same shingles as an earlier one, found without comparing each with each.
+
+signatures   every document gets some keys, of which two documents that are alike likely share one     signatures.py
+candidates   documents that share a key are paired, each with the first few that have it               candidates.py
+near-copies  the shingles of each pair are compared exactly, which decides what is a near copy         comparing.py
+
+A document is a near copy where the Jaccard index with any earlier document, whether that one stays or not, is the
+threshold at least. The hash functions are the same in every run: nothing is drawn, and what a document is depends on
+it and those before it alone.
+
+What grows: time and what is on the disk meanwhile, with the text; of memory, nothing but with the longest document. A
+file of token documents is opened once for its keys, and once for each of 128 stretches at most to be compared; files of
+keys are opened once for each range of half a million keys, those of candidates twice for each stretch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.arrow_files import map_batches
+from data_prep.common.files import replacing
+from data_prep.near_copies import candidates, comparing, signatures
+from data_prep.near_copies.candidates import find_candidates, find_tasks
+from data_prep.near_copies.comparing import ComparedRecord, compare, compare_tasks
+from data_prep.near_copies.corpus import Parts, read_parts, write_parts
+from data_prep.near_copies.signatures import choose_banding, sign, sign_tasks
+from data_prep.running import Runner, Step
+from data_prep.shards import NEAR_REPORT, WORK
+from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.work import Record, TokensRecord
+
+NEAR_COPIES = f"{WORK}/near-copies.u8"  # a byte for each document: whether it is a near copy of an earlier one
+COLUMNS = ("jaccard", "source", "id", "title", "earlier source", "earlier id", "earlier title")
+EXAMPLES = 20  # near copies that the report shows
+FOUND = "near-found"
+"""What is done at once: near copies are marked, and the report is written."""
+
+SIGN = Step(signatures.STEP, sign, Record, "pieces")
+FIND = Step(candidates.STEP, find_candidates, Record, "keys")
+COMPARE = Step(comparing.STEP, compare, ComparedRecord, "documents")
+STEPS = (SIGN.name, FIND.name, COMPARE.name)
+
+
+def mark_near_copies(runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float) -> None:
+    """Notes of every document in NEAR_COPIES whether it is a near copy of an earlier one, and writes the report."""
+    work = runner.work
+    if not work.is_finished(FOUND):
+        write_parts(work.out, tokens)
+        parts, banding = read_parts(work.out), choose_banding(threshold)
+        runner.run(SIGN, partial(sign_tasks, work.out, parts, banding, vocabulary.sha256))
+        found = runner.run(FIND, partial(find_tasks, work.out, banding.bands * parts.num_documents))
+        options = len(found.places), threshold, vocabulary.sha256
+        near = runner.run(COMPARE, partial(compare_tasks, work.out, parts, *options))
+        _write_marks(work.out, parts, near)
+        _write_report(work.out, parts, near)
+        work.finish(FOUND)
+    work.forget(*STEPS)
+
+
+def _write_marks(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> None:
+    """Writes a byte for each document, a stretch at a time."""
+    with replacing(folder / NEAR_COPIES) as file:
+        for number, record in enumerate(near):
+            first, end = parts.documents_of(number)
+            marks = np.zeros(end - first, np.uint8)
+            marks[np.asarray(map_batches(folder / record.path).get_batch(0)["later"]) - first] = 1
+            file.write(marks.tobytes())
+
+
+def _write_report(folder: Path, parts: Parts, near: Iterable[ComparedRecord]) -> None:
+    """Writes a table of some near copies, from all over them, with the earlier documents that they are like."""
+    total = sum(record.files[0].rows for record in near)
+    places = np.unique(np.arange(EXAMPLES) * total // EXAMPLES) if total else np.empty(0, np.int64)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    before = 0
+    for record in near:
+        batch = map_batches(folder / record.path).get_batch(0)
+        own = places[(before <= places) & (places < before + batch.num_rows)] - before
+        for row in batch.take(pa.array(own)).to_pylist():
+            names = (_names_of(folder, parts, row[name]) for name in ("later", "earlier"))
+            table.writerow((f"{row['jaccard']:.4f}", *itertools.chain.from_iterable(names)))
+        before += batch.num_rows
+    with replacing(folder / NEAR_REPORT) as file:
+        file.write(text.getvalue().encode())
+
+
+def _names_of(folder: Path, parts: Parts, document: int) -> tuple[str, str, str]:
+    """Looks up the source, the id and the title of a document."""
+    part = int(parts.find(np.array(document)))
+    batch = map_batches(folder / parts.path(part)).get_batch(0)
+    row = document - int(parts.firsts[part])
+    return str(parts.sources[part]), str(batch["id"][row]), str(batch["title"][row])

@@ -1,0 +1,154 @@
+"""Near copies, first step: every document gets keys, of which two documents likely share one where they are alike.
+
+A signature is of minima: the smallest number that each of some hash functions gives for any shingle of a document. Two
+documents have the same minimum with a chance that is the Jaccard index of their shingles (Broder 1997). Minima are
+taken together in bands of some rows each, and the key of a band stands for all of its minima. So two documents share a
+key with the chance 1 - (1 - jaccard^rows)^bands, which leaps from near 0 to near 1.
+
+Time grows with the words, and so does the disk: 12 bytes for each band of a document. A worker holds the keys of one
+file of token documents, and every such file is opened once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.arrow_files import full_columns, write_batches
+from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled
+from data_prep.common.hashing import hash_key
+from data_prep.near_copies.corpus import Parts, read_parts
+from data_prep.near_copies.shingles import (
+    INCREMENT,
+    Texts,
+    continuing,
+    fill_shingles,
+    longest_of,
+    read_texts,
+    scramble,
+)
+from data_prep.work import Record, numbered_path
+
+STEP = "signatures"
+SCHEMA = full_columns(key=pa.uint64(), row=pa.uint32())
+MOST_MINIMA = 128  # of a signature
+FOUND = 0.95  # chance at least that two documents share a key whose Jaccard index is the threshold
+LARGEST = np.uint32(0xFFFFFFFF)
+
+
+class Banding(NamedTuple):
+    """How minima are taken together."""
+
+    bands: int
+    rows: int
+
+    def chance(self, jaccard: float) -> float:
+        """Gives the chance that two documents with this Jaccard index share a key."""
+        return 1 - (1 - jaccard**self.rows) ** self.bands
+
+
+def choose_banding(threshold: float) -> Banding:
+    """Chooses as many rows as MOST_MINIMA allow if FOUND of the pairs at the threshold are to share a key.
+
+    More rows leave fewer pairs below the threshold to be compared. What is above the threshold is found more surely:
+    from 0.8 on, 99% of all pairs where each index is as likely as the others. At 0.8, these are 13 bands of 7 rows.
+    """
+    choices = (Banding(_bands_for(threshold, rows), rows) for rows in range(1, MOST_MINIMA + 1))
+    return [one for one in choices if one.bands * one.rows <= MOST_MINIMA][-1]
+
+
+def _bands_for(threshold: float, rows: int) -> int:
+    """Says how many bands it takes."""
+    missed = math.log1p(-(threshold**rows))  # the logarithm of the chance that a band is not shared
+    return math.ceil(math.log(1 - FOUND) / missed) if missed else MOST_MINIMA + 1
+
+
+@dataclass(frozen=True)
+class SignTask:
+    """Asks a worker for the keys of the documents of a stretch."""
+
+    folder: Path
+    """The output folder."""
+    number: int
+    """The number of the stretch."""
+    banding: Banding
+    vocabulary_sha256: str
+    weight: int
+    """How many pieces the documents have."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step."""
+        return f"{self.number:07}"
+
+
+def sign_tasks(folder: Path, parts: Parts, banding: Banding, vocabulary_sha256: str) -> Iterator[SignTask]:
+    """Makes a task of every stretch."""
+    for number in range(parts.num_stretches):
+        yield SignTask(folder, number, banding, vocabulary_sha256, parts.pieces_of(number))
+
+
+def sign(task: SignTask) -> Record:
+    """Writes the keys of a stretch: a record batch for each of its files, sorted by key and then by document."""
+    parts, continues = read_parts(task.folder), continuing(task.folder, task.vocabulary_sha256)
+    paths = (task.folder / parts.path(part) for part in parts.stretch(task.number))
+    batches = (_sorted(keys_of(read_texts(path), continues, task.banding)) for path in paths)
+    return Record(files=[write_batches(task.folder, numbered_path(STEP, task.number), SCHEMA, batches)])
+
+
+def keys_of(texts: Texts, continues: Array, banding: Banding) -> Array:
+    """Computes the keys of documents: a row for each, with a key for each band."""
+    numbers = np.arange(2 * banding.bands * banding.rows)
+    factors, summands = ((hash_key(numbers) >> np.uint64(32)).astype(np.uint32)).reshape(2, -1)
+    keys = np.empty((len(texts.ends), banding.bands), np.uint64)
+    _fill_keys(keys, texts.pieces, texts.ends, continues, factors | np.uint32(1), summands)
+    return keys
+
+
+def _sorted(keys: Array) -> pa.RecordBatch:
+    """Sorts keys and leaves with each the row of its document."""
+    flat = keys.ravel()
+    order = np.argsort(flat, kind="stable")
+    rows = (order // keys.shape[1]).astype(np.uint32)
+    return pa.record_batch([pa.array(flat[order]), pa.array(rows)], schema=SCHEMA)
+
+
+@compiled
+def _fill_keys(keys, pieces, ends, continues, factors, summands):
+    """Computes the keys of all documents of a file."""
+    shingles = np.empty(longest_of(ends), np.uint64)
+    minima = np.empty(factors.size, np.uint32)
+    num_bands = keys.shape[1]
+    rows = factors.size // num_bands
+    start = 0
+    for document in range(ends.size):
+        count = fill_shingles(shingles, pieces, start, ends[document], continues)
+        start = ends[document]
+        _fill_minima(minima, shingles[:count], factors, summands)
+        for band in range(num_bands):
+            key = np.uint64(band)
+            for row in range(band * rows, (band + 1) * rows):
+                key = scramble(key ^ np.uint64(minima[row])) + INCREMENT
+            keys[document, band] = scramble(key)
+
+
+@compiled
+def _fill_minima(minima, shingles, factors, summands):
+    """Finds the smallest number that each hash function gives for any of the shingles.
+
+    The functions multiply and add, modulo 2^32, which processors do for sixteen functions at once.
+    """
+    for function in range(minima.size):
+        minima[function] = LARGEST
+    for shingle in shingles:
+        high = np.uint32(shingle >> np.uint64(32))
+        for function in range(minima.size):
+            number = np.uint32(factors[function] * high + summands[function])
+            minima[function] = min(minima[function], number)

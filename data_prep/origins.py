@@ -1,0 +1,283 @@
+"""Folders whose documents are in pieces already: those that --from names, of which other shards are made.
+
+A folder that was made of the documents of others has none of its own, or those of new text beside them: theirs come
+first then, in the same order as when it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.errors import DamageError, UserError
+from data_prep.common.files import absence, sha256
+from data_prep.running import Step
+from data_prep.seals import broken_seal
+from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, flag_of
+from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
+from data_prep.vocabulary.vocabulary import VOCABULARY, Vocabulary, load_vocabulary
+from data_prep.work import TokensRecord
+
+COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
+"""What records of documents in pieces and manifests both tell of a file."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What of some text could not be read, and what filters left out of it."""
+
+    skipped: list[str]
+    replaced: int
+    """Documents in which bad characters were replaced."""
+    filtered: dict[str, int] | None = None
+    """Documents that each filter left out, where there were filters."""
+
+
+def sum_filtered(faults: Iterable[Faults | OriginRecord]) -> dict[str, int]:
+    """Adds up what each filter left out of several texts."""
+    total: Counter[str] = Counter()
+    for one in faults:
+        total.update(one.filtered or {})
+    return dict(total)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A finished folder that has documents in pieces, and tells of those of others first that it was made of too."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def sources(self) -> list[SourceRecord]:
+        """Lists the files of the text that its documents come from."""
+        return self.manifest.sources[sum(other.sources for other in self.manifest.origins) :]
+
+    @property
+    def faults(self) -> Faults:
+        """Tells what of that text could not be read or was left out."""
+        corpus, others = self.manifest.corpus, self.manifest.origins
+        own = slice(sum(other.skipped for other in others), len(corpus.skipped) - (corpus.lost or 0))
+        theirs = sum_filtered(others)
+        filtered = {name: count - theirs.get(name, 0) for name, count in (corpus.filtered or {}).items()}
+        replaced = corpus.replaced - sum(other.replaced for other in others)
+        return Faults(corpus.skipped[own], replaced, filtered if corpus.filtered is not None else None)
+
+    @property
+    def key(self) -> str:
+        """Stands for the documents and for the vocabulary that they were cut with."""
+        parts = (self.manifest.vocabulary.sha256, *(file.sha256 for file in self.manifest.kept))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def path_from(self, out: Path) -> str:
+        """Spells the way to the folder from another one, which also holds where both are moved together."""
+        return Path(os.path.relpath(self.folder.resolve(), out.resolve())).as_posix()
+
+    def record(self, out: Path) -> OriginRecord:
+        """Makes the record of the folder for the manifest of another one."""
+        faults = self.faults
+        counts = len(self.sources), len(faults.skipped), faults.replaced, faults.filtered
+        return OriginRecord(self.path_from(out), self.key, *counts)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """All the folders of a run, in the order of the corpus."""
+
+    folders: tuple[Origin, ...] = ()
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Lists what their manifests say."""
+        return [origin.manifest for origin in self.folders]
+
+    @property
+    def kept(self) -> list[KeptFile]:
+        """Lists the files of their documents."""
+        return [file for manifest in self.manifests for file in manifest.kept]
+
+    @property
+    def sources(self) -> list[SourceRecord]:
+        """Lists the files of the text that the documents come from."""
+        return [file for origin in self.folders for file in origin.sources]
+
+    def vocabulary(self) -> Vocabulary:
+        """Loads the vocabulary that all of them were cut with."""
+        first = self.folders[0]
+        said = first.manifest.vocabulary
+        path = first.folder / VOCABULARY
+        if not path.is_file():
+            raise DamageError(f"{path}: missing: it is the vocabulary that the documents were cut with")
+        vocabulary = load_vocabulary(path, said.cased)
+        if vocabulary.sha256 != said.sha256:
+            raise DamageError(f"{path}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+        for other in self.folders[1:]:
+            if (other.manifest.vocabulary.sha256, other.manifest.vocabulary.cased) != (said.sha256, said.cased):
+                raise UserError(
+                    f"--from {other.folder}: cut with another vocabulary than {first.folder}\n"
+                    f"cut its text anew: --docs PATH --vocab {first.folder} --documents-only"
+                )
+        return vocabulary
+
+    def settings(self) -> dict[str, Any]:
+        """Gives the settings that decided what the documents are: of the first folder, where some differ."""
+        said = self.manifests[0].settings.as_json()
+        return {name: said[name] for name in TEXT_SETTINGS if name in said}
+
+    def by_source(self, name: str) -> dict[str, Any]:
+        """Gives a setting that each source may have its own value of, for all their sources where it was given."""
+        found: dict[str, Any] = {}
+        for origin in self.folders:
+            said = origin.manifest.settings.as_json().get(name)
+            for source in {file.source for file in origin.manifest.kept}:
+                value = said.get(source, said.get("")) if isinstance(said, dict) else said
+                found |= {source: value} if value is not None else {}
+        return found
+
+    def differences(self) -> Iterator[str]:
+        """Names the settings in which a folder differs from the first, whose the manifest will tell."""
+        ours = {name: value for name, value in self.settings().items() if name in READING and name not in BY_SOURCE}
+        for origin in self.folders[1:]:
+            theirs = origin.manifest.settings.as_json()
+            if names := [flag_of(name) for name, value in ours.items() if theirs.get(name) != value]:
+                yield f"{origin.folder} was made with other {', '.join(names)} than {self.folders[0].folder}"
+
+    def tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
+        """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
+        for origin in self.folders:
+            for file in origin.manifest.kept:
+                fault = ""
+                try:
+                    file.find(origin.folder)
+                except DamageError as error:
+                    fault = str(error)
+                yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
+
+    def to_be_taken_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
+        """Names the files of tasks that left them out as damaged, if they are whole now, or may not be left out."""
+        tasks = (task for task in self.tasks(out, errors) if task.name in lost)
+        return [task.file.path for task in tasks if errors != "skip" or not (task.fault or _damage_of(task))]
+
+
+def find_origins(given: Iterable[str]) -> Origins:
+    """Finds the folders that --from names, or those of whose documents they were made."""
+    found = [origin for folder in given for origin in origins_of(Path(folder), f"--from {folder}")]
+    for place, count in Counter(origin.folder.resolve() for origin in found).items():
+        if count > 1:
+            raise UserError(f"--from: {place.name} is named twice, or documents of it are; each text counts once")
+    return Origins(tuple(found))
+
+
+def look_for_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[str]:
+    """Names files that several groups of them have; raises UserError where all files of a group are in others."""
+    seen: dict[tuple[int, str], str] = {}
+    for name, files in groups:
+        again = [file for file in files if file.content and (file.size, file.content) in seen]
+        if again:
+            first = f"{name}: {again[0].name} is in {seen[again[0].size, again[0].content]} too"
+            if len(again) == len(files):
+                raise UserError(f"{first}, and so is all of its text; each text counts once")
+            yield f"{first} ({len(again):,} such files); --drop-copies leaves copies of documents out"
+        seen |= {(file.size, file.content): name for file in files}
+
+
+def origins_of(folder: Path, named: str) -> Iterator[Origin]:
+    """Goes through the folders whose documents a folder has: others, then itself."""
+    own = _read(folder, named)
+    for record in own.manifest.origins:
+        place = Path(os.path.normpath(folder.resolve() / record.folder))
+        gone = f"its documents were in {place}, which is gone; name the folder that has them: --from FOLDER"
+        if not place.is_dir():
+            raise UserError(f"{named}: {gone}")
+        other = _read(place, named)
+        if other.key != record.key:
+            raise UserError(f"{named}: {gone.replace('is gone', 'was made anew since')}")
+        yield other
+    if own.manifest.kept:
+        yield own
+    elif not own.manifest.origins:
+        raise UserError(f"{named}: has no documents: it was made with --no-documents, or by an earlier version")
+
+
+def _read(folder: Path, named: str) -> Origin:
+    """Reads what a folder says of itself."""
+    if not folder.is_dir():
+        raise UserError(f"{named}: {absence(folder, 'folder')}")
+    try:
+        manifest = Manifest.read(folder)
+    except DamageError:
+        raise
+    except UserError as error:
+        raise UserError(f"{named}: {str(error).removeprefix(f'{folder}: ')}") from error
+    if broken := broken_seal(folder / MANIFEST):
+        raise DamageError(f"{folder / MANIFEST}: {broken}: it was edited")
+    if manifest.kept and manifest.kept_format != KEPT_FORMAT:
+        raise UserError(
+            f"{named}: its documents are of format {manifest.kept_format}, and this version reads {KEPT_FORMAT}\n"
+            "make the folder anew from the text"
+        )
+    return Origin(folder, manifest)
+
+
+@dataclass(frozen=True)
+class TakeTask:
+    """Asks a worker to check one file of documents."""
+
+    folder: Path
+    """The folder that has it, by its full path."""
+    way: str
+    """The way to that folder from the output folder."""
+    key: str
+    """Stands for the documents of that folder."""
+    file: KeptFile
+    errors: Errors
+    fault: str = ""
+    """What is wrong with it, as far as the main process sees it."""
+
+    @property
+    def name(self) -> str:
+        """Tells the task from the others of its step."""
+        return f"{self.key[:16]}/{self.file.path}"
+
+    @property
+    def weight(self) -> int:
+        """Says how many pieces the documents have."""
+        return self.file.pieces
+
+
+def take(task: TakeTask) -> TokensRecord:
+    """Finds a file of documents whole, or under --errors skip leaves it out."""
+    file = task.file
+    counts = {name: getattr(file, name) for name in COUNTS}
+    place = f"{task.way}/{file.path}"
+    record = TokensRecord(files=[], elsewhere=place, source=file.source, documents=file.rows, **counts)
+    if not (fault := task.fault or _damage_of(task)):
+        return record
+    if task.errors != "skip":
+        raise UserError(f"{fault}\nmake the folder anew, or leave these documents out with --errors skip")
+    lost = fault.replace(f"{task.folder}/", f"{task.folder.name}/")
+    return record.model_copy(update={"documents": 0, **dict.fromkeys(counts, 0), "lost": lost})
+
+
+def _damage_of(task: TakeTask) -> str:
+    """Says how a file that the main process has found is damaged; where it is not found here, this host is at fault."""
+    try:
+        path = task.file.find(task.folder)
+    except DamageError as error:
+        raise UserError(f"{error}\nit is seen elsewhere: all hosts must see {task.folder} by this path") from None
+    return "" if sha256(path) == task.file.sha256 else f"{path}: the content changed after it was written"
+
+
+def as_kept(record: TokensRecord) -> KeptFile:
+    """Makes the record by which a manifest tells of a file of documents."""
+    [file] = record.files
+    counts = {name: getattr(record, name) for name in COUNTS}
+    return KeptFile(**file.as_json(), source=record.source, **counts)
+
+
+TAKE = Step("taken", take, TokensRecord, "pieces", items=lambda record: record.documents)

@@ -1,0 +1,244 @@
+"""Filters: what a document may be asked while it is read; those that fail are left out.
+
+Thresholds that are usual, and the papers that they come from, are in docs/preparation.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.readers.reader import Document
+from data_prep.settings import Settings
+
+WHITE, LETTER, OTHER = 0, 1, 2  # kinds of characters
+SLICE = 1 << 15  # characters that are looked up at once, few enough for the cache of a processor
+BLANKS = r"[\s\pZ\x0b\x1c-\x1f\x{85}]+"
+"""White space as Python has it, for RE2."""
+TOGETHER = 500  # words that are looked for at once: with thousands, RE2 falls back to what takes many times as long
+UNPARTED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+"""The characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which part no words."""
+
+LANGUAGE_PACKAGE = "py3langid"
+FIRST = 300  # characters by which the language of a document is told
+
+
+class Filter(Protocol):
+    """A question that is asked of documents."""
+
+    @property
+    def name(self) -> str:
+        """Names the setting that asks it."""
+
+    def fail(self, documents: Sequence[Document]) -> Sequence[bool]:
+        """Tells which of the documents fail."""
+
+    def figure(self, document: Document) -> str:
+        """Spells what a document has of what is asked for."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Asks for a number that is measured in a document to lie between two others."""
+
+    name: str
+    measure: Callable[[Sequence[Document]], Array]
+    low: float = 0
+    high: float = float("inf")
+
+    def fail(self, documents: Sequence[Document]) -> list[bool]:
+        """Tells which of the documents have less or more."""
+        numbers = self.measure(documents)
+        return list(((numbers < self.low) | (numbers > self.high)).tolist())
+
+    def figure(self, document: Document) -> str:
+        """Spells the number of a document."""
+        return f"{self.measure([document])[0]:.7g}"
+
+
+def count_words(documents: Sequence[Document]) -> Array:
+    """Counts the words of documents, which are what white space parts."""
+    _, begins, bounds = _find_words(documents)
+    return np.diff(np.searchsorted(begins, bounds))
+
+
+def share_with_letters(documents: Sequence[Document]) -> Array:
+    """Finds which share of the words of documents has a letter in it."""
+    kinds, begins, bounds = _find_words(documents)
+    lettered = begins[np.logical_or.reduceat(kinds == LETTER, begins)] if begins.size else begins
+    counts, total = (np.diff(np.searchsorted(words, bounds)) for words in (lettered, begins))
+    return counts / np.maximum(total, 1)
+
+
+def share_of_repeated(documents: Sequence[Document]) -> Array:
+    """Finds which share of the passages of documents are the same as an earlier one of the document."""
+    counts = ((len(document.passages), len(set(document.passages))) for document in documents)
+    return np.array([(total - different) / max(total, 1) for total, different in counts])
+
+
+def _find_words(documents: Sequence[Document]) -> tuple[Array, Array, Array]:
+    """Finds the kinds of all characters of documents, where words begin among them, and where documents do."""
+    texts = [" ".join(document.passages) + " " for document in documents]
+    text = "".join(texts)
+    kinds = np.empty(len(text), np.uint8)
+    for at in range(0, len(text), SLICE):
+        codes = np.frombuffer(text[at : at + SLICE].encode("utf-32-le"), np.uint32)
+        kinds[at : at + SLICE] = _kinds().take(codes)
+    inside = kinds != WHITE
+    inside[1:] &= kinds[:-1] == WHITE
+    return kinds, np.flatnonzero(inside), np.cumsum([0, *map(len, texts)])
+
+
+@functools.cache
+def _kinds() -> Array:
+    """Tells the kind of every character, by its code."""
+    chars = map(chr, range(sys.maxunicode + 1))
+    return np.array([WHITE if char.isspace() else LETTER if char.isalpha() else OTHER for char in chars], np.uint8)
+
+
+@dataclass(frozen=True)
+class ForbiddenWords:
+    """Asks for documents without any word of a list, in which a word stands alone, whatever its case."""
+
+    words: tuple[str, ...]
+    """Words and phrases in lower case."""
+    name: str = "without_words"
+
+    def fail(self, documents: Sequence[Document]) -> list[bool]:
+        """Tells which of the documents have a word of the list; all but the likely ones are sorted out by RE2."""
+        texts = pa.array(["\n".join(document.passages) for document in documents], pa.large_string())
+        likely = (pc.match_substring_regex(texts, pattern) for pattern in self._patterns())
+        pairs = zip(documents, functools.reduce(pc.or_, likely).to_pylist(), strict=True)
+        return [maybe and self._find(document) is not None for document, maybe in pairs]
+
+    def figure(self, document: Document) -> str:
+        """Names a word of the list that a document has."""
+        return self._find(document) or ""
+
+    def _patterns(self) -> Iterator[str]:
+        """Spells the words, some together, as regular expressions that find all of them, and more beyond ASCII."""
+        for at in range(0, len(self.words), TOGETHER):
+            spelled = (BLANKS.join(map(re.escape, word.split())) for word in self.words[at : at + TOGETHER])
+            any_of_them = "|".join(spelled).replace("i\u0307", "(?:i\u0307|\u0130)")  # a pair that RE2 does not know
+            yield f"(?i)(?:^|[^0-9a-z_])(?:{any_of_them})(?:$|[^0-9a-z_])"
+
+    def _find(self, document: Document) -> str | None:
+        """Finds the first word of the list that stands alone in a document."""
+        text = "\n".join(" ".join(passage.split()) for passage in document.passages).lower()
+        return next((word for word in self.words if word in text and _stands_alone(word, text)), None)
+
+
+def _stands_alone(word: str, text: str) -> bool:
+    """Tells whether a word is in a text with neither a letter nor a digit nor _ beside it."""
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if not (any(map(_joins, text[at - 1 : at])) or any(map(_joins, text[end : end + 1]))):
+            return True
+        at = text.find(word, at + 1)
+    return False
+
+
+def _joins(char: str) -> bool:
+    """Tells whether a character belongs to the word that it stands beside."""
+    return (char == "_" or unicodedata.category(char)[0] in "LMN") and not UNPARTED.match(char)
+
+
+def read_words(path: Path) -> tuple[str, ...]:
+    """Reads a list of words and phrases, one a line; raises UserError where there is none."""
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise UserError(f"--without-words {path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--without-words {path}: not UTF-8: byte {error.start:,}; it is a word a line") from error
+    words = tuple(sorted({" ".join(line.lower().split()) for line in lines} - {""}))
+    if not words:
+        raise UserError(f"--without-words {path}: has no word in it; it is a word or a phrase a line")
+    return words
+
+
+def words_label(path: Path | None) -> str | None:
+    """Stands for the words of a list in the settings that are recorded, wherever its file lies."""
+    if path is None:
+        return None
+    words = read_words(path)
+    return f"{len(words):,} words ({hashlib.sha256('/'.join(words).encode()).hexdigest()[:16]})"
+
+
+@dataclass(frozen=True)
+class OneLanguage:
+    """Asks for documents in a language."""
+
+    code: str
+    name: str = "only_language"
+
+    def fail(self, documents: Sequence[Document]) -> list[bool]:
+        """Tells which of the documents are in another language."""
+        return [self.figure(document) != self.code for document in documents]
+
+    def figure(self, document: Document) -> str:
+        """Names the language of a document, as a model tells it by the beginning."""
+        return str(_language_model().classify(_beginning(document.passages, FIRST))[0])
+
+
+def _beginning(passages: list[str], size: int) -> str:
+    """Takes the first characters of a text, without looking at the rest."""
+    text = ""
+    for passage in passages:
+        text += passage[:size] + " "
+        if len(text) > size:
+            break
+    return text[:size]
+
+
+@functools.cache
+def _language_model() -> Any:
+    """Loads the model that tells languages, once in a process; raises UserError where its package is missing."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        cure = f"pip install {LANGUAGE_PACKAGE} (or '.[language]')"
+        raise UserError(f"--only-language needs the package {LANGUAGE_PACKAGE}, with its model: {cure}") from error
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+def _one_language(code: str) -> OneLanguage:
+    """Makes the filter for a language; raises UserError where the model does not know it."""
+    known = _language_model().labels
+    if code not in known:
+        raise UserError(f"--only-language {code}: the model knows {' '.join(sorted(known))}")
+    return OneLanguage(code)
+
+
+def make_filters(settings: Settings) -> tuple[Filter, ...]:
+    """Makes the filters that settings ask for, in the order in which documents are asked."""
+    s, filters = settings, list[Filter]()
+    if s.min_words is not None:
+        filters.append(Limit("min_words", count_words, low=s.min_words))
+    if s.max_words is not None:
+        filters.append(Limit("max_words", count_words, high=s.max_words))
+    if s.min_letters is not None:
+        filters.append(Limit("min_letters", share_with_letters, low=s.min_letters))
+    if s.max_repeated_lines is not None:
+        filters.append(Limit("max_repeated_lines", share_of_repeated, high=s.max_repeated_lines))
+    if s.without_words is not None:
+        filters.append(ForbiddenWords(read_words(s.without_words)))
+    if s.only_language is not None:
+        filters.append(_one_language(s.only_language))
+    return tuple(filters)

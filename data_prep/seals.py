@@ -1,0 +1,70 @@
+"""What tells later changes to a manifest: the fingerprint of the data, and a checksum of all that it says."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.files import json_bytes, read_json
+from data_prep.common.languages import DEFAULT
+
+NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum", "kept", "kept_format", "origins")
+"""What a manifest says that is no content of the shards."""
+FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
+UNUSED = {
+    "extend": 0,
+    "formulas": "drop",
+    "min_words": None,
+    "max_words": None,
+    "min_letters": None,
+    "max_repeated_lines": None,
+    "without_words": None,
+    "only_language": None,
+    "drop_copies": False,
+    "near_copies": None,
+    "max_share": {},
+    "weight": {},
+}
+"""Settings that are in the fingerprint only where they are used."""
+FOLLOWING = ("text", "own", "lost_parted", "parted")
+"""Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
+
+
+def seal(content: dict[str, Any]) -> None:
+    """Adds to a manifest what tells later changes to it: the fingerprint of the data, and a checksum of all it says."""
+    content["fingerprint"] = fingerprint(content)
+    content["checksum"] = checksum(content)
+
+
+def broken_seal(path: Path) -> str | None:
+    """Says how a manifest was changed after it was written, even where that changes nothing of what it means."""
+    content = read_json(path)
+    if content["fingerprint"] != fingerprint(content):
+        return "its fingerprint does not fit what it says"
+    if content.get("checksum") != checksum(content):
+        return "its checksum does not fit what it says"
+    if path.read_bytes() != json_bytes(content):
+        return "not as it was written, though it says the same"
+    return None
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """Hashes all that a manifest says but this."""
+    return hashlib.sha256(json_bytes({key: value for key, value in content.items() if key != "checksum"})).hexdigest()
+
+
+def fingerprint(content: dict[str, Any]) -> str:
+    """Hashes what a manifest says of the content of the shards, in which their checksums are."""
+    parts = {key: value for key, value in content.items() if key not in NOT_IN_THE_FINGERPRINT}
+    settings = with_language(parts["settings"])
+    parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
+    parts["files"] = [file for file in parts["files"] if file["path"] != FILTERED_REPORT]
+    parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
+    parts["sets"] = [{name: said for name, said in one.items() if name not in FOLLOWING} for one in parts["sets"]]
+    return hashlib.sha256(json_bytes(parts)).hexdigest()
+
+
+def with_language(settings: dict[str, Any]) -> dict[str, Any]:
+    """Names in recorded settings the language whose rules are taken where none is given."""
+    return {**settings, "language": settings.get("language") or DEFAULT}

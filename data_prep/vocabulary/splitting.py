@@ -1,0 +1,75 @@
+"""Normalises words that are not ASCII and splits them into parts, as `tokenizers` does, many at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from data_prep.common.arrays import Array
+
+TOGETHER = 1000  # words that are normalised as one text
+BAR = "|"  # stands between them: an opaque word has none, and no character becomes one
+UNSEEN, SPACE, LETTER, MARK = range(4)  # what a character can be
+NO_PARTS = np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
+UTF_32 = "utf-32-le"  # which has four bytes for every character
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of several words, one word after another."""
+
+    letters: Array  # of all parts, one after another
+    ends: Array  # (parts,) where every part ends in letters
+    counts: Array  # (words,) how many parts every word has
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Gives the parts of one word after another."""
+        text = self.letters.tobytes()
+        starts = np.concatenate([[0], self.ends])
+        spans = zip(starts.tolist(), self.ends.tolist(), strict=False)
+        parts = (text[start:end].decode() for start, end in spans)
+        return (list(itertools.islice(parts, count)) for count in self.counts.tolist())
+
+
+class WordSplitter:
+    """Splits opaque words, those of words.py that are not ASCII.
+
+    `tokenizers` normalises them. Where it splits depends on single characters, so it is asked about each of these once.
+    """
+
+    def __init__(self, normalizer: Normalizer, pre_tokenizer: PreTokenizer) -> None:
+        self._normalizer, self._pre_tokenizer = normalizer, pre_tokenizer
+        self._kinds = np.full(0x110000, UNSEEN, np.uint8)  # of all characters
+        self._kinds[ord(BAR)] = SPACE
+
+    def split(self, words: Sequence[str]) -> Parts:
+        """Normalises and splits words, of which none has a BAR."""
+        chunks = [words[first : first + TOGETHER] for first in range(0, len(words), TOGETHER)]
+        letters, sizes, counts = zip(NO_PARTS, *map(self._split, chunks), strict=True)
+        return Parts(np.concatenate(letters), np.cumsum(np.concatenate(sizes)), np.concatenate(counts))
+
+    def _split(self, words: Sequence[str]) -> tuple[Array, Array, Array]:
+        """Splits some words; returns the letters of their parts, the size of each, and how many each word has."""
+        text = self._normalizer.normalize_str(BAR.join(words) + BAR)
+        codes = np.frombuffer(text.encode(UTF_32), np.uint32)
+        kinds = self._kinds_of(codes)
+        apart = np.concatenate([[True], kinds[:-1] != LETTER]) | (kinds == MARK)
+        filled = kinds != SPACE
+        number = np.cumsum(apart & filled)  # of the part that a character belongs to, from 1 on
+        widths = 1 + (codes >= 1 << 7) + (codes >= 1 << 11) + (codes >= 1 << 16)
+        sizes = np.bincount(number[filled], widths[filled], number[-1] + 1)[1:].astype(np.int64)
+        letters = np.frombuffer(codes[filled].tobytes().decode(UTF_32).encode(), np.uint8)
+        return letters, sizes, np.diff(number[codes == ord(BAR)], prepend=0)
+
+    def _kinds_of(self, codes: Array) -> Array:
+        """Tells of every character whether it is white space, a letter or a mark."""
+        for code in np.unique(codes[self._kinds[codes] == UNSEEN]).tolist():
+            around = self._pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
+            self._kinds[code] = {1: LETTER, 2: SPACE, 3: MARK}[len(around)]
+        kinds: Array = self._kinds[codes]
+        return kinds

@@ -1,0 +1,309 @@
+"""The page of a folder shows what an independent count of the text finds, escaped, and the same every time."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from conftest import sentence
+from support.damage import flip
+from support.pages import ShownPage
+from support.sharding import interrupted_at
+from tokenizers import Tokenizer
+
+from data_prep import shard, show, verify
+from data_prep.arrow_files import read_shard
+from data_prep.inspection.page import kept
+from data_prep.shards import REPORT, Manifest
+
+EVIL = "<script>alert('x')</script> \"quoted\" & more"
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
+SETTINGS += ["--validation", "0.02"]
+CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
+SECTIONS = {"sources", "lengths", "left-out", "vocabulary", "masks"}
+
+
+def texts() -> dict[str, list[str]]:
+    """Three sources: pages, some of which are copies and near copies of others, tables of numbers, and one page."""
+    draw = random.Random(3)
+    pages = [" ".join(sentence(draw) for _ in range(draw.randint(3, 12))) for _ in range(200)]
+    long = [[sentence(draw) for _ in range(30)] for _ in range(8)]
+    near = [[*sentences[:-1], sentence(draw)] for sentences in long]
+    pages += [" ".join(sentences) for sentences in (*long, *near)] + pages[:7]
+    numbers = [" ".join(str(draw.randint(0, 10**6)) for _ in range(80)) + "." for _ in range(90)]
+    return {"pages": pages, "numbers": numbers, "more <b>": [f"{EVIL} {sentence(draw)}" for _ in range(40)]}
+
+
+def write(folder: Path) -> list[str]:
+    """Writes the texts into a folder each, by whose names the sources are called; returns the arguments for them."""
+    for source, documents in texts().items():
+        rows = [{"text": text, "id": str(at), "title": f"{EVIL} {source} {at}"} for at, text in enumerate(documents)]
+        (folder / source).mkdir(parents=True)
+        (folder / source / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--docs", *(str(folder / source) for source in texts())]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    assert shard.main([*write(folder / "text"), "--out", str(folder / "out"), *SETTINGS, *CHOICE]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "data"))
+
+
+def page_of(folder: Path, *more: str) -> ShownPage:
+    assert show.main([str(folder), "--report", *more]) == 0
+    return ShownPage((folder / REPORT).read_text())
+
+
+@pytest.fixture(scope="module")
+def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> ShownPage:
+    return page_of(Path(shutil.copytree(made, tmp_path_factory.mktemp("shown") / "data")))
+
+
+@pytest.fixture(scope="module")
+def cut(made: Path) -> dict[str, list[list[list[str]]]]:
+    """The words of every document in their pieces, as transformers cuts them."""
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    found: dict[str, list[list[list[str]]]] = {}
+    for source, documents in texts().items():
+        for text in documents:
+            encoding, words = tokenizer.encode(text, add_special_tokens=False), dict[int, list[str]]()
+            for at, piece in zip(encoding.word_ids, encoding.tokens, strict=True):
+                words.setdefault(at or 0, []).append(piece)
+            found.setdefault(source, []).append(list(words.values()))
+    return found
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_sources_have_the_documents_and_pieces_of_the_text(
+    page: ShownPage, cut: dict[str, list[list[list[str]]]], made: Path
+) -> None:
+    pieces = {source: sum(len(word) for text in texts for word in text) for source, texts in cut.items()}
+    shown = page.column("Table of sources", "pieces")
+    assert {source: number(shown[source]) for source in cut} == pieces
+    assert number(shown["all"]) == sum(pieces.values())
+    read = page.column("Table of sources", "documents read")
+    assert {source: number(read[source]) for source in cut} == {source: len(some) for source, some in texts().items()}
+    left = page.column("Table of sources", "documents left")
+    table = Counter(row["source"] for row in documents_of(made))
+    assert number(left["pages"]) == 200 + 8
+    assert number(left["numbers"]) == table["numbers"] < 90
+    shares = page.column("Table of sources", "share")
+    for source in cut:
+        share = 100 * pieces[source] / sum(pieces.values())
+        assert float(shares[source].rstrip("%")) == pytest.approx(share, abs=0.5)
+    assert page.column("Table of sources", "asked for")["pages"] == "2 times"
+    assert page.column("Table of sources", "asked for")["numbers"] == "at most 10%"
+
+
+def documents_of(folder: Path) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = pa.ipc.open_file(str(folder / "documents.arrow")).read_all().to_pylist()
+    return rows
+
+
+def test_the_share_in_examples_is_that_of_their_segments_a(page: ShownPage, made: Path) -> None:
+    names, pieces = [row["source"] for row in documents_of(made)], Counter[str]()
+    for row in read_shard(made / "length-32/duplicate-0/shard-00000.arrow").to_pylist()[:5000]:
+        pieces[names[row["document"]]] += row["boundary"] - 2
+    shown = page.column("Table of sources", "in examples")
+    for source in texts():
+        assert float(shown[source].rstrip("%")) == pytest.approx(100 * pieces[source] / pieces.total(), abs=0.5)
+
+
+def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: dict[str, list[list[list[str]]]]) -> None:
+    sizes = sorted(sum(map(len, text)) for texts in cut.values() for text in texts)
+    assert f"The shortest has {sizes[0]:,} pieces and the longest {sizes[-1]:,};" in page.text
+    middle = next(size for size in sizes if sum(other <= size for other in sizes) >= len(sizes) / 2)
+    assert f"half {middle:,}," in page.text
+    bars = re.findall(r"([\d,]+)(?: to ([\d,]+))? pieces: ([\d,]+) documents", page.text)
+    assert sum(number(count) for *_, count in bars) == len(sizes)
+    for low, high, count in bars:
+        assert number(count) == sum(number(low) <= size <= number(high or low) for size in sizes)
+
+
+def test_lengths_of_examples_are_those_of_the_shards(page: ShownPage, made: Path) -> None:
+    for length in (32, 64):
+        rows = read_shard(made / f"length-{length}/duplicate-0/shard-00000.arrow").to_pylist()
+        name, pieces = f"length-{length}/duplicate-0", sum(len(row["pieces"]) for row in rows)
+        assert number(page.column("Table of sets of examples", "examples")[name]) == len(rows)
+        assert number(page.column("Table of sets of examples", "pieces")[name]) == pieces
+        assert page.column("Table of sets of examples", "full")[name] == f"{100 * pieces / len(rows) / length:.0f}%"
+        full = sum(len(row["pieces"]) > length - length // 32 for row in rows)
+        assert f"{full:,} examples" in page.text
+
+
+def test_what_was_left_out_adds_up(page: ShownPage, made: Path) -> None:
+    shown = {name: number(count) for name, count in page.column("Table of what was left out", "number").items()}
+    before, after = sum(map(len, texts().values())), Manifest.read(made).corpus.documents
+    assert shown == {**shown, "copies": 7, "near copies": 8, "unreadable": 0, "without text": 0}
+    assert before - shown["copies"] - shown["near copies"] - shown["over share"] == after
+    assert f"Of {before:,} documents with text, {after:,} are left." in page.text
+    rows = page.tables["Examples: near copies"][1:]
+    assert len(rows) == 8
+    assert {row[1] for row in rows} == {"pages"}
+
+
+def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: dict[str, list[list[list[str]]]]) -> None:
+    words = {
+        source: [word for text in texts for word in text if any(map(str.isalnum, word[0]))]
+        for source, texts in cut.items()
+    }
+    for source, some in words.items():
+        assert number(page.column("Table of words by their number of pieces", "words")[source]) == len(some)
+        each = page.column("Table of words by their number of pieces", "pieces each")[source]
+        assert float(each) == pytest.approx(sum(map(len, some)) / len(some), abs=0.005)
+        whole = page.column("Table of words by their number of pieces", "1")[source]
+        known = sum(len(word) == 1 and word != ["[UNK]"] for word in some)
+        assert float(whole.rstrip("%")) == pytest.approx(100 * known / len(some), abs=0.5)
+    counts = Counter(" ".join(word) for some in words.values() for word in some)
+    frequent = {pieces: count for pieces, count in counts.items() if count >= 5 and " " in pieces}
+    rows = page.tables["Table of words that are cut the most"][1:]
+    shown = [(row[1], number(row[2]), number(row[3])) for row in rows]
+    assert len(shown) == min(30, len(frequent)) > 3
+    assert all(frequent[pieces] == times and pieces.count(" ") + 1 == size for pieces, size, times in shown)
+    sizes = sorted((pieces.count(" ") + 1 for pieces in frequent), reverse=True)
+    assert [size for _, size, _ in shown] == sizes[: len(shown)]
+
+
+def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> None:
+    rows = read_shard(made / "length-32/duplicate-0/shard-00000.arrow").slice(0, 10).to_pylist()
+    mask = (made / "vocab.txt").read_text().split("\n").index("[MASK]")
+    kinds = Counter({"masked": 1, "replaced": 1, "kept": 1})  # those of the legend
+    for row in rows:
+        for label in row["masked"]:
+            now = row["pieces"][label["position"]]
+            kinds["masked" if now == mask else "kept" if now == label["piece"] else "replaced"] += 1
+    assert page.elements["article"] == 10
+    assert page.marks == kinds
+
+
+def test_text_is_escaped_wherever_it_stands(page: ShownPage) -> None:
+    assert page.elements["script"] == page.elements["b"] == page.elements["img"] == page.elements["link"] == 0
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "action")]
+    assert all(value.startswith("#") for name, value in page.attributes if name == "href")
+    assert any(EVIL in cell for row in page.tables["Examples: near copies"] for cell in row)
+    assert "more <b>" in page.column("Table of sources", "files")
+
+
+def test_every_section_is_there_and_named_in_the_head(page: ShownPage, made: Path) -> None:
+    assert page.anchors >= SECTIONS
+    assert {f"#{name}" for name in SECTIONS} == {value for name, value in page.attributes if name == "href"}
+    manifest = Manifest.read(made)
+    assert manifest.fingerprint in page.text
+    used = ("--drop-copies", "--near-copies 0.8", "--max-share numbers=0.1", "--weight pages=2", "--vocab-size 200")
+    assert all(setting in page.text for setting in (*used, "--lengths 32 64", "--duplicates 1", "--validation 0.02"))
+    assert "--seed" not in page.text
+    assert "--max-predictions" not in page.text
+
+
+def test_the_page_is_the_same_wherever_and_whenever_it_is_made(data: Path, made: Path, tmp_path: Path) -> None:
+    page_of(data)
+    first = (data / REPORT).read_bytes()
+    page_of(data)
+    assert (data / REPORT).read_bytes() == first
+    elsewhere = tmp_path / "elsewhere.html"
+    assert show.main([str(made), "--report-out", str(elsewhere)]) == 0
+    assert elsewhere.read_bytes() == first
+    assert not (made / REPORT).exists()
+    assert str(tmp_path).encode() not in first
+    assert str(made.parent).encode() not in first
+    assert not re.search(rb"\d\d:\d\d|20\d\d-\d\d-\d\d", first)
+
+
+def test_verify_knows_the_page_and_the_fingerprint_does_not(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (data / "manifest.json").read_bytes()
+    page_of(data)
+    capfd.readouterr()
+    assert verify.main([str(data)]) == 0
+    assert "not in the manifest" not in (out := capfd.readouterr().out)
+    assert out.strip().endswith("all is right")
+    assert (data / "manifest.json").read_bytes() == before
+
+
+def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path) -> None:
+    arguments = [*write(tmp_path / "text"), "--vocab-size", "200", "--documents-only", "--workers", "1"]
+    assert shard.main([*arguments, "--out", str(tmp_path / "only")]) == 0
+    page = page_of(tmp_path / "only")
+    assert page.anchors >= SECTIONS
+    assert page.text.count("There are no examples") == 2
+    assert page.elements["article"] == 0
+    assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
+    shards = tmp_path / "shards"
+    assert shard.main(["--from", str(tmp_path / "only"), "--out", str(shards), *SETTINGS[:3], "--workers", "1"]) == 0
+    page = page_of(shards)
+    assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
+    shutil.rmtree(tmp_path / "only")
+    page = page_of(shards)
+    assert "the folder that has them is gone" in page.text
+    assert "The lengths of documents are not known" in page.text
+    assert "How words are cut is not known" in page.text
+
+
+def test_of_many_files_a_sample_is_read_and_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    page = page_of(data)
+    assert "a sample: those in 2 of 3 files from all over the corpus" in page.text
+    words = page.column("Table of words by their number of pieces", "words")
+    assert words.keys() == {"pages", "numbers", "all"}
+    assert number(page.column("Table of sources", "documents read")["all"]) == sum(map(len, texts().values()))
+
+
+def test_an_unfinished_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with interrupted_at("shards"):
+        assert shard.main([*write(tmp_path / "text"), "--out", str(tmp_path / "half"), *SETTINGS]) == 130
+    assert show.main([str(tmp_path / "half"), "--report"]) == 2
+    assert "not finished; run the same shard.py command again to continue" in capfd.readouterr().err
+    assert not (tmp_path / "half" / REPORT).exists()
+
+
+def test_a_page_replaces_nothing_else(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def refused(*arguments: object) -> str:
+        assert show.main([str(data), *map(str, arguments)]) == 2
+        return capfd.readouterr().err
+
+    (tmp_path / "mine.html").write_text("<!doctype html>\n<p>mine")
+    assert "is no page of show.py" in refused("--report-out", tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").read_text() == "<!doctype html>\n<p>mine"
+    vocabulary = (data / "vocab.txt").read_bytes()
+    assert "lies in the folder of shards" in refused("--report-out", data / "vocab.txt")
+    assert (data / "vocab.txt").read_bytes() == vocabulary
+    assert "leave out what names an example" in refused("--report", "--index", 3)
+    (data / REPORT).mkdir()
+    assert "--report-out FILE" in refused("--report")
+
+
+def test_damage_is_named(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flip(data / "vocab.txt")
+    assert show.main([str(data), "--report"]) == 2
+    assert f"{data / 'vocab.txt'}" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_page_of_a_damaged_folder_is_made_or_refused_in_a_line(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    draw, codes = random.Random(7), Counter[int]()
+    files = [path for path in sorted(data.rglob("*")) if path.suffix in (".arrow", ".csv", ".txt", ".json")]
+    for _ in range(60):
+        path = draw.choice(files)
+        sound = path.read_bytes()
+        damaged = bytearray(sound)
+        for _ in range(draw.choice((1, 20))):
+            damaged[draw.randrange(len(sound))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        codes[show.main([str(data), "--report"])] += 1
+        path.write_bytes(sound)
+    assert codes.keys() == {0, 2}
+    assert capfd.readouterr().err.count("error: ") == codes[2]

@@ -1,0 +1,205 @@
+"""Near copies are those that comparing each document with each would find, and nothing else, whatever the machine."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.near_copies import draw_corpus, draw_document, exact, mark, write_tokens
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.common.workers import open_workers
+from data_prep.near_copies import candidates, comparing, corpus
+from data_prep.near_copies.candidates import FEW
+from data_prep.near_copies.comparing import ComparedRecord
+from data_prep.near_copies.finding import COMPARE, NEAR_COPIES, STEPS
+from data_prep.shards import NEAR_REPORT, WORK
+from data_prep.work import WorkFolder
+
+THRESHOLDS = (0.5, 0.65, 0.8, 0.9)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[list[int]]:
+    return draw_corpus(seed=2, originals=700, near=1300)
+
+
+@pytest.fixture(scope="module")
+def indices(documents: list[list[int]]) -> dict[int, float]:
+    """Finds for each document how near the nearest earlier one is."""
+    nearest: dict[int, float] = {}
+    for later, _, index in exact(documents):
+        nearest[later] = max(index, nearest.get(later, 0.0))
+    return nearest
+
+
+def compared(folder: Path) -> int:
+    """Counts the pairs that were compared."""
+    return sum(record.compared for _, _, record in WorkFolder(folder).journal(COMPARE.name, ComparedRecord).read())
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_near_copies_are_those_of_the_exact_answer(
+    threshold: float, documents: list[list[int]], indices: dict[int, float], tmp_path: Path
+) -> None:
+    found = {*mark(tmp_path, write_tokens(tmp_path, documents, 90), threshold).tolist()}
+    truth = {number for number, index in indices.items() if index >= threshold}
+    assert found <= truth
+    assert len(found) >= 0.95 * len(truth)
+    assert 200 < len(truth) < 1500
+    near = {number for number, index in indices.items() if threshold <= index < threshold + 0.05}
+    assert len(near) >= 20, "pairs at the threshold are among them"
+
+
+@pytest.fixture(scope="module")
+def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Array:
+    folder = tmp_path_factory.mktemp("expected")
+    return mark(folder, write_tokens(folder, documents, 90), 0.7)
+
+
+@pytest.mark.parametrize("per_file", [19, 2000])
+def test_files_change_nothing(per_file: int, documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
+    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, per_file), 0.7), expected)
+
+
+@pytest.mark.parametrize(("keys", "stretches", "pairs"), [(500, 128, 1 << 21), (1 << 19, 2, 50), (1000, 5, 1)])
+def test_little_memory_and_few_stretches_change_nothing(
+    keys: int,
+    stretches: int,
+    pairs: int,
+    documents: list[list[int]],
+    expected: Array,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "KEYS", keys)
+    monkeypatch.setattr(corpus, "MOST_STRETCHES", stretches)
+    monkeypatch.setattr(comparing, "PAIRS", pairs)
+    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7), expected)
+
+
+def test_workers_change_nothing(documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
+    with open_workers(2, preload="data_prep.near_copies.finding") as workers:
+        np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7, workers), expected)
+
+
+def test_documents_that_are_all_alike_are_compared_once_each(tmp_path: Path) -> None:
+    """Comparing each with each would be two hundred million comparisons."""
+    stub = list(range(5, 35))
+    found = mark(tmp_path, write_tokens(tmp_path, [stub] * 20_000, 3000), 0.8)
+    np.testing.assert_array_equal(found, np.arange(1, 20_000))
+    assert compared(tmp_path) == 19_999
+    sizes = [record.files[0].rows for record in WorkFolder(tmp_path).read_records(candidates.STEP)]
+    assert sum(sizes) <= FEW * 13 * 20_000
+
+
+def test_a_document_that_goes_still_takes_others_with_it(tmp_path: Path) -> None:
+    """The first and the last have little in common, but each is a near copy of the one before it."""
+    chain = [list(range(5 + shift, 105 + shift)) for shift in range(0, 60, 5)]
+    [(_, _, index)] = list(exact([chain[0], chain[-1]]))
+    assert index < 0.3
+    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, chain, 3), 0.8), np.arange(1, len(chain)))
+
+
+@pytest.mark.parametrize("short", [[5], [5, 6, 7, 8], [5, 6, 7, 8, 9], [445 - 1]])
+def test_short_documents_are_near_copies_of_the_same_alone(short: list[int], tmp_path: Path) -> None:
+    documents = [[6], short, [*short, 10], [7, 8], short]
+    np.testing.assert_array_equal(mark(tmp_path, write_tokens(tmp_path, documents, 2), 0.6), [4])
+
+
+PLACES = (*(f"/{step}/" for step in STEPS), "near-parts.arrow", Path(NEAR_COPIES).name, NEAR_REPORT)
+
+
+def at_writing(place: str, then: Callable[[], None]) -> Callable[[int], None]:
+    """Makes an os.fsync that does something in the midst of a step, or of a file that there is one of."""
+    usual, seen = os.fsync, list[str]()
+    last = 1 if place in ("/candidates/", *PLACES[len(STEPS) :]) else 3
+
+    def fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if place in path.replace(".tmp", ""):
+            seen.append(path)
+            if len(seen) == last:
+                then()
+        usual(descriptor)
+
+    return fsync
+
+
+def fill_disk() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_disk_that_fills_is_named_and_the_search_goes_on(
+    place: str, documents: list[list[int]], expected: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = write_tokens(tmp_path, documents, 90)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", at_writing(place, fill_disk))
+        with pytest.raises(UserError, match=f"{place}.*: cannot be written: No space left on device"):
+            mark(tmp_path, tokens, 0.7)
+    np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7), expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_search_that_is_killed_goes_on(
+    place: str, documents: list[list[int]], expected: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = write_tokens(tmp_path, documents, 90)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", at_writing(place, die))
+        child = get_context("fork").Process(target=mark, args=(tmp_path, tokens, 0.7))
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+    np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7), expected)
+
+
+def test_what_is_found_outlives_what_it_was_found_by(
+    documents: list[list[int]], expected: Array, tmp_path: Path
+) -> None:
+    """Later steps delete token documents, and a run that goes on from there looks for nothing anew."""
+    tokens = write_tokens(tmp_path, documents, 90)
+    mark(tmp_path, tokens, 0.7)
+    assert not any((tmp_path / WORK / step).exists() for step in STEPS)
+    shutil.rmtree(tmp_path / WORK / "tokens")
+    np.testing.assert_array_equal(mark(tmp_path, tokens, 0.7), expected)
+
+
+def test_the_report_shows_true_pairs_from_all_over(documents: list[list[int]], expected: Array, tmp_path: Path) -> None:
+    mark(tmp_path, write_tokens(tmp_path, documents, 90), 0.7)
+    with (tmp_path / NEAR_REPORT).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20
+    for row in rows:
+        later, earlier = int(row["id"]), int(row["earlier id"])
+        [(_, _, index)] = list(exact([documents[earlier], documents[later]]))
+        assert later in expected
+        assert earlier < later
+        assert float(row["jaccard"]) == round(index, 4) >= 0.7
+        assert row["title"] == f"title {later}"
+        assert row["source"] == row["earlier source"] == "made up"
+    assert int(rows[0]["id"]) == expected[0]
+    assert int(rows[-1]["id"]) > 1800
+
+
+def test_where_nothing_is_near_nothing_goes(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    different = [draw_document(draw, 80) for _ in range(100)]
+    assert not mark(tmp_path, write_tokens(tmp_path, different, 30), 0.5).size
+    assert (tmp_path / NEAR_REPORT).read_text().count("\n") == 1

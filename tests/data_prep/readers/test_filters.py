@@ -1,0 +1,174 @@
+"""Filters ask of documents what they say they do, compared with what one would write down naively."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.common.errors import UserError
+from data_prep.readers.filters import Filter, ForbiddenWords, make_filters, read_words, words_label
+from data_prep.readers.reader import Document
+from data_prep.settings import Settings
+
+CHARACTERS = "aaB  .9-_é\u0301中ก—\xa0\u3000\x85\x1cİσςΣıßẞ😀"
+PASSAGES = st.lists(st.text(CHARACTERS, max_size=12), min_size=1, max_size=6)
+CORPORA = st.lists(PASSAGES, max_size=5)
+WORDS = st.lists(st.text("aB.é中ςßİ ", min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+def failing(asked: Filter, texts: Sequence[list[str]]) -> list[bool]:
+    """Asks about all texts at once."""
+    return list(asked.fail([Document("", "", text) for text in texts]))
+
+
+def one_filter(**settings: Any) -> Filter:
+    [asked] = make_filters(Settings(**settings))
+    return asked
+
+
+def words_of(passages: list[str]) -> list[str]:
+    return [word for passage in passages for word in passage.split()]
+
+
+@given(CORPORA, st.integers(1, 8))
+def test_documents_of_too_few_or_too_many_words_fail(texts: list[list[str]], limit: int) -> None:
+    counts = [len(words_of(text)) for text in texts]
+    assert failing(one_filter(min_words=limit), texts) == [count < limit for count in counts]
+    assert failing(one_filter(max_words=limit), texts) == [count > limit for count in counts]
+    assert [one_filter(min_words=limit).figure(Document("", "", text)) for text in texts] == [*map(str, counts)]
+
+
+@given(CORPORA, st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0]))
+def test_documents_of_too_few_words_with_letters_fail(texts: list[list[str]], least: float) -> None:
+    expected = []
+    for words in map(words_of, texts):
+        lettered = sum(any(map(str.isalpha, word)) for word in words)
+        expected.append(not words or lettered / len(words) < least)
+    assert failing(one_filter(min_letters=least), texts) == expected
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=10), max_size=5), st.sampled_from([0, 0.3, 0.5]))
+def test_documents_of_too_many_repeated_lines_fail(texts: list[list[str]], most: float) -> None:
+    repeated = [sum(line in text[:at] for at, line in enumerate(text)) for text in texts]
+    shares = [Fraction(count, len(text)) for count, text in zip(repeated, texts, strict=True)]
+    assert failing(one_filter(max_repeated_lines=most), texts) == [share > Fraction(str(most)) for share in shares]
+
+
+def has_word(passages: list[str], words: Sequence[str]) -> bool:
+    """Looks for every word at every place of every passage."""
+    for passage in (" ".join(passage.split()).lower() for passage in passages):
+        for at in range(len(passage)):
+            for word in words:
+                beside = passage[max(at - 1, 0) : at] + passage[at + len(word) : at + len(word) + 1]
+                joined = [one for one in beside if one == "_" or unicodedata.category(one)[0] in "LMN"]
+                if passage.startswith(word, at) and not set(joined) - {"中", "ก"}:
+                    return True
+    return False
+
+
+@given(CORPORA, WORDS)
+def test_documents_with_a_word_of_the_list_fail(texts: list[list[str]], given_words: list[str]) -> None:
+    words = [word for one in given_words if (word := " ".join(one.lower().split()))]
+    if words:
+        assert failing(ForbiddenWords(tuple(words)), texts) == [has_word(text, words) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("It is BAD.", "bad"),
+        ("badly, unbad, bad_1", ""),
+        ("two  \tWORDS", "two words"),
+        ("two\u3000words", "two words"),
+        ("two\x0b\x1c\x85words", "two words"),
+        ("two\nwords", ""),
+        ("ÄHNLICH (so)", "ähnlich"),
+        ("unähnlich ähnliche", ""),
+        ("这是坏的", "坏"),
+        ("badé BADE\u0301", ""),
+        ("badly bad", "bad"),
+    ],
+)
+def test_a_word_stands_alone_whatever_its_case(text: str, word: str) -> None:
+    asked, document = ForbiddenWords(("bad", "two words", "ähnlich", "坏")), Document("", "", text.split("\n"))
+    assert asked.fail([document]) == [bool(word)]
+    assert asked.figure(document) == word
+
+
+def test_any_letter_is_found_by_its_small_one() -> None:
+    capitals = [char for char in map(chr, range(sys.maxunicode + 1)) if char.lower() != char]
+    texts = [[f"so {char}x."] for char in capitals]
+    assert all(failing(ForbiddenWords(tuple(sorted({f"{char.lower()}x" for char in capitals}))), texts))
+
+
+def test_a_list_may_have_thousands_of_words() -> None:
+    words = tuple(f"word{number}" for number in range(3000))
+    texts = [["It is word2999."], ["It is word3000."], ["word0"]]
+    assert failing(ForbiddenWords(words), texts) == [True, False, True]
+
+
+def test_a_list_of_words_is_what_its_lines_say(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes("\ufeffBad\r\n\n  two   Words\nbad\n".encode())
+    assert read_words(path) == ("bad", "two words")
+    other = tmp_path / "other.txt"
+    other.write_text("two words\nbad")
+    assert words_label(path) == words_label(other)
+    other.write_text("two words\nbads")
+    assert words_label(path) != words_label(other)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"\n \n", "has no word in it"), (b"a\n\xff\xfe", "not UTF-8: byte 2")],
+)
+def test_a_list_that_cannot_be_read_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"--without-words {re.escape(str(path))}: .*{message}"):
+        make_filters(Settings(without_words=path))
+
+
+LANGUAGES = {
+    "en": "The river rises in the hills above the town and flows through three lakes before it reaches the sea.",
+    "de": "Der Fluss entspringt in den Hügeln über der Stadt und fließt durch drei Seen, bevor er das Meer erreicht.",
+    "fr": "La rivière prend sa source dans les collines au-dessus de la ville et traverse trois lacs avant la mer.",
+    "ru": "Река берёт начало на холмах над городом и протекает через три озера, прежде чем впасть в море.",
+    "zh": "这条河发源于城镇上方的山丘，流经三个湖泊后注入大海。",
+}
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_documents_of_another_language_fail(code: str) -> None:
+    asked = one_filter(only_language=code)
+    assert failing(asked, [[text] for text in LANGUAGES.values()]) == [other != code for other in LANGUAGES]
+    assert [asked.figure(Document("", "", [text])) for text in LANGUAGES.values()] == [*LANGUAGES]
+
+
+def test_a_language_is_told_by_the_beginning() -> None:
+    text = [LANGUAGES["de"], LANGUAGES["de"], LANGUAGES["de"], *[LANGUAGES["fr"]] * 50]
+    assert failing(one_filter(only_language="de"), [text]) == [False]
+
+
+def test_a_language_that_the_model_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--only-language xx: the model knows .*de.* en"):
+        make_filters(Settings(only_language="xx"))
+
+
+def test_without_its_package_a_language_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from data_prep.readers import filters
+
+    filters._language_model.cache_clear()
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(UserError, match=r"--only-language needs the package py3langid.*pip install py3langid"):
+        make_filters(Settings(only_language="en"))

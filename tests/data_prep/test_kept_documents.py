@@ -1,0 +1,369 @@
+"""Documents are kept in pieces, and shards made of them are those that the text would make."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.sharding import SHARD, interrupted_at, tree, write_sources
+
+from data_prep import origins, shard, show, verify
+from data_prep.shards import KEPT, MANIFEST, Manifest
+from data_prep.work import WorkFolder
+
+ASKED = ["--lengths", "32", "--duplicates", "2", "--shard-size", "64KB"]
+OTHERS = [
+    ["--lengths", "48", "24", "--duplicates", "1", "--masking", "whole-word", "--pairs", "none", "--mask-rate", "0.2"],
+    ["--drop-copies", "--max-share", "wiki=0.6", "--seed", "3", "--validation", "0.1", "--weight", "more=2.5"],
+]
+
+
+def make(out: Path, *words: object, code: int = 0) -> Path:
+    """Runs shard.py, on one worker if nothing else is said."""
+    assert (
+        shard.main([*map(str, words), "--out", str(out), *([] if "--workers" in words else ["--workers", "1"])]) == code
+    )
+    return out
+
+
+def shards(folder: Path) -> dict[str, str]:
+    """Hashes all that training reads."""
+    return {path: found for path, found in tree(folder).items() if path != MANIFEST and not path.startswith(f"{KEPT}/")}
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_sources(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def made(docs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("made") / "both", "--docs", *docs, *ASKED, "--vocab-size", "400")
+
+
+@pytest.fixture
+def moved(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(made, tmp_path / "moved"))
+
+
+@pytest.mark.parametrize("settings", [ASKED, *OTHERS])
+def test_shards_of_documents_have_the_bytes_of_those_of_the_text(
+    settings: list[str], docs: list[str], made: Path, tmp_path: Path
+) -> None:
+    before = tree(made)
+    asked = settings if "--lengths" in settings else [*ASKED, *settings]
+    of_text = make(tmp_path / "text", "--docs", *docs, *asked, "--vocab-size", "400", "--no-documents")
+    of_documents = make(tmp_path / "documents", "--from", made, *asked, "--workers", "2")
+    assert shards(of_documents) == shards(of_text)
+    assert Manifest.read(of_documents).fingerprint == Manifest.read(of_text).fingerprint
+    assert tree(made) == before
+    assert not (of_text / KEPT).exists()
+    assert not (of_documents / KEPT).exists()
+    [origin] = Manifest.read(of_documents).origins
+    assert (of_documents / origin.folder).resolve() == made
+    assert verify.main([str(of_documents)]) == 0
+
+
+@pytest.mark.slow
+def test_three_ranks_write_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    launch = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe", "-n", "3"]
+    words = [sys.executable, SHARD, "--from", str(made), "--out", str(tmp_path / "out"), *OTHERS[0]]
+    subprocess.run([*launch, *words], check=True, capture_output=True)
+    assert tree(tmp_path / "out") == tree(make(tmp_path / "alone", "--from", made, *OTHERS[0])) | {
+        MANIFEST: tree(tmp_path / "out")[MANIFEST]
+    }
+
+
+def test_the_documents_are_those_before_anything_was_left_out(docs: list[str], made: Path, tmp_path: Path) -> None:
+    sifted = make(tmp_path / "out", "--docs", *docs, *ASKED, "--vocab-size", "400", *OTHERS[1])
+    assert tree(sifted / KEPT) == tree(made / KEPT)
+    kept = Manifest.read(sifted).kept
+    assert sum(file.rows for file in kept) == 480
+    assert {file.source for file in kept} == {"wiki", "more"}
+
+
+def test_documents_alone_are_made_of_text_and_are_enough(
+    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--docs", *docs, "--vocab-size", "400"]
+    alone = make(tmp_path / "alone", *words, "--documents-only")
+    assert tree(alone / KEPT) == tree(made / KEPT)
+    assert verify.main([str(alone)]) == 0
+    assert shards(make(tmp_path / "out", "--from", alone, *ASKED)) == shards(made)
+    make(alone, *words, "--documents-only")
+    assert "complete already" in capfd.readouterr().out
+    make(alone, *words, code=2)
+    assert f"make shards of them: --from {alone} --out ANOTHER" in capfd.readouterr().err
+    assert show.main([str(alone)]) == 2
+    assert f"python data_prep/shard.py --from {alone} --out ANOTHER" in capfd.readouterr().err
+    train = [sys.executable, str(ROOT / "pretraining/train.py"), "--recipe", "demo", "--data", str(alone), "--check"]
+    told = subprocess.run(train, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "has documents in pieces, but no examples" in told.stderr
+
+
+def test_corpora_are_joined_as_if_their_text_were_read_at_once(
+    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = ["--vocab", made]
+    together = make(tmp_path / "together", "--docs", *docs, *ASKED, *vocabulary)
+    wiki = make(tmp_path / "wiki", "--docs", docs[0], "--documents-only", *vocabulary)
+    more = make(tmp_path / "more", "--docs", docs[1], "--documents-only", *vocabulary)
+    assert shards(make(tmp_path / "joined", "--from", wiki, "--from", more, *ASKED)) == shards(together)
+    beside = make(tmp_path / "beside", "--from", wiki, "--docs", docs[1], *ASKED)
+    assert shards(beside) == shards(together)
+    french = make(tmp_path / "french", "--from", wiki, "--docs", docs[1], *ASKED, "--language", "more=fr")
+    assert Manifest.read(french).settings.language == {"more": "fr"}
+    assert {file.source for file in Manifest.read(beside).kept} == {"more"}
+    again = make(tmp_path / "again", "--from", beside, *ASKED)
+    assert shards(again) == shards(together)
+    third = make(tmp_path / "third", "--from", again, *ASKED)
+    assert shards(third) == shards(together)
+    assert shown(third, "Article 8", capfd) == shown(wiki, "Article 8", capfd)
+    assert Manifest.read(third).sources == Manifest.read(together).sources
+
+
+def test_a_run_that_was_stopped_goes_on(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for step in ("taken", "unique", "limited", "weighed", "examples", "shards"):
+        with interrupted_at(step):
+            make(out, "--from", made, *ASKED, *OTHERS[1], code=130)
+    make(out, "--from", made, *ASKED, *OTHERS[1])
+    assert tree(out) == tree(make(tmp_path / "fresh", "--from", made, *ASKED, *OTHERS[1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vocab-size", "30522"], "--vocab-size needs the text: the documents of --from are in pieces already"),
+        (["--cased"], "--cased needs the text"),
+        (["--vocab", "x"], "--vocab needs the text"),
+        (["--extend", "9"], "--extend needs the text"),
+        (["--language", "de"], "--language needs the text: the documents of --from are read already"),
+        (["--formulas", "word"], "--formulas needs the text"),
+        (["--format", "text"], "--format needs the text"),
+        (["--text-field", "body"], "--text-field needs the text"),
+        (["--documents-only"], "--documents-only: those of --from are there already"),
+        (["--weight", "other=2"], "--weight other=2.0: there is no source other, only wiki, more"),
+        (["--weight", "wiki=0"], "--weight wiki=0: NAME=WEIGHT above 0, up to 20"),
+        (["--weight", "wiki=-1"], "--weight wiki=-1"),
+        (["--weight", "wiki=nan"], "--weight wiki=nan"),
+        (["--weight", "2"], "--weight 2: NAME=WEIGHT"),
+        (["--weight", "wiki=2", "wiki=3"], "once for each source"),
+        (["--max-share", "other=0.5"], "there is no source other"),
+        (["--from", "nowhere"], "--from nowhere: no such folder"),
+        (["--from", "HERE"], "is named twice, or documents of it are; each text counts once"),
+        (["--from", "HERE/manifest.json"], "manifest.json: not a folder"),
+        (["--out", "HERE"], "shards of its documents need an --out outside of it"),
+        (["--out", "HERE/inner"], "shards of its documents need an --out outside of it"),
+        (["--docs", "HERE/vocab.txt", "--language", "wiki=de"], "--language wiki=de: needs the text"),
+        (["--docs", "HERE/vocab.txt", "--format", "wiki=csv"], "--format wiki=csv: needs the text"),
+        (["--weight", "wiki=20.1"], "--weight wiki=20.1: NAME=WEIGHT above 0, up to 20"),
+        (["--docs", "HERE/../", "--format", "nonsense"], "--format nonsense: there is mediawiki"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    words: list[str], message: str, made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("HERE", str(made)) for word in words]
+    out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
+    assert shard.main(["--from", str(made), *words, *out, "--workers", "1"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_documents_of_another_vocabulary_are_refused(
+    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = make(tmp_path / "other", "--docs", docs[1], "--documents-only", "--vocab-size", "300")
+    make(tmp_path / "out", "--from", made, "--from", other, code=2)
+    assert f"--from {other}: cut with another vocabulary than {made}" in capfd.readouterr().err
+
+
+def test_shards_of_documents_need_a_name(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shard.main(["--from", str(made)]) == 2
+    assert "--from: name the folder of the new shards: --out FOLDER" in capfd.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_text_that_two_folders_have_counts_once(
+    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files that are twice in one folder, and some that two have, are what they would be in one run over the text."""
+    double = tmp_path / "double"
+    double.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (double / name).write_text("The same sentence. And the next one.\n")
+    kept = make(tmp_path / "kept", "--docs", double, "--documents-only", "--vocab", made)
+    make(tmp_path / "joined", "--from", made, "--from", kept, *ASKED)
+    (double / "c.txt").write_text("Another text. It is there once.\n")
+    capfd.readouterr()
+    make(tmp_path / "some", "--from", kept, "--docs", double, *ASKED)
+    assert "note: --docs: a.txt is in" in capfd.readouterr().out
+    other = make(tmp_path / "other", "--docs", docs[1], "--documents-only", "--vocab", made)
+    for words in (["--from", other], ["--docs", docs[1]]):
+        make(tmp_path / "out", "--from", made, *words, code=2)
+        assert "and so is all of its text; each text counts once" in capfd.readouterr().err
+
+
+def test_documents_that_were_made_anew_are_not_those_of_before(
+    docs: list[str], moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    of_documents = make(tmp_path / "shards", "--from", moved, *ASKED)
+    shutil.rmtree(moved)
+    make(moved, "--docs", docs[1], "--documents-only", "--vocab-size", "300")
+    make(tmp_path / "out", "--from", of_documents, code=2)
+    assert "which was made anew since" in capfd.readouterr().err
+    assert show.main([str(of_documents), "--document", "5"]) == 2
+    assert verify.main([str(of_documents)]) == 0
+    assert "which was made anew since" in capfd.readouterr().out
+
+
+def test_shards_find_documents_where_both_were_moved_and_through_links(
+    made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also a run that is not finished."""
+    (tmp_path / "real/deep").mkdir(parents=True)
+    shutil.copytree(made, tmp_path / "real/deep/kept")
+    (tmp_path / "link").symlink_to(tmp_path / "real/deep")
+    with interrupted_at("examples"):
+        make(tmp_path / "link/out", "--from", tmp_path / "link/kept", *ASKED, code=130)
+    (tmp_path / "real").rename(tmp_path / "moved")
+    make(tmp_path / "moved/deep/out", "--from", tmp_path / "moved/deep/kept", *ASKED)
+    assert shards(tmp_path / "moved/deep/out") == shards(made)
+    assert shown(tmp_path / "moved/deep/out", "3", capfd) == shown(made, "3", capfd)
+    with interrupted_at("shards"):
+        make(tmp_path / "elsewhere", "--from", tmp_path / "moved/deep/kept", *ASKED, code=130)
+    (tmp_path / "moved/deep/kept").rename(tmp_path / "kept")
+    make(tmp_path / "elsewhere", "--from", tmp_path / "kept", *ASKED)
+    assert shards(tmp_path / "elsewhere") == shards(made)
+
+
+@pytest.mark.parametrize("kept", [[], ["--no-documents"]])
+def test_a_run_that_is_killed_when_all_is_made_goes_on(
+    kept: list[str], docs: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, out = ["--docs", *docs, *ASKED, "--vocab-size", "400", *kept], tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for place, name in ((Manifest, "write"), (WorkFolder, "keep_only")):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, stop)
+            make(out, *words, code=130)
+    make(out, *words)
+    assert shards(out) == shards(made)
+    assert (out / KEPT).exists() != bool(kept)
+    assert verify.main([str(out)]) == 0
+
+
+def test_a_finished_folder_does_not_claim_documents_that_it_lacks(
+    docs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words, out = ["--docs", docs[1], *ASKED, "--vocab-size", "400"], tmp_path / "out"
+    make(out, *words, "--no-documents")
+    make(out, *words, code=2)
+    assert "was made with --no-documents" in capfd.readouterr().err
+    make(out, *words, "--no-documents")
+
+
+def test_what_a_run_of_documents_has_left_is_sound_at_each_step(made: Path, tmp_path: Path) -> None:
+    for step in ("unique", "distinct", "limited", "weighed", "examples", "shards"):
+        with interrupted_at(step):
+            make(tmp_path / "out", "--from", made, *ASKED, *OTHERS[1], "--near-copies", "0.9", code=130)
+        assert verify.main([str(tmp_path / "out")]) == 3, step
+
+
+def test_a_file_that_was_repaired_is_taken_by_the_next_start(moved: Path, made: Path, tmp_path: Path) -> None:
+    path = moved / Manifest.read(moved).kept[0].path
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    words = ["--from", moved, *ASKED, "--errors", "skip"]
+    with interrupted_at("shards"):
+        make(tmp_path / "out", *words, code=130)
+    path.write_bytes(content)
+    make(tmp_path / "out", *words)
+    assert shards(tmp_path / "out") == shards(made)
+
+
+def test_documents_of_another_format_are_refused(
+    moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(origins, "KEPT_FORMAT", 2)
+    make(tmp_path / "out", "--from", moved, code=2)
+    assert "its documents are of format 1, and this version reads 2" in capfd.readouterr().err
+
+
+def test_shards_without_documents_are_no_origin(moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    of_documents = make(tmp_path / "shards", "--from", moved, *ASKED)
+    moved.rename(tmp_path / "elsewhere")
+    make(tmp_path / "out", "--from", of_documents, code=2)
+    said = capfd.readouterr().err
+    assert f"its documents were in {tmp_path / 'moved'}, which is gone; name the folder that has them: --from" in said
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited", "gone"])
+def test_a_damaged_file_of_documents_is_named_and_left_out_if_that_is_asked_for(
+    damage: str, moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = Manifest.read(moved).kept[-1]
+    path = moved / record.path
+    content = path.read_bytes()
+    path.unlink() if damage == "gone" else path.write_bytes(
+        content[:-100] if damage == "cut" else content[:-2000] + bytes([content[-2000] ^ 1]) + content[-1999:]
+    )
+    assert verify.main([str(moved)]) == 1
+    assert str(path) in capfd.readouterr().err
+    make(tmp_path / "out", "--from", moved, *ASKED, code=2)
+    said = capfd.readouterr().err
+    assert str(path) in said
+    assert "--errors skip" in said
+    rest = make(tmp_path / "rest", "--from", moved, *ASKED, "--errors", "skip")
+    assert f"left out: moved/{record.path}: " in capfd.readouterr().out
+    corpus = Manifest.read(rest).corpus
+    assert corpus.documents == 480 - record.rows
+    assert [fault for fault in corpus.skipped if fault.startswith(f"moved/{record.path}: ")]
+    assert str(tmp_path) not in (rest / MANIFEST).read_text()
+
+
+def test_an_edited_manifest_is_no_origin(moved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = moved / MANIFEST
+    path.write_text(path.read_text().replace('"rows": ', '"rows": 1', 1))
+    make(tmp_path / "out", "--from", moved, code=2)
+    assert "it was edited" in capfd.readouterr().err
+
+
+def shown(folder: Path, document: str, capfd: pytest.CaptureFixture[str]) -> str:
+    capfd.readouterr()
+    assert show.main([str(folder), "--document", document]) == 0
+    return capfd.readouterr().out
+
+
+def test_a_document_is_shown_by_its_title_and_by_the_number_that_examples_have(
+    docs: list[str], made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a folder that left some out, where numbers are other ones."""
+    text = shown(made, "Article 8", capfd)
+    assert re.match(r"wiki 8 Article 8: \d+ sentences, \d+ pieces, in lower case\n", text)
+    [article] = [part for part in Path(docs[0], "wiki_00").read_text().split("<doc ") if part.startswith('id="8"')]
+    words = re.findall(r"\w+", article.split("\n\n", 1)[1].split("</doc>")[0].lower())
+    assert re.findall(r"\w+", text.split("\n", 1)[1]) == words
+    fewer = make(tmp_path / "fewer", "--from", made, *ASKED, "--max-share", "wiki=0.3", "--weight", "more=2")
+    for folder in (made, fewer):
+        capfd.readouterr()
+        assert show.main([str(folder), "--index", "3"]) == 0
+        told = re.search(r"document (\d+) (.*)", capfd.readouterr().out.split("\n")[0])
+        assert told
+        assert shown(folder, told[1], capfd).startswith(f"{told[2]}: ")
+    assert show.main([str(made), "--document", "Nobody"]) == 2
+    assert show.main([str(made), "--document", "480"]) == 2
+    assert "has 480 documents, from 0" in capfd.readouterr().err

@@ -1,0 +1,124 @@
+"""Words are told apart and numbered in the order of their first appearance, however they are found."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.common.arrays import Array
+from data_prep.common.hashing import FACTOR_1
+from data_prep.vocabulary import keys, words
+from data_prep.vocabulary.vocabulary import LONGEST_WORD
+from data_prep.vocabulary.words import WordTable
+
+
+def joined(sentences: list[str]) -> tuple[Array, Array]:
+    encoded = [sentence.encode() for sentence in sentences]
+    ends = np.cumsum([len(sentence) for sentence in encoded], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), np.uint8), ends
+
+
+def in_words(table: WordTable, sentences: list[str]) -> list[list[str]]:
+    numbers, ends = table.number(*joined(sentences))
+    known = table.words()
+    return [[known[number] for number in each] for each in np.split(numbers, ends[:-1])]
+
+
+def plain_words(text: str, cased: bool) -> list[str]:
+    """What the words of a text in ASCII are, character by character."""
+    found: list[str] = []
+    inside = False
+    for character in text if cased else text.lower():
+        kind = words.byte_forms(True)[ord(character)]
+        if kind > words.FOREIGN and inside:
+            found[-1] += character
+        elif kind in (words.SPACE, words.DROP):
+            inside = inside and kind == words.DROP
+        else:
+            found.append(character)
+            inside = kind > words.FOREIGN
+    return [word[: LONGEST_WORD + 1] for word in found]
+
+
+RUNS = st.one_of(
+    st.sampled_from(
+        ["a", "Z", "09", "the", "EIGHT888", "fifteen15letter", "sixteen16letters", "@", "[", "`", "{", "/", ":"]
+    ),
+    st.sampled_from([" ", "  ", "\t\n", ".", "\x00", "\x7f", "a" * 95, "b" * 120]),
+    st.characters(max_codepoint=127),
+)
+SENTENCES = st.lists(st.lists(RUNS, max_size=12).map("".join), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_ascii_is_cut_at_marks_and_white_space_and_freed_of_control_characters(cased: bool) -> None:
+    @settings(max_examples=400, deadline=None)
+    @given(SENTENCES)
+    def check(sentences: list[str]) -> None:
+        expected = [plain_words(sentence, cased) for sentence in sentences]
+        table = WordTable(cased)
+        assert in_words(table, sentences) == expected
+        assert table.words() == list(dict.fromkeys(itertools.chain.from_iterable(expected)))
+        assert in_words(table, sentences) == expected  # now that all words are known
+
+    check()
+
+
+@given(
+    SENTENCES,
+    st.lists(st.sampled_from(["é", "中", "naïve\x00", "–", "\u00a0", "ДА", "Σωκράτης", "か", "𠀀"]), min_size=1),
+)
+def test_a_sentence_has_the_same_words_whatever_follows_it(sentences: list[str], foreign: list[str]) -> None:
+    mixed = [*foreign, *sentences, "".join(foreign) + sentences[0], *sentences]
+    together = in_words(WordTable(False), mixed)
+    assert together == [in_words(WordTable(False), [sentence])[0] for sentence in mixed]
+
+
+def test_words_with_and_without_a_byte_of_zeros_are_not_the_same() -> None:
+    sentences = ["é", "é\x00", "é\x00\x00", "é" * 8, "é" * 8 + "\x00", "é" * 7 + "\x00"]
+    table = WordTable(False)
+    in_words(table, sentences)
+    assert table.words() == sentences
+
+
+def words_with_one_key() -> tuple[str, str]:
+    """Finds two words of 24 letters whose hash in keys.py is the same.
+
+    The last eight letters make up for what the eight before them differ in, if that is in the low five bits of bytes.
+    """
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+    middles = np.random.default_rng(1).choice(letters, (100_000, 8))
+    hashes = (middles.view(np.uint64)[:, 0] ^ np.uint64(24)) * np.uint64(FACTOR_1)
+    hashes ^= hashes >> np.uint64(32)
+    high_bits = hashes & np.uint64(0xE0E0E0E0E0E0E0E0)
+    order = np.argsort(high_bits)
+    place = np.flatnonzero(np.diff(high_bits[order]) == 0)[0]
+    one, other = order[place : place + 2]
+    pairs = {int(first ^ second): (first, second) for first in letters for second in letters}
+    ends = np.array([pairs[byte] for byte in (hashes[[one]] ^ hashes[other]).view(np.uint8).tolist()])
+    first, second = (
+        np.concatenate([letters[:8], middles[at], end]) for at, end in ((one, ends[:, 0]), (other, ends[:, 1]))
+    )
+    return first.tobytes().decode(), second.tobytes().decode()
+
+
+def test_long_words_with_the_same_key_are_told_apart() -> None:
+    one, other = words_with_one_key()
+    first, second = (keys.key_of(np.frombuffer(word.encode(), np.uint64), 24) for word in (one, other))
+    assert first == second
+    table = WordTable(False)
+    assert in_words(table, [f"{one} {other}", f"{other} {one} {one}"]) == [[one, other], [other, one, one]]
+    assert table.words() == [one, other]
+
+
+def test_a_table_that_grows_keeps_its_words() -> None:
+    sentences = [" ".join(map(str, range(first, first + 1000))) for first in range(0, 200_000, 1000)]
+    sentences += [f"{number:020}" for number in range(3000)]
+    table = WordTable(False)
+    assert in_words(table, sentences) == [sentence.split() for sentence in sentences]
+    assert table.words() == " ".join(sentences).split()
+    assert in_words(table, sentences) == [sentence.split() for sentence in sentences]
