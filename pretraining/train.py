@@ -23,7 +23,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 from data_prep.common.terminal import open_console, say_at_once
 from pretraining.processes.environment import outlive_mpirun, prepare_process
@@ -33,7 +33,6 @@ if __name__ == "__main__":
     outlive_mpirun()  # before PyTorch starts threads, and loads what a process that only waits need not have
     say_at_once("loading PyTorch")
 
-import torch
 import tyro
 from rich.console import Console
 
@@ -46,6 +45,7 @@ from data_prep.shards import Manifest
 from pretraining.checkpoint.models import Model
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
+from pretraining.devices import find_kind
 from pretraining.planning.machines import check_numbers, name_site, split_ranks
 from pretraining.planning.sweep import check_fit
 from pretraining.processes.ending import Ending, exit_now
@@ -164,9 +164,9 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     if out is not None and wanted.data is not None and out.resolve() == wanted.data.resolve():
         faults.append(f"--out {out}: is --data {wanted.data}, which a run must not change; name another --out")
     limit = time_limit(wanted.time_limit)
-    found = "cuda" if torch.cuda.is_available() else "cpu"
+    found = find_kind()
     try:
-        recipe, manifest, origin = read_all(wanted, overrides, world.size, cast(Literal["cpu", "cuda"], found))
+        recipe, manifest, origin = read_all(wanted, overrides, world.size, found)
     except SharedError:
         raise  # another rank's
     except UserError as error:

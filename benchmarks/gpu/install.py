@@ -25,11 +25,12 @@ from collections.abc import Mapping
 
 ROOT = Path(__file__).parent.parent.parent
 LOCK = ROOT / "requirements.lock"
-NEEDED = (
-    *("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich", "transformers"),
-    *("pytest", "pytest-timeout", "hypothesis"),
-)
-"""Packages that the measurements and the tests import, besides torch."""
+CORE = ("deepspeed", "numpy", "pyarrow", "safetensors", "pydantic", "tyro", "rich")
+"""Packages without which nothing can be measured, besides torch."""
+TESTING = ("pytest", "pytest-timeout", "hypothesis")
+"""Packages that tests need besides."""
+NEEDED = (*CORE, "transformers", *TESTING)
+"""Packages that all parts of `make gpu` together import."""
 PREPARING = ("numba", "sentencex", "tokenizers")
 """Packages that making shards needs besides."""
 UNLOCKED = ("setuptools",)

@@ -1,46 +1,19 @@
-#!/usr/bin/env python3
-"""The parts of `make gpu`, and those of them that no benchmark has: setup, data and tests.
+"""The parts of `make gpu`, in the order of their worth: what whoever has ten minutes wants to know comes first."""
 
-    python benchmarks/gpu/parts.py data --shards build/gpu-shards
+from __future__ import annotations
 
-Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus, which every machine has.
-"""
-
-import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from data_prep.common.beginning import begin
-
-    begin()
-
-import importlib
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, Literal
-from xml.etree import ElementTree
-
-import tyro
-from rich.console import Console
-
-from benchmarks.gpu.install import NEEDED, PREPARING
-from benchmarks.measure import DATA, ROOT, environment, run_command, write_results
-from benchmarks.texts import LENGTHS, make_shards
+from benchmarks.gpu.install import PREPARING, TESTING
 from data_prep.common.errors import UserError
-from data_prep.shards import MANIFEST, Manifest
 
-SETUP, SHARDS = "setup", "data"
+SETUP, SHARDS, SMOKE = "setup", "data", "smoke"
 FIRST = (SETUP, SHARDS)
 """What all others need: run each time, since a results folder may have come from another machine."""
-CONTESTS = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
-FILES = "wiki/AA/wiki_0*"
-"""Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
-MODULES = {"pytest-timeout": "pytest_timeout"}
-"""Packages whose modules are called otherwise."""
+BASICS = "gpu/basics.py"
+PEER = ("transformers",)
 
 
 @dataclass(frozen=True)
@@ -51,30 +24,99 @@ class GpuPart:
     what: str
     command: tuple[str, ...]
     """A script in benchmarks/ with its options; `--out FILE` is added, for what it measures."""
+    minutes: float = 1.0
+    """What it takes on one H200, about: where less is left of a limit, it is not started."""
+    needs: tuple[str, ...] = ()
+    """Packages that it needs besides those that all need."""
+
+    def lacks(self, missing: Collection[str]) -> list[str]:
+        """What it needs of those packages that are missing."""
+        return [name for name in self.needs if name in missing]
 
 
 def build_parts(shards: Path, folder: Path, dry: bool) -> list[GpuPart]:
     """All parts in their order. `dry` gives the same with a tiny model."""
-    on_shards, own = ("--shards", str(shards)), "gpu/parts.py"
 
     def throughput(contest: str, *options: str) -> tuple[str, ...]:
-        name = f"tiny-{contest.split('-')[1]}-4" if dry else contest
-        return ("throughput.py", *on_shards, "--rounds", "1" if dry else "10", "--contests", name, *options)
+        name = "tiny-128-4" if dry else contest  # dry, other sizes and lengths are the same command
+        rounds = "1" if dry else "10"
+        return ("throughput.py", *on(shards), "--rounds", rounds, "--contests", name, "--peer", "none", *options)
 
-    def speed_of(contest: str) -> str:
-        return f"throughput-{contest.rpartition('-')[0]}"
+    def against(*sides: str) -> tuple[str, ...]:
+        return ("--against", *sides)
 
-    peer, profile = ("--peer", "transformers"), ("--peer", "none", "--profile", str(folder / "profile"))
-    deterministic = ("--against", "cloze, deterministic")
-    table = [
-        (SETUP, "what is installed, and on what machine", (own, SETUP, *["--dry"] * dry)),
-        (SHARDS, "shards to train on", (own, SHARDS, *on_shards)),
-        ("tests", "the tests that need a GPU", (own, "tests")),
-        *((speed_of(name), f"{name}, against transformers", throughput(name, *peer)) for name in CONTESTS),
-        ("profile", "which kernels take the time of a step", throughput("large-128-256", *profile)),
-        ("deterministic", "what the same bits each time cost", throughput("large-128-256", *deterministic)),
+    compiled = against("cloze, compiled")
+    theirs = (*against("transformers, compiled", "transformers"), "--apart")
+    tests = (BASICS, "tests", "--only")
+    smoke = (*on(shards), *(("--contest", "tiny-128-2") if dry else ()))
+    return [
+        GpuPart(SETUP, "what is installed, and on what machine", (BASICS, SETUP, *["--dry"] * dry), 0.3),
+        GpuPart(SHARDS, "shards to train on", (BASICS, SHARDS, "--shards", str(shards)), 0.3),
+        GpuPart(SMOKE, "steps: plain, compiled, LAMB, the same bits, fp16", ("gpu/smoke.py", *smoke), 1.0),
+        GpuPart("large-128", "large at 128, compiled and not", throughput("large-128-256", *compiled), 1.2),
+        GpuPart("large-512", "large at 512, compiled and not", throughput("large-512-64", *compiled), 1.2),
+        GpuPart("auto-128", "large at 128, as many as fit", throughput("large-128-auto", *compiled, "--apart"), 1.3),
+        GpuPart("auto-512", "large at 512, as many as fit", throughput("large-512-auto", *compiled, "--apart"), 1.3),
+        GpuPart("profile", "which kernels take the time of a step", throughput("large-128-256", *profile(folder)), 0.7),
+        GpuPart("tests-kernels", "tests of kernels, LAMB and waits", (*tests, "kernels"), 1.0, TESTING),
+        GpuPart("peer-128", "large at 128, and transformers", throughput("large-128-256", *theirs), 2.0, PEER),
+        GpuPart("peer-512", "large at 512, and transformers", throughput("large-512-64", *theirs), 2.0, PEER),
+        GpuPart("trainer", "a run by its command, killed once", ("gpu/trainer.py", *on(shards), *brief(dry)), 3.5),
+        GpuPart("lamb", "what LAMB's step costs", throughput("large-128-64", *against("cloze, LAMB")), 0.8),
+        GpuPart("base-128", "base at 128, and transformers", throughput("base-128-512", *theirs), 1.5, PEER),
+        GpuPart("fine-tuning", "fine-tuning, and transformers", ("fine_tuning.py", *tuning(dry)), 0.9, PREPARING),
+        GpuPart("inference", "answers of base, and of transformers", ("inference.py", *answers(dry)), 1.1),
+        GpuPart("fp8", "a layer's products in FP8 and in bf16", ("gpu/eight_bits.py", *eight_bits(dry)), 0.5),
+        GpuPart("deterministic", "what the same bits cost", throughput("large-128-256", *exact()), 0.8),
+        GpuPart("ranks", "as many ranks as there are GPUs", ("scaling.py", *scaling(shards, dry)), 1.0),
+        GpuPart("tests-others", "the other tests that need a GPU", (*tests, "others"), 2.0, TESTING),
     ]
-    return [GpuPart(*row) for row in table]
+
+
+def on(shards: Path) -> tuple[str, ...]:
+    """Says which shards are read."""
+    return ("--shards", str(shards))
+
+
+def profile(folder: Path) -> tuple[str, ...]:
+    """Says where the trace of a step goes."""
+    return ("--profile", str(folder / "profile"))
+
+
+def exact() -> tuple[str, ...]:
+    """Says that our side takes part with operations that give the same bits each time, too."""
+    return ("--against", "cloze, deterministic")
+
+
+def brief(dry: bool) -> tuple[str, ...]:
+    """Says how long a run is; a dry one has a tiny model."""
+    return ("--size", "tiny", "--seconds", "4", "--batch", "8", "--every", "5") if dry else ()
+
+
+def tuning(dry: bool) -> tuple[str, ...]:
+    """Says what is fine-tuned: sentences that every machine has."""
+    usual = ("--contests", "demo-dynamic", "--numbers", "autocast")
+    few = ("--size", "tiny", "--steps", "1", "--rounds", "1")
+    return (*usual, *(few if dry else ("--size", "base", "--steps", "32")))
+
+
+def answers(dry: bool) -> tuple[str, ...]:
+    """Says what is asked of whom: no sentences, which numba cuts; the side in fp32 says what is right."""
+    ours, theirs = ("cloze fp32", "cloze bf16"), ("transformers bf16", "transformers autocast")
+    few = ("--sizes", "tiny", "--batches", "2", "--rounds", "1", "--sides", *ours)
+    usual = ("--sizes", "base", "--batches", "1", "32", "--lengths", "128", "384", "--sides", *ours, *theirs)
+    return ("--sentences", "0", *(few if dry else usual))
+
+
+def eight_bits(dry: bool) -> tuple[str, ...]:
+    """Says how large the products are."""
+    return ("--widths", "64", "--pieces", "128") if dry else ()
+
+
+def scaling(shards: Path, dry: bool) -> tuple[str, ...]:
+    """Says how ranks are compared."""
+    few = ("--processes", "1", "--recipe", "demo", "--sequences", "4", "--batch", "8", "--steps", "1", "--rounds", "1")
+    return ("--data", str(shards), *(few if dry else ("--rounds", "2")))
 
 
 def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
@@ -88,94 +130,3 @@ def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
 
 def _is_named(part: GpuPart, name: str) -> bool:
     return part.name == name or part.name.startswith(f"{name}-")
-
-
-@dataclass(frozen=True)
-class OwnPart:
-    """Does what the measurements of a GPU need besides."""
-
-    part: tyro.conf.Positional[Literal["setup", "data", "tests"]]
-    """setup: say what is installed, on what machine; data: make shards; tests: run those that need a GPU."""
-    out: Path | None = None
-    """File for what is found."""
-    shards: Path = Path("build/gpu-shards")
-    """Folder of the shards; nothing is made where there are some."""
-    data: Path = DATA
-    """Folder of real text with wiki/ and vocab.txt."""
-    dry: bool = False
-    """A machine without a GPU will do."""
-
-
-def describe_machine(dry: bool) -> dict[str, Any]:
-    """What decides the numbers besides the code; UserError where something is missing."""
-    import torch
-
-    missing = []
-    for name in NEEDED:
-        try:
-            importlib.import_module(MODULES.get(name, name))
-        except ImportError as error:
-            missing.append(f"{name}: {error}")
-    if missing:
-        raise UserError("\n".join([*missing, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
-    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry}
-    if not dry and "gpu" not in found:
-        raise UserError(f"torch {torch.__version__} finds no GPU: check nvidia-smi, or take make gpu DRY=1")
-    return found
-
-
-def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
-    """Makes the shards where they are missing, and says what they are."""
-    if not (shards / MANIFEST).exists():
-        missing = [name for name in PREPARING if find_spec(name) is None]
-        if missing:
-            raise UserError(
-                f"{shards}: is missing, and {', '.join(missing)} to make it\n"
-                f"make gpu-wheels prepares it on a machine with a network"
-            )
-        if (data / "wiki").is_dir():
-            make_shards(shards, "--docs", data / FILES, "--vocab", data / "vocab.txt", *LENGTHS)
-        else:
-            make_shards(shards, "--docs", "demo")
-    manifest = Manifest.read(shards)
-    size = sum(path.stat().st_size for path in shards.rglob("*") if path.is_file())
-    return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
-
-
-def run_tests() -> tuple[int, dict[str, int]]:
-    """Runs the tests that are marked `gpu`; returns pytest's exit code, and how they ended."""
-    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        options += ["--continue-on-collection-errors"]  # one file that cannot be read costs no other
-        code = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, check=False).returncode
-        return code, count(report) if report.exists() else {}
-
-
-def count(report: Path) -> dict[str, int]:
-    """How many tests passed, failed and were skipped, by a report of pytest's."""
-    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    tests, errors, failures, skipped = (
-        sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "errors", "failures", "skipped")
-    )
-    return {"passed": tests - errors - failures - skipped, "failed": errors + failures, "skipped": skipped}
-
-
-def do_part(settings: OwnPart, console: Console) -> int:
-    """Does a part, and says and keeps what was found; returns the exit code."""
-    code, found = 0, {}
-    if settings.part == SETUP:
-        found = describe_machine(settings.dry)
-    elif settings.part == SHARDS:
-        found = ensure_shards(settings.shards, settings.data)
-    else:
-        code, found = run_tests()
-    if found and settings.out is not None:
-        write_results(settings.out, found)
-    console.print("\n".join(f"{name}: {value}" for name, value in found.items()))
-    return code
-
-
-if __name__ == "__main__":
-    run_command(OwnPart, do_part)

@@ -2,12 +2,13 @@
 """Runs the parts of `make gpu`, keeps what each has measured as soon as it ends, and says which goals were met.
 
     python benchmarks/gpu/run.py --out build/gpu --parts tests throughput
+    python benchmarks/gpu/run.py --out build/gpu --minutes 9
     python benchmarks/gpu/run.py --out build/gpu --keep
 
 Each part is a process with a limit. `results.json` in the folder has what all parts have measured, `log.txt` what they
-said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. The
-exit code is 0 when all parts were done, whatever the goals, 1 when one failed or ran out of time, and 2 for a mistake
-in the command.
+said. A part that is done is not run again, unless --again is given or the GPU, torch or the commit is another one. With
+--minutes, no part is started for which too few are left. The exit code is 0 when all parts were done, whatever the
+goals, 1 when one failed or ran out of time, 75 when some are left for the next time, 2 for a mistake in the command.
 """
 
 import sys
@@ -19,6 +20,7 @@ if __name__ == "__main__":
 
     begin()
 
+import math
 import os
 import signal
 import subprocess
@@ -27,23 +29,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
 from benchmarks.gpu.bare_machine import bare
 from benchmarks.gpu.goals import goal_lines
-from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, GpuPart, build_parts, choose
+from benchmarks.gpu.kept import LOG, RESULTS_FILE, PartResults, take_over
+from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, build_parts, choose
 from benchmarks.measure import FORMAT, RESULTS, run_command, write_results
-from benchmarks.processes import PATIENCE, end_group, start
+from benchmarks.processes import PATIENCE, end_group, pass_on, start
+from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json, write_json
+from data_prep.common.files import read_json
 
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
-RESULTS_FILE, LOG = "results.json", "log.txt"
-SUBJECT = ("gpu", "torch", "commit")
-"""What all numbers depend on: where the setup finds another one, parts are measured anew."""
+ENDING = 15.0
+"""Seconds at the end of the minutes that are kept for ending a part and writing down what it has measured."""
 Ended = Literal["done", "failed", "ran out of time"]
 
 
@@ -61,6 +64,14 @@ class GpuRun:
     """Go through everything on a CPU with a tiny model."""
     limit: float = 480.0
     """Seconds that a part may take."""
+    minutes: float | None = None
+    """Start no part that cannot end within so many minutes (default: take what time it takes)."""
+    since: float | None = None
+    """When the minutes have begun, in seconds since 1970 (default: now)."""
+    earlier: Path | None = None
+    """Results of an earlier machine, or their folder, to go on from."""
+    copies: Path | None = None
+    """Another folder that gets the results too, after each part."""
     shards: Path = Path("build/gpu-shards")
     """Folder of shards; made where it is missing."""
     list: bool = False
@@ -69,40 +80,12 @@ class GpuRun:
     """Copy the results into benchmarks/results, and run nothing."""
 
 
-class PartResults:
-    """What the parts have measured, in a file that is whole after each of them."""
-
-    def __init__(self, folder: Path, dry: bool):
-        self.path = folder / RESULTS_FILE
-        self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"dry": dry, "parts": {}}
-        self.parts: dict[str, Any] = self.content["parts"]
-        if self.content["dry"] != dry:
-            kind = "of a dry run" if self.content["dry"] else "of a GPU"
-            raise UserError(f"{folder}: has results {kind}; give another folder")
-
-    def is_done(self, part: GpuPart) -> bool:
-        return part.name not in FIRST and self.parts.get(part.name, {}).get("ended") == "done"
-
-    def add(self, part: GpuPart, record: dict[str, Any]) -> None:
-        self.parts[part.name] = record
-        write_json(self.path, self.content)
-
-    def forget_others(self, setup: dict[str, Any]) -> bool:
-        """Drops what was measured on another subject than what the setup has found; whether there was any."""
-        subject = {name: setup.get(name) for name in SUBJECT}
-        is_other: bool = self.content.get("subject", subject) != subject
-        if is_other:
-            self.parts.clear()
-        self.content["subject"] = subject
-        return is_other
-
-
 def run_limited(
     command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Ended:
     """Runs a command for a limited time, and leaves no process of it behind. `say` gets its output, line by line."""
     process = start(command, environment)
-    reader = threading.Thread(target=_pass_on, args=(process, say), daemon=True)
+    reader = threading.Thread(target=pass_on, args=(process, say), daemon=True)
     reader.start()
     try:
         return "failed" if process.wait(limit) else "done"
@@ -113,41 +96,59 @@ def run_limited(
         reader.join(PATIENCE)
 
 
-def _pass_on(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        say(line.rstrip("\n"))
-
-
-def run_part(part: GpuPart, settings: GpuRun, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs a part, and says how it ended and what it measured."""
+def run_part(part: GpuPart, settings: GpuRun, limit: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs a part for so many seconds at most, and says how it ended and what it measured."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if settings.dry:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         environment = bare(environment) if part.name != SHARDS else environment  # shards may be made elsewhere
+        environment |= {} if part.name == SMOKE else {"TORCHDYNAMO_DISABLE": "1"}  # one part compiles, for all others
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "measured.json"
         script, *options = part.command
         command = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
         start = time.monotonic()
-        record: dict[str, Any] = {"ended": run_limited(command, settings.limit, say, environment)}
+        record: dict[str, Any] = {"ended": run_limited(command, limit, say, environment)}
         record["seconds"] = round(time.monotonic() - start, 1)
         if out.exists():
             record["measured"] = read_json(out)
     return record
 
 
-def run_parts(
-    parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]
-) -> list[str]:
-    """Runs the parts that are not done; returns the names of those that did not end well."""
-    bad = []
+class Left(NamedTuple):
+    """The names of parts that are not done."""
+
+    bad: list[str]
+    """Those that failed or ran out of time."""
+    later: list[str]
+    """Those for which no time was left."""
+
+
+def run_parts(parts: Sequence[GpuPart], measured: PartResults, settings: GpuRun, say: Callable[[str], None]) -> Left:
+    """Runs the parts that are not done, and returns those that did not come to their end."""
+    bad: list[str] = []
+    later: list[str] = []
+    made: dict[tuple[str, ...], dict[str, Any]] = {}
+    clock = Clock(settings)
     for part in parts:
         if measured.is_done(part) and not settings.again:
             say(f"== {part.name}: done already")
             continue
+        lacking = part.lacks(measured.missing())
+        if lacking:
+            say(f"== {part.name}: left out, for want of {', '.join(lacking)}")
+            continue
+        if part.name not in FIRST and clock.left() < 60 * part.minutes:
+            say(f"== {part.name}: left for the next time: it takes {part.minutes:g} minutes, about")
+            later.append(part.name)
+            continue
         say(f"== {part.name}: {part.what}")
-        record = run_part(part, settings, say)
+        if part.command in made:  # a dry run has one tiny model in the place of several
+            measured.add(part, made[part.command])
+            say(f"== {part.name}: the same command as before")
+            continue
+        record = run_part(part, settings, min(settings.limit, clock.left()), say)
+        made[part.command] = record
         if part.name == SETUP and "measured" in record and measured.forget_others(record["measured"]):
             say("another GPU, torch or commit than that of the results: all parts are measured anew")
         measured.add(part, record)
@@ -156,10 +157,22 @@ def run_parts(
             bad.append(part.name)
             if part.name in FIRST:  # no other can do without
                 break
-    return bad
+    return Left(bad, later)
 
 
-def summarise(measured: PartResults, bad: Sequence[str], say: Callable[[str], None]) -> None:
+class Clock:
+    """How much is left of the minutes that were given."""
+
+    def __init__(self, settings: GpuRun) -> None:
+        begun = time.time() if settings.since is None else settings.since
+        self._end = math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
+
+    def left(self) -> float:
+        """The seconds that are left for parts, at least one."""
+        return max(1.0, self._end - time.time())
+
+
+def summarise(measured: PartResults, left: Left, say: Callable[[str], None]) -> None:
     """Says how the goals were met, and what did not end well."""
     for line in goal_lines(measured.parts, measured.content["dry"]):
         say(line)
@@ -167,8 +180,10 @@ def summarise(measured: PartResults, bad: Sequence[str], say: Callable[[str], No
     if gpu and MEANT_FOR not in gpu:
         say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
     say(f"kept in {measured.path}")
-    for name in bad:
+    for name in left.bad:
         say(f"{name} {measured.parts[name]['ended']}; once more: make gpu PARTS={name}")
+    if left.later:
+        say(f"left for the next time: {', '.join(left.later)}; the same command goes on with them")
 
 
 def keep(folder: Path) -> Path:
@@ -196,7 +211,8 @@ def measure(settings: GpuRun, console: Console) -> int:
         return 0
     chosen = choose(parts, settings.parts)
     settings.out.mkdir(parents=True, exist_ok=True)
-    measured = PartResults(settings.out, settings.dry)
+    take_over(settings.earlier, settings.out)
+    measured = PartResults(settings.out, settings.dry, settings.copies)
     with (settings.out / LOG).open("a") as log:
 
         def say(line: str) -> None:
@@ -204,9 +220,10 @@ def measure(settings: GpuRun, console: Console) -> int:
             log.write(line + "\n")
             log.flush()
 
-        bad = run_parts(chosen, measured, settings, say)
-        summarise(measured, bad, say)
-    return 1 if bad else 0
+        left = run_parts(chosen, measured, settings, say)
+        summarise(measured, left, say)
+    measured.copy()
+    return Code.MISTAKE if left.bad else Code.STOPPED if left.later else Code.DONE
 
 
 if __name__ == "__main__":

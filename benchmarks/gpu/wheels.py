@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.gpu.bare_machine import TORCH, holds, with_all_they_need
 from benchmarks.gpu.install import NEEDED, ROOT
-from benchmarks.measure import run_command
+from benchmarks.measure import COMMIT, commit, run_command
 from data_prep.common.errors import UserError
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -78,6 +78,7 @@ def prepare(settings: Wheels, console: Console) -> None:
     sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         console.print(f"{sizes[name]:7.2f} MiB  {name}")
+    (settings.out / COMMIT.name).write_text(f"{commit()}\n")
     total = f"{sum(sizes.values()):7.2f} MiB  in {len(sizes)} wheels"
     console.print(f"{total} for Python {settings.python}: {settings.out}")
 

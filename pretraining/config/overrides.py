@@ -54,6 +54,7 @@ def load_recipe_and_data(
     if data is not None:
         try:
             manifest = patiently(partial(Manifest.read, data), data / MANIFEST, usual=0)
+            manifest.require_examples(data)
         except UserError as error:
             faults.append(f"--data {error}")
     lengths = manifest.lengths() if manifest else None

@@ -133,11 +133,11 @@ class Compute(Section):
     """How the arithmetic is done: faster or slower, the same but for rounding and the draws of dropout."""
 
     compile: bool = False
-    """Compile the layers with torch.compile; on a CPU our own kernels, which it replaces there, are faster."""
+    """Compile the layers with torch.compile, which replaces our own kernels there; on a CPU these are faster."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     kernels: Literal["auto", "torch"] = "auto"
-    """`auto`: our fused operations on a CPU; `torch`: torch's own alone."""
+    """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: torch's own alone."""
     deterministic: bool = False
     """Take only operations that give the same bits every time: slower on a GPU; on a CPU all of them do anyway."""
     threads: Positive | None = None

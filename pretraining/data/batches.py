@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 
 import numpy as np
+import torch
 
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder
-from pretraining.model.batch import PretrainingBatch, PretrainingBatches
+from pretraining.model.batch import CPU, PretrainingBatch, PretrainingBatches
 from pretraining.model.rows import Rows
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
@@ -78,13 +79,19 @@ def step_batches(
 
 
 def training_batches(
-    dataset: Dataset, order: BatchOrder, steps: Iterable[int], rank: int = 0, ranks: int = 1, accumulation: int = 1
+    dataset: Dataset,
+    order: BatchOrder,
+    steps: Iterable[int],
+    rank: int = 0,
+    ranks: int = 1,
+    accumulation: int = 1,
+    device: torch.device = CPU,
 ) -> Generator[tuple[PretrainingBatches, float], None, None]:
     """Prepares one rank's parts of the batches of steps in a thread, ahead of training; close it to end the thread.
 
-    Each comes with the seconds for which training waited for it.
+    They lie in memory that suits the device. Each comes with the seconds for which training waited for it.
     """
-    read = (step_batches(dataset, order, step, rank, ranks, accumulation) for step in steps)
+    read = (step_batches(dataset, order, step, rank, ranks, accumulation).ready_for(device) for step in steps)
     return in_thread(read, AHEAD)
 
 

@@ -33,6 +33,11 @@ BUCKET_SIZE = 1 << 24
 """Elements of a bucket: enough for a network to run at full speed, few enough that many are under way."""
 
 
+def stays_on_device(number: Tensor) -> bool:
+    """Whether the host would have to wait for a number."""
+    return number.is_cuda
+
+
 class Bucket:
     """Neighbouring parameters, whose gradients are added up and joined together."""
 
@@ -182,12 +187,18 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
 
     @torch.no_grad()
     def step(self) -> None:
-        """Moves this rank's share of the weights, unless the gradient is not finite, and gives it to the others."""
+        """Moves this rank's share of the weights, and gives it to the others.
+
+        A gradient that is not finite moves nothing on a CPU. On a GPU the host goes on without a look at it: then the
+        factor of the gradient is no number. AdamW moves nothing by that; with others, the weights are no numbers either
+        until whoever trains has a look, and goes back to a checkpoint.
+        """
         norm = self._norm() / self._ranks  # of the mean over ranks, which DeepSpeed's other optimizers make too
-        self.overflow = not math.isfinite(norm)
+        self.overflow = not isinstance(norm, Tensor) and not math.isfinite(norm)
         self._global_grad_norm = math.inf if self.overflow else norm
         if not self.overflow:
-            self.optimizer.scale = clipping(norm, self.clip_grad) / self._ranks
+            scale = clipping(norm, self.clip_grad) / self._ranks
+            self.optimizer.scale = torch.where(norm.isfinite(), scale, math.nan) if isinstance(norm, Tensor) else scale
             for weights, sums in zip(
                 self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
             ):
@@ -197,12 +208,12 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             self.update_lp_params()
         self.clear_hp_grads()
 
-    def _norm(self) -> float:
-        """The norm of the sum of all ranks' gradients, over all weights."""
+    def _norm(self) -> Tensor | float:
+        """The norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
         squares = torch.stack([sum_of_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1:
             dist.all_reduce(squares, group=self._group)
-        return math.sqrt(float(squares))
+        return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
         """Forgets the gradients, also those of a step that was broken off; the next one overwrites the sums."""

@@ -9,15 +9,14 @@ from typing import Literal
 
 import torch
 from torch.utils import deterministic
-from torch.utils._triton import has_triton
 
 from data_prep.common.errors import UserError
+from pretraining import devices
 from pretraining.config.settings import Compute, Dtype, Precision
 from pretraining.model import cpu_kernels
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-TF32_CAPABILITY = (8, 0)
 WORKSPACE = ":4096:8"
 """Buffers of the library for matrix products, with which it always adds up in the same order."""
 
@@ -26,13 +25,13 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
     """Chooses the numbers that the model computes in, by what the device has."""
     if wanted == "auto":
         if device.type == "cuda":
-            wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+            wanted = "bf16" if devices.has_bf16() else "fp16"
         else:
             wanted = "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
     if wanted == "fp16" and device.type == "cpu":
         raise UserError('precision.dtype = "fp16": not on a CPU; take "bf16", "fp32" or "auto"')
-    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UserError(f'precision.dtype = "bf16": {_name(device)} has none; take "fp16" or "auto"')
+    if wanted == "bf16" and device.type == "cuda" and not devices.has_bf16():
+        raise UserError(f'precision.dtype = "bf16": {devices.name_of(device)} has none; take "fp16" or "auto"')
     return DTYPES[wanted]
 
 
@@ -49,8 +48,8 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
         _require_translators(device)
     if device.type != "cuda":
         return  # where results are the same bits anyway
-    if precision.tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
-        raise UserError(f"precision.tf32 = true: {_name(device)} has none; take false")
+    if precision.tf32 and not devices.has_tf32(device):
+        raise UserError(f"precision.tf32 = true: {devices.name_of(device)} has none; take false")
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     torch.use_deterministic_algorithms(compute.deterministic)
     if compute.deterministic:
@@ -69,12 +68,8 @@ def _require_translators(device: torch.device) -> None:
             "install python3-dev (of the system's Python; those of conda and pyenv have them), "
             "or take compute.compile = false"
         )
-    if device.type == "cuda" and not has_triton():
+    if device.type == "cuda" and not devices.can_translate():
+        unknown = f"it is not installed or does not know {devices.name_of(device)}"
         raise UserError(
-            f"compute.compile = true: needs Triton, and it is not installed or does not know {_name(device)}\n"
-            "pip install triton, or take compute.compile = false"
+            f"compute.compile = true: needs Triton, and {unknown}\npip install triton, or take compute.compile = false"
         )
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device)

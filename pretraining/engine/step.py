@@ -21,7 +21,8 @@ class Seeds:
     dropout: int
     """for our kernels, the same on all ranks: their masks are drawn by the example"""
     generator: int
-    """for PyTorch's generator, which draws where our kernels do not; another one for each rank"""
+    """for PyTorch's generator, which draws where our kernels do not, such as in a GPU's attention; another one for each
+    rank"""
 
     @classmethod
     def of(cls, seed: int, step: int, rank: int) -> Seeds:

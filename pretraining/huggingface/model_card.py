@@ -22,7 +22,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import MINIMAL_PAIRS, Figure, find_objective, num_parameters
 from pretraining.reporting.records import EvaluationRecord
 
-SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs")
+SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
 """The settings of the data that its readers want to know."""
 USES: dict[Kind, tuple[str, str]] = {
     "classes": ("text-classification", "one label of a text or a pair"),
@@ -48,7 +48,7 @@ class DataSummary:
     examples: Mapping[str, int]
     """Examples of each length; those held out are counted apart."""
     settings: Mapping[str, Any]
-    """How the shards were made: a value for each of `SETTINGS`, None where it was not given."""
+    """How the shards were made: the values of `SETTINGS`, None where one was not given."""
     vocabulary: str
     """SHA-256 of the vocabulary."""
     fingerprint: str
@@ -65,7 +65,7 @@ class DataSummary:
             sources=manifest.corpus.documents_by_source,
             pieces=manifest.corpus.pieces,
             examples=examples,
-            settings={name: getattr(manifest.settings, name, None) for name in SETTINGS},
+            settings={name: value for name in SETTINGS if (value := getattr(manifest.settings, name, None)) != {}},
             vocabulary=manifest.vocabulary.sha256,
             fingerprint=manifest.fingerprint,
         )

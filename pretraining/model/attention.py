@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,15 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pretraining import devices
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import gpu_operations as gpu
 from pretraining.model.fused import Dropout
 
 GRAIN = 64
 """Sequences whose lengths are equal when rounded up to it are computed together by our kernels."""
-FLASH_CAPABILITY = (8, 0)
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels take on every GPU that they run on."""
+Attend = Callable[[Tensor, Tensor, int, Dropout], Tensor]
+"""Queries, keys and values, their bias, the number of heads, and dropout -> (n, hidden)."""
 
 
 class Layout(Protocol):
@@ -33,6 +37,11 @@ class Layout(Protocol):
 
     def attend(self, qkv: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
         """(n, 3 * hidden) queries, keys and values, bias still to be added -> (n, hidden)."""
+
+    def attends_sums(self, states: Tensor) -> Attend | None:  # noqa: ARG002
+        """How such hidden states are attended over where the product has added the bias, which gets its gradient here
+        all the same; None where the bias is still to be added."""
+        return None
 
     def spare_rows(self, states: Tensor, packed: bool = False) -> int:  # noqa: ARG002
         """How many rows of zeros are to follow the n hidden states, which belong to no sequence and stay zeros;
@@ -60,8 +69,7 @@ def has_flash(states: Tensor, heads: int) -> bool:
     that they lie on."""
     size = states.shape[1] // heads
     fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
-    built = torch.backends.cuda.is_flash_attention_available()
-    return fits and built and torch.cuda.get_device_capability(states.device) >= FLASH_CAPABILITY
+    return fits and devices.has_flash(states.device)
 
 
 class Packed(Layout):
@@ -78,6 +86,36 @@ class Packed(Layout):
             query, key, value, *where, dropout.probability, self.one_way, False
         )
         return out.reshape(len(qkv), -1)
+
+    def attends_sums(self, states: Tensor) -> Attend | None:
+        """Where one of our kernels can lay the gradients side by side."""
+        return self._attend_sums if gpu.usable("join", states) else None
+
+    def _attend_sums(self, sums: Tensor, bias: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        where = (self.starts, self.starts, self.longest, self.longest, dropout.probability, self.one_way)
+        return _FlashAttention.apply(sums, bias, heads, where)
+
+
+class _FlashAttention(torch.autograd.Function):
+    """The flash kernels on queries, keys and values with their bias, whose gradients one kernel lays side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, bias: Tensor, heads: int, where: tuple[Any, ...]) -> Tensor:
+        parts = sums.view(len(sums), 3, heads, -1).unbind(1)
+        out, exponents, *state, _ = torch.ops.aten._flash_attention_forward(*parts, *where, False)
+        ctx.save_for_backward(*parts, out, exponents, *state, bias)
+        ctx.where = where
+        return out.view(len(sums), -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, exponents, *state, bias = ctx.saved_tensors
+        gradients = torch.ops.aten._flash_attention_backward(
+            grad.contiguous().view(out.shape), query, key, value, out, exponents, *ctx.where, *state
+        )
+        query_slope, key_slope, value_slope = gradients
+        return *gpu.join(query_slope, key_slope, value_slope, bias), None, None
 
 
 class Padded(Layout):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from data_prep.common.arrays import Array
 from pretraining.model.rows import Rows
 
+CPU = torch.device("cpu")
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
+AnySteps = TypeVar("AnySteps", bound="StepBatches[Any]")
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,22 @@ class Batch:
     lengths: tuple[int, ...]  # of the sequences, on the host: kernels are chosen by it without asking the GPU
     examples: Array  # (s, 2) int64: shard and row of each sequence: dropout is drawn by them, messages name them
 
+    def pinned(self: AnyBatch) -> AnyBatch:
+        """The batch in memory from which a GPU copies while the host goes on."""
+        return self._with_tensors(Tensor.pin_memory)
+
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
         """Copies the batch to a device; the host does not wait for the copy to a GPU."""
         device = torch.device(device)
         if device.type == "cpu":
             return self
-        pin = device.type == "cuda"
+        batch = self.pinned() if device.type == "cuda" and not self.pieces.is_pinned() else self
+        return batch._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with_tensors(self: AnyBatch, moved: Callable[[Tensor], Tensor]) -> AnyBatch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = (value.pin_memory() if pin else value).to(device, non_blocking=True)
-        return type(self)(**values)
+        tensors: dict[str, Any] = {name: moved(each) for name, each in values.items() if isinstance(each, Tensor)}
+        return replace(self, **tensors)
 
     def turns(self) -> Tensor:
         """(n,) int64: for every place the piece that lies there when each sequence is turned round; what is turned
@@ -87,6 +95,12 @@ class StepBatches(Generic[AnyBatch]):
 
     micro: tuple[AnyBatch, ...]  # this rank's micro-batches, whose gradients accumulate
     sequences: int  # of the global batch, over all ranks
+
+    def ready_for(self: AnySteps, device: torch.device) -> AnySteps:
+        """In memory that suits the device: a thread copies for a GPU, ahead of the step."""
+        if device.type != "cuda":
+            return self
+        return replace(self, micro=tuple(batch.pinned() for batch in self.micro))
 
 
 @dataclass(frozen=True)

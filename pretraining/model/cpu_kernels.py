@@ -42,14 +42,19 @@ _allowed = True
 
 
 def allow(allowed: bool) -> None:
-    """Whether this process may use the kernels; otherwise PyTorch's operations do all."""
+    """Whether this process may use kernels of our own, those for GPUs too; otherwise PyTorch's operations do all."""
     global _allowed
     _allowed = allowed
 
 
+def allowed() -> bool:
+    """Whether kernels of our own may be used here, on any device; never in what torch.compile translates."""
+    return _allowed and not torch.compiler.is_compiling()
+
+
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels can work on this tensor; never in what torch.compile translates."""
-    if torch.compiler.is_compiling() or not _allowed:
+    if not allowed():
         return False
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Layout, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.fused import Dropout, add_and_norm, drop, embed, gelu, row_keys
@@ -47,6 +48,17 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
+
+
+class FirstLinear(Linear):
+    """The first product of a block, whose input also goes past the block, to the residual connection."""
+
+    def forward(self, x: Tensor, add_bias: bool = False) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The product, and what goes past it; `add_bias` gives the product its bias, and the bias no gradient."""
+        bias = self.bias.detach() if add_bias else None
+        if gpu.takes_products(x):
+            return gpu.product_and_past(x, self.weight, bias)
+        return F.linear(x, self.weight, bias), x
 
 
 class AddAndNorm(nn.Module):
@@ -94,15 +106,17 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape):
         super().__init__()
         self.heads = shape.heads
-        self.qkv = Linear(shape.hidden, 3 * shape.hidden)
+        self.qkv = FirstLinear(shape.hidden, 3 * shape.hidden)
         self.output = Linear(shape.hidden, shape.hidden)
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, asked: Tensor | None = None) -> Tensor:
-        context = layout.attend(self.qkv(x), self.qkv.bias, self.heads, dropouts.attention)
+        attends_sums = layout.attends_sums(x)
+        qkv, past = self.qkv(x, attends_sums is not None)
+        context = (attends_sums or layout.attend)(qkv, self.qkv.bias, self.heads, dropouts.attention)
         if asked is not None:
-            context, x = context.index_select(0, asked), x.index_select(0, asked)
-        return self.norm(self.output(context), self.output.bias, x, dropouts.context)
+            context, past = context.index_select(0, asked), past.index_select(0, asked)
+        return self.norm(self.output(context), self.output.bias, past, dropouts.context)
 
 
 class FeedForward(nn.Module):
@@ -110,13 +124,14 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Shape):
         super().__init__()
-        self.inner = Linear(shape.hidden, shape.intermediate)
+        self.inner = FirstLinear(shape.hidden, shape.intermediate)
         self.output = Linear(shape.intermediate, shape.hidden)
         self.norm = AddAndNorm(shape.hidden, shape.epsilon)
 
     def forward(self, x: Tensor, dropout: Dropout) -> Tensor:
-        inner = gelu(self.inner(x), self.inner.bias)
-        return self.norm(self.output(inner), self.output.bias, x, dropout)
+        product, past = self.inner(x)
+        inner = gelu(product, self.inner.bias)
+        return self.norm(self.output(inner), self.output.bias, past, dropout)
 
 
 class Layer(nn.Module):
@@ -262,10 +277,18 @@ class Encoder(Trainable):
         return (batch.starts[1:] - 1 if self.shape.sees == "before" else batch.starts[:-1]).long()
 
     def dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
-        """What is dropped of hidden states, and what of the probabilities of attention."""
+        """What is dropped of hidden states, and what of the probabilities of attention.
+
+        Of hidden states our kernels drop by the keys of rows, on a CPU and on a GPU: neither the rank nor its device
+        decides. The flash kernels of a GPU, and what torch.compile translates, draw from PyTorch's generator, which is
+        another one for each rank.
+        """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)
         keys = torch.empty(0, dtype=torch.int32)
         if (hidden or attention) and batch.pieces.device.type == "cpu":
             keys = row_keys(self.dropout_seed, batch.examples, batch.positions.numpy(), np.array(batch.lengths))
+        elif hidden and gpu.usable("row_keys", batch.positions):
+            longest = max(batch.lengths)
+            keys = gpu.row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
         return Dropout(hidden, keys), Dropout(attention, keys)

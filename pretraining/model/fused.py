@@ -1,4 +1,5 @@
-"""The operations between matrix products: fused kernels on a CPU, PyTorch's own elsewhere; equal but for rounding."""
+"""The operations between matrix products: fused kernels of our own on a CPU, and on a GPU where Triton is; PyTorch's
+elsewhere. They are equal but for rounding, and for the masks of dropout, of which ours are the same on both."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import gpu_operations as gpu
 
 MOST_LOGITS = 1 << 22
 """Logits that are in memory at once where log-probabilities alone are asked for."""
@@ -23,13 +25,14 @@ MOST_LOGITS = 1 << 22
 class Dropout:
     """Where and how much is dropped.
 
-    The kernels drop what a hash of (row key, site, column) says. A row key stands for (seed, example, position): a mask
-    depends neither on the ranks nor on what else is in the batch. Elsewhere PyTorch's generator decides.
+    Our kernels drop what a hash of (row key, site, column) says. A row key stands for (seed, example, position): a mask
+    depends neither on the ranks and their devices nor on what else is in the batch. Elsewhere PyTorch's generator
+    decides, as it does for the probabilities of attention on a GPU.
     """
 
     probability: float
     keys: Tensor
-    """(n,) int32, for each row"""
+    """(n,) int32, for each row; none where PyTorch's generator decides"""
     site: int = 0
 
     def at(self, site: int) -> Dropout:
@@ -59,6 +62,8 @@ def gelu(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias), with erf. May overwrite x: it must be needed by nobody else."""
     if kernels.usable(x):
         return _Gelu.apply(x, bias)
+    if gpu.usable("gelu", x):
+        return gpu.gelu(x, bias)
     return F.gelu(x + bias)
 
 
@@ -68,6 +73,8 @@ def add_and_norm(
     """The layer norm of residual + dropout(x + bias). May overwrite x: it must be needed by nobody else."""
     if kernels.usable(x):
         return _AddAndNorm.apply(x, bias, residual, weight, shift, epsilon, dropout)
+    if gpu.usable("add_and_norm", x, dropout.for_kernels):
+        return gpu.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
     dropped = F.dropout(x + bias, dropout.probability) if dropout.probability else x + bias
     return F.layer_norm(residual + dropped, weight.shape, weight, shift, epsilon)
 
@@ -76,7 +83,11 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     """Dropout by itself."""
     if not dropout.probability:
         return x
-    return _Drop.apply(x, dropout) if kernels.usable(x) else F.dropout(x, dropout.probability)
+    if kernels.usable(x):
+        return _Drop.apply(x, dropout)
+    if gpu.usable("drop", x, dropout.for_kernels):
+        return gpu.drop(x, dropout.for_kernels)
+    return F.dropout(x, dropout.probability)
 
 
 def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -84,7 +95,8 @@ def embed(word: Tensor, position: Tensor, segment: Tensor, ids: tuple[Tensor, Te
     if word.device.type == "cpu":
         return _Embed.apply(word, position, segment, *ids)
     pieces, positions, segments = ids
-    return F.embedding(pieces, word) + F.embedding(positions, position) + F.embedding(segments, segment)
+    look_up = gpu.look_up_few if gpu.takes_products(word) else F.embedding
+    return F.embedding(pieces, word) + look_up(positions, position) + look_up(segments, segment)
 
 
 def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -92,20 +104,27 @@ def masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vo
 
     `weight` and `bias` may have more rows than the vocabulary; they take no part.
     """
-    if kernels.usable(hidden) and torch.is_grad_enabled():
+    if loses_by_kernels(hidden) and torch.is_grad_enabled():
         return _MaskedLoss.apply(hidden, weight, bias, labels, vocabulary)
-    if kernels.usable(hidden):
+    if loses_by_kernels(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
         return losses.sum(), right.sum()
     logits = F.linear(hidden, weight, bias)[:, :vocabulary].float()
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
 
 
+def loses_by_kernels(hidden: Tensor) -> bool:
+    """Whether one of our kernels computes the losses of predictions from these hidden states."""
+    return kernels.usable(hidden) or gpu.usable("cross_entropy", hidden)
+
+
 def cross_entropies(
     logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool
 ) -> tuple[Tensor, Tensor]:
-    """By our kernel: the cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the
+    """By our kernels: the cross-entropy of every row, and whether its answer is right. `slopes`: the gradient takes the
     place of the logits, which lack the bias; otherwise they stay."""
+    if not kernels.usable(logits):
+        return gpu.cross_entropies(logits, bias, labels, vocabulary, slopes)
     losses, right = torch.empty(len(labels)), torch.empty(len(labels), dtype=torch.uint8)
     sizes = (len(labels), vocabulary, logits.shape[1])
     kernels.call("cross_entropy", logits, bias, labels, losses, right, *sizes, int(slopes))
@@ -122,7 +141,7 @@ def log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tens
 
 def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
     logits = F.linear(hidden, weight)
-    if kernels.usable(hidden):
+    if loses_by_kernels(hidden):
         return -cross_entropies(logits, bias, labels, vocabulary, slopes=False)[0]
     return -F.cross_entropy((logits + bias)[:, :vocabulary].float(), labels, reduction="none")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.fused import cross_entropies, masked_loss
+from pretraining.model.fused import cross_entropies, loses_by_kernels, masked_loss
 
 CACHED = 1 << 23
 """Logits at once on a CPU: with four times as many, which its caches do not hold, the loss takes a fifth longer."""
@@ -41,7 +41,7 @@ def _with_slopes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of the losses of some predictions, how many are right, and the gradient of their logits, which takes the
     place of these; behind the vocabulary it is zero."""
-    if kernels.usable(hidden):
+    if loses_by_kernels(hidden):
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
         return losses.sum(), correct.sum(), logits

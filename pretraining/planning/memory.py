@@ -138,17 +138,20 @@ def plan_activations(
     fused_attention: bool = True,
     predictions: float | None = None,
     seen: float | None = None,
+    by_kernels: bool = True,
 ) -> Activations:
     """Plans for a micro-batch of full sequences. Fused attention keeps no probabilities; that of a CPU does.
 
     `predictions` are those of a sequence: by default as many as its objective makes without a recipe; `seen`, of how
-    many of its pieces the heads see the last states: by default those that its objective asks for.
+    many of its pieces the heads see the last states: by default those that its objective asks for. `by_kernels`,
+    whether our kernels compute: PyTorch's operations keep the masks of dropout besides, a byte for each number, and
+    three tensors as large as the logits instead of one.
     """
     size = 4 if dtype == "fp32" else 2
     pieces, h = sequences * length, shape.hidden
     # kept of a layer: its input, q k v, attention's result, the sum before and the output of the first norm, the sum
-    # before the second, and the inner layer before and after GELU; and a byte for each of the two dropouts
-    behind = size * (3 * h + 2 * shape.intermediate) + 2 * h  # attention, for each piece
+    # before the second, and the inner layer before and after GELU
+    behind = size * (3 * h + 2 * shape.intermediate) + (not by_kernels) * 2 * h  # attention, for each piece
     layer = pieces * (5 * size * h + behind)
     if predictions is None:
         predictions = find_objective(shape).predictions(length, PREDICTED_SHARE * length, HALF_WAY)
@@ -158,13 +161,15 @@ def plan_activations(
     last = pieces * 5 * size * h + sequences * seen * (2 * size * h + behind)
     if not fused_attention:
         layer, last = (each + pieces * size * shape.heads * length for each in (layer, last))
-    embeddings = pieces * (3 * size * h + h)
+    embeddings = pieces * (3 * size + (not by_kernels)) * h
     asked, at_once = sequences * predictions, find_objective(shape).logits_at_once
+    in_place = by_kernels and dtype != "fp16"  # our kernels put the gradient of logits where these were
     heads = asked * 4 * size * h
-    if at_once is None:
-        heads += asked * shape.vocabulary * (size + 4 + 4)  # logits as computed, in fp32, and their gradients
+    if at_once is None:  # logits as computed, in fp32, and their gradients
+        heads += asked * shape.vocabulary * (size if in_place else size + 4 + 4)
     else:  # logits in fp32, twice while they are summed up; and gradients, of weights too, for the backward pass
-        heads += min(asked, at_once) * shape.vocabulary * 8 + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
+        logits = min(asked, at_once) * shape.vocabulary * (size if in_place else 8)
+        heads += logits + asked * size * h + 4 * shape.padded_vocabulary * (h + 1)
     return Activations(
         kept=embeddings + (shape.layers - 1) * layer + last + heads,
         recomputed=embeddings + shape.layers * pieces * size * h + max(layer, heads),
@@ -196,6 +201,8 @@ class Heaviest:
     """predictions of a sequence"""
     recompute: bool
     """whether activations are computed again (`compute.checkpoint_activations`)"""
+    by_kernels: bool = True
+    """whether our kernels may compute (`compute.kernels`)"""
 
     def sizes(self, share: int, on_cpu: bool) -> list[int]:
         """What may be tried, in sequences, the smallest first: all that divides the share of a rank in the batch."""
@@ -208,7 +215,8 @@ class Heaviest:
 
     def activations(self, sequences: int, on_cpu: bool) -> float:
         """Bytes that the activations of so many sequences take, an estimate."""
-        planned = plan_activations(self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
+        inputs = (self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
+        planned = plan_activations(*inputs, by_kernels=self.by_kernels)
         return planned.recomputed if self.recompute else planned.kept
 
 

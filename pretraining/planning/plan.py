@@ -64,14 +64,21 @@ class Target:
         optimizer = find_optimizer(recipe.optimizer)
         return plan_memory(self.shape, self.dtype, self.ranks, zero, recipe.parallel.offload, options, optimizer)
 
+    @property
+    def by_kernels(self) -> bool:
+        """Whether the recipe lets our own kernels compute."""
+        return self.recipe.compute.kernels == "auto"
+
     def heaviest(self, phase: Phase) -> Heaviest:
         most = most_predictions(configured(self.recipe.objective), phase.length, self.manifest)
-        return Heaviest(self.shape, self.dtype, phase.length, most, self.recipe.compute.checkpoint_activations)
+        recomputes = self.recipe.compute.checkpoint_activations
+        return Heaviest(self.shape, self.dtype, phase.length, most, recomputes, self.by_kernels)
 
     def activations(self, phase: Phase, micro_batch: int) -> Activations:
         full = measure_phase(self.recipe, phase, self.shape, None)
         on_gpu = not self.room.on_cpu
-        return plan_activations(self.shape, self.dtype, micro_batch, phase.length, on_gpu, full.predictions)
+        inputs = (self.shape, self.dtype, micro_batch, phase.length, on_gpu, full.predictions)
+        return plan_activations(*inputs, by_kernels=self.by_kernels)
 
     def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
         """What a rank needs with so many full sequences."""

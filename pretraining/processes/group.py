@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
 import threading
@@ -36,13 +35,12 @@ from torch import Tensor
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
+from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
 from pretraining.processes.cores import own_cores
 from pretraining.processes.errors import LostError, SharedError, UnreachedError, name_ranks
 from pretraining.processes.meeting import ask_rank_0, meet
 from pretraining.processes.network import CHOICE, find_interface
 
-OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
-"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
 LAZY = "TORCH_GLOO_LAZY_INIT"
 """The variable by which PyTorch lets gloo connect two ranks when they first speak; otherwise every rank is connected to
 every other before the first step."""
@@ -57,14 +55,15 @@ LEAVE_SECONDS = 10.0  # for NCCL, which may wait for ever: all is done, and `exi
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch.device:
     """Where this rank computes: on a GPU of its own where there are any."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if wanted == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no working GPU"
-        raise UserError(
-            f"a GPU was asked for, but {reason}\n"
-            "take the device `auto` or `cpu`, or install a torch with CUDA and check nvidia-smi"
-        )
+    if find_kind() == "cpu" and wanted == "auto":
+        if (unused := explain_unused()) and world.local_rank == 0:
+            warnings.warn(unused, stacklevel=2)
+        return torch.device("cpu")
+    if find_kind() == "cpu":
+        why, cure = explain_absence()
+        raise UserError(f"a GPU was asked for, but {why}\n{cure}, or take the device `auto` or `cpu`")
     count = torch.cuda.device_count()
     if count >= world.local_size:
         return require_code(torch.device("cuda", world.local_rank))
@@ -74,36 +73,6 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
         f"{world.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"
     )
-
-
-def require_code(device: torch.device) -> torch.device:
-    """Returns the GPU; an error where the installed PyTorch has no code for it, which its first kernel would find."""
-    capability = torch.cuda.get_device_capability(device)
-    built_for = torch.cuda.get_arch_list()
-    known = [found for found in map(_read, built_for) if found is not None]
-    if not known or any(_runs(*code, capability) for code in known):
-        return device
-    older = capability < min(code[1] for code in known)
-    cure = f"install {OLDER if older else 'a newer PyTorch'}"
-    raise UserError(
-        f"{torch.cuda.get_device_name(device)} has compute capability {_shown(capability)}, and this PyTorch "
-        f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
-    )
-
-
-def _read(name: str) -> tuple[str, tuple[int, int]] | None:
-    """Kind and compute capability of code that is called as in `sm_90a` or `compute_120`; None for other vendors'."""
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
-    return None if found is None else (found[1], (int(found[2]), int(found[3])))
-
-
-def _runs(kind: str, code: tuple[int, int], capability: tuple[int, int]) -> bool:
-    """Machine code runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
-    return code <= capability and (kind == "compute" or code[0] == capability[0])
-
-
-def _shown(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def default_threads(world: World, environment: Mapping[str, str] = os.environ) -> int:

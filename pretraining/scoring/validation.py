@@ -81,6 +81,7 @@ def score_shards(
 ) -> ShardScores:
     """Scores a model, in fp32, on the examples of shards, or the first of them."""
     manifest = Manifest.read(folder)
+    manifest.require_examples(folder)
     require_vocabulary(manifest, model, folder)
     bert = model.pretrained()
     trained = model.trained or bert.shape.positions

@@ -20,6 +20,7 @@ from data_prep.common.toml_text import shown
 from pretraining.checkpoint.state import Conditions, FoundMicroBatch
 from pretraining.config.settings import Phase
 from pretraining.data.batches import full_sequences
+from pretraining.devices import name_of
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.model.batch import PretrainingBatches
@@ -154,7 +155,7 @@ class MicroBatches:
     def _device(self) -> str:
         """Name and memory of the device of this rank."""
         device = self._engine.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        name = name_of(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"
 
     @property

@@ -65,7 +65,8 @@ class TrainingPhase:
         end, world = self._schedule.steps, self._world
         steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        return closing(training_batches(self._dataset, self._order, steps, world.rank, world.size, self.accumulation))
+        where = (world.rank, world.size, self.accumulation, self._device)
+        return closing(training_batches(self._dataset, self._order, steps, *where))
 
     def batch_number(self, step: int) -> int:
         """Which batch of the phase's order its step of this number takes."""

@@ -7,6 +7,7 @@ from rich.console import RenderableType
 
 from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
+from pretraining.devices import find_kind
 from pretraining.engine.precision import DTYPES, choose_dtype, name_dtype
 from pretraining.planning.machines import Site
 from pretraining.planning.memory import Room
@@ -53,7 +54,7 @@ def plan_run(
         assumed = [] if pieces_per_second else [f"hours for {site.description}: docs/planning.md"]
         target = site.target(recipe, manifest)
         return build_plan(target, pieces_per_second=pieces_per_second, assumed=assumed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(find_kind())
     elsewhere = device.type == "cpu" and (gpu_memory is not None or not here)
     dtype, measured = recipe.precision.dtype, recipe.logging.peak_flops
     if dtype == "auto":

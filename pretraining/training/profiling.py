@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-FOLDER, TRACE, TABLE = "profile", "trace.json", "table.txt"
+FOLDER, TRACE, TABLE = "profile", "trace.json.gz", "table.txt"
 SKIPPED, ROWS = 2, 40
 """The first steps are skipped, which compile and allocate; the table has so many rows."""
 

@@ -173,7 +173,7 @@ class Trainer(Loop):
         saves = is_due(step, recipe.checkpoints.every) and not last
         logs = is_due(step, recipe.logging.every) or last
         evaluates = is_due(step, recipe.evaluation.every) and not last
-        decision = self.decide(checks=logs or saves or self.engine.device.type == "cpu")
+        decision = self.decide(checks=logs or saves or evaluates or self.looks_at_once)
         phase.clock.step()
         if logs or saves or not phase.clock.agreed or phase.is_over(self.state):  # the estimate alone ends no phase
             phase.clock.agree()
@@ -208,6 +208,11 @@ class Trainer(Loop):
         self.guard.losses.clear()  # at the beginning of a phase, losses may well leap
         self.write_checkpoint(self.state.step, self.section())
 
+    @property
+    def looks_at_once(self) -> bool:
+        """Whether each step is looked at when it is done: a GPU would have to be waited for."""
+        return self.engine.device.type == "cpu"
+
     def decide(self, checks: bool) -> Decision:
         """Agrees with all ranks on what to do now; raises where one of them has found something wrong."""
         finding = self.guard.first_fault() if checks else None
@@ -219,6 +224,8 @@ class Trainer(Loop):
 
     def stop(self, phase: TrainingPhase, decision: Decision) -> NoReturn:
         """Ends the run before its end, and saves first, unless where it stands is saved already."""
+        if not self.looks_at_once:
+            self.decide(checks=True)  # what is wrong is not saved
         if phase.batch_number(self.state.phase_step) != self.batch_saved:
             phase.clock.agree()
             self.save(phase)

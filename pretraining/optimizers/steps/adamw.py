@@ -26,6 +26,8 @@ class AdamW(FlatOptimizer):
             state["step"] += 1
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        if isinstance(self.scale, Tensor):
+            torch._foreach_sub_(steps, [_is_no_number(self.scale)] * len(steps))
         adam(tensors, gradients, first, second, steps, self.settings, learning_rate, decay, self.scale)
 
 
@@ -40,7 +42,10 @@ def adam(
     decay: float,
     scale: Tensor | float = 1.0,
 ) -> None:
-    """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients."""
+    """Moves averages and weights by one step of Adam; `steps` count this one already. May overwrite the gradients.
+
+    A scale on the device that is no number moves nothing, and the host need not look at it.
+    """
     corrected = settings.bias_correction
     counts = [count - 1 if corrected else torch.full_like(count, SETTLED) for count in steps]  # PyTorch adds the 1
     adamw(
@@ -52,6 +57,7 @@ def adam(
         counts,
         fused=True,
         grad_scale=_divisor(scale, weights[0].device),
+        found_inf=_is_no_number(scale) if isinstance(scale, Tensor) else None,
         amsgrad=False,
         beta1=settings.betas[0],
         beta2=settings.betas[1],
@@ -60,6 +66,11 @@ def adam(
         eps=settings.epsilon,
         maximize=False,
     )
+
+
+def _is_no_number(scale: Tensor) -> Tensor:
+    """1 where a factor is no number, and 0 otherwise."""
+    return scale.isfinite().logical_not().float()
 
 
 def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.parts import count
+from benchmarks.gpu.basics import count
 
 TESTS = """
 import pytest

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,11 @@ with open(__file__ + ".runs", "a") as file:
 BAD = "print('no luck'); raise SystemExit(1)"
 HANGS = GOOD + "print('half way', flush=True)\nimport time; time.sleep(300)"
 
+MINUTES = {"long": 30.0}
+"""What parts take, by their names."""
+NEEDS = {"peer": ("transformers",)}
+"""Packages that they need."""
+
 Runner = Callable[..., int]
 
 
@@ -48,7 +55,10 @@ def run_parts(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, lea
     def start(scripts: dict[str, str], *more: str) -> int:
         for name, script in scripts.items():
             (tmp_path / f"{name}.py").write_text(script)
-        parts = [GpuPart(name, f"what {name} is", (f"{name}.py",)) for name in scripts]
+        parts = [
+            GpuPart(name, f"what {name} is", (f"{name}.py",), minutes=MINUTES.get(name, 0.1), needs=NEEDS.get(name, ()))
+            for name in scripts
+        ]
         monkeypatch.setattr(run, "build_parts", lambda *_: parts)
         settings = tyro.cli(run.GpuRun, args=["--out", str(folder), *more], config=(tyro.conf.FlagCreatePairsOff,))
         return run.measure(settings, open_console(soft_wrap=True))
@@ -76,7 +86,14 @@ def test_a_part_that_fails_takes_nothing_from_the_others(run_parts: Runner, fold
 
 
 STARTED_THERE = [
-    *("benchmarks.gpu.run", "benchmarks.gpu.parts", "benchmarks.throughput", "benchmarks.scaling"),
+    *(
+        "benchmarks.gpu.run",
+        "benchmarks.gpu.basics",
+        "benchmarks.gpu.smoke",
+        "benchmarks.gpu.trainer",
+        "benchmarks.throughput",
+        "benchmarks.scaling",
+    ),
     *("benchmarks.fine_tuning", "benchmarks.inference", "pretraining.train", "pretraining.export"),
     *("finetuning.run_glue", "finetuning.predict", "data_prep.readers"),
 ]
@@ -153,6 +170,50 @@ def test_what_was_measured_on_another_machine_is_forgotten(
     assert "all parts are measured anew" in (folder / "log.txt").read_text()
 
 
+def test_no_part_is_started_that_cannot_end_in_time(run_parts: Runner, folder: Path) -> None:
+    parts = {"setup": GOOD, "one": GOOD, "long": GOOD, "two": GOOD}
+    assert run_parts(parts, "--minutes", "9") == 75
+    assert set(results(folder)) == {"setup", "one", "two"}
+    log = (folder / "log.txt").read_text()
+    assert "== long: left for the next time: it takes 30 minutes, about" in log
+    assert "left for the next time: long; the same command goes on with them" in log
+    assert run_parts(parts, "--minutes", "40") == 0
+    assert results(folder)["long"]["ended"] == "done"
+
+
+@pytest.mark.slow
+def test_the_minutes_count_from_where_the_whole_command_began(run_parts: Runner, folder: Path) -> None:
+    began = time.time() - 8 * 60
+    parts = {"setup": GOOD, "one": HANGS, "two": GOOD}
+    assert run_parts(parts, "--minutes", "8.5", "--since", str(began)) == 1
+    found = results(folder)
+    assert found["one"]["ended"] == "ran out of time"
+    assert found["one"]["seconds"] < 30
+    assert "two" not in found
+
+
+def test_a_package_that_is_missing_costs_only_what_needs_it(run_parts: Runner, folder: Path) -> None:
+    lacks = finds(gpu="H200", missing={"transformers": "ImportError: none"})  # type: ignore[arg-type]
+    assert run_parts({"setup": lacks, "peer": GOOD, "one": GOOD}) == 0
+    assert set(results(folder)) == {"setup", "one"}
+    assert "== peer: left out, for want of transformers" in (folder / "log.txt").read_text()
+
+
+def test_a_bare_machine_goes_on_from_the_results_of_another(run_parts: Runner, folder: Path, tmp_path: Path) -> None:
+    setup = finds(gpu="H200", torch="2.13", commit="abc")
+    assert run_parts({"setup": setup, "one": GOOD}) == 0
+    handed = tmp_path / "handed.json"
+    (folder / "results.json").rename(handed)
+    copies = tmp_path / "copies"
+    words = ("--earlier", str(handed), "--copies", str(copies))
+    assert run_parts({"setup": setup, "one": GOOD, "two": GOOD}, *words) == 0
+    assert times_run(tmp_path, "one") == times_run(tmp_path, "two") == 1
+    assert json.loads((copies / "results.json").read_text()) == json.loads((folder / "results.json").read_text())
+    assert "== two: done" in (copies / "log.txt").read_text()
+    with pytest.raises(UserError, match=r"nothing\.json: no results there"):
+        run_parts({"one": GOOD}, "--earlier", str(tmp_path / "nothing.json"))
+
+
 def test_parts_are_chosen_by_how_their_names_begin(run_parts: Runner, folder: Path) -> None:
     parts = {"setup": GOOD, "data": GOOD, "speed-large": GOOD, "speed-base": GOOD, "speedy": GOOD}
     assert run_parts(parts, "--parts", "speed") == 0
@@ -185,10 +246,10 @@ def test_results_of_a_gpu_alone_are_kept(
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/gpu/parts.py"), "setup", "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/basics.py"), "setup", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )
     assert done.returncode == 2
-    assert "finds no GPU: check nvidia-smi, or take make gpu DRY=1" in done.stderr
+    assert re.search(r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1", done.stderr)
     assert "Traceback" not in done.stderr

@@ -68,6 +68,7 @@ def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.
     assert install.installed_versions() == {"typing-extensions": "4.1", "ruamel-yaml": "0.18"}
 
 
+@pytest.mark.slow
 def test_with_a_network_too_nothing_is_installed_over_what_the_machine_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def test_what_a_command_says_arrives_and_its_end_is_told() -> None:
     assert run_limited([sys.executable, "-c", "raise SystemExit(3)"], 60, lines.append) == "failed"
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_ends_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 1.0)
     lines: list[str] = []

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,17 @@ from benchmarks.gpu.wheels import Wheels
 
 HERE = Path("build/gpu")
 WHEELS = Path("build/gpu-wheels")
+NOW = 1_000.0
+"""Stands for the time at which make begins."""
 MEANT: dict[str, GpuRun | Wheels] = {
     "make gpu": GpuRun(HERE),
     "make gpu DRY=1": GpuRun(Path("build/gpu-dry"), dry=True),
     "make gpu PYTHON=/usr/bin/python3.12": GpuRun(HERE),
-    'make gpu PARTS="tests throughput"': GpuRun(HERE, parts=("tests", "throughput")),
+    "make gpu MINUTES=9": GpuRun(HERE, minutes=9, since=NOW),
+    "make gpu MINUTES=9 EARLIER=results.json": GpuRun(HERE, minutes=9, since=NOW, earlier=Path("results.json")),
+    'make gpu PARTS="tests peer"': GpuRun(HERE, parts=("tests", "peer")),
     "make gpu PARTS=profile AGAIN=1": GpuRun(HERE, parts=("profile",), again=True),
-    "make gpu OUT=/mnt/results": GpuRun(Path("/mnt/results")),
+    "make gpu OUT=/mnt/results": GpuRun(HERE, copies=Path("/mnt/results")),
     "make gpu-parts": GpuRun(HERE, list=True),
     "make gpu-keep": GpuRun(HERE, keep=True),
     "make gpu-wheels": Wheels(WHEELS),
@@ -53,6 +58,9 @@ def test_a_command_of_the_page_does_what_it_says(command: str) -> None:
     meant = MEANT[command]
     script = f"benchmarks/gpu/{'run' if isinstance(meant, GpuRun) else 'wheels'}.py"
     [found] = [line[line.index(script) + 1 :] for line in lines_of(command) if script in line]
+    if "--since" in found:
+        assert abs(float(found[found.index("--since") + 1]) - time.time()) < 60
+        found[found.index("--since") + 1] = str(NOW)
     assert tyro.cli(type(meant), args=found, config=(tyro.conf.FlagCreatePairsOff,)) == meant
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
 from benchmarks.gpu.bare_machine import with_all_they_need
 from benchmarks.gpu.install import NEEDED
-from benchmarks.gpu.wheels import locked
+from benchmarks.gpu.wheels import Wheels, locked, prepare
 
 LOCK = """\
 deepspeed==0.19.8
@@ -38,3 +47,30 @@ def test_an_older_python_needs_more() -> None:
 def test_versions_are_those_of_the_lock_for_the_machines_python() -> None:
     assert locked({"numpy", "exceptiongroup"}, LOCK, "3.10") == ["exceptiongroup==1.3.1", "numpy==2.2.6"]
     assert locked({"numpy", "deepspeed"}, LOCK, "3.12") == ["deepspeed==0.19.8", "numpy==2.5.5"]
+
+
+def pretend_installed(place: Path, **versions: str) -> None:
+    """Lets pip find packages in an environment of which nothing but their names is there."""
+    [site] = place.glob("lib/python*/site-packages")
+    for name, version in versions.items():
+        about = site / f"{name}-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (about / "INSTALLER").write_text("pip\n")
+        (about / "RECORD").write_text("")
+
+
+@pytest.mark.slow
+def test_wheels_are_all_that_a_bare_machine_needs_and_they_are_small(tmp_path: Path) -> None:
+    """Without an index; beside what the machine has, which is here by name alone. With the shards they are 40 MiB."""
+    wheels, machine = tmp_path / "wheels", tmp_path / "machine"
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    prepare(Wheels(wheels, python=own), Console(file=io.StringIO()))
+    venv.create(machine, with_pip=True)
+    pretend_installed(machine, torch="2.12.0", numpy="2.2.6", pyarrow="21.0.0")
+    pip = [str(machine / "bin" / "python"), "-m", "pip"]
+    install = [*pip, "install", "--no-index", "--find-links", str(wheels), *NEEDED]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([*pip, "check"], check=True)
+    assert sum(path.stat().st_size for path in wheels.iterdir()) < 34 * 2**20

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shards import make_shards
+from torch import Tensor
 
 from data_prep.arrow_files import read_shard
 from data_prep.shards import Manifest, ShardSet
@@ -22,6 +25,7 @@ from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
 from pretraining.objectives.mlm import OBJECTIVE as MLM
+from pretraining.processes.ahead import NAME
 
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
@@ -181,6 +185,27 @@ def test_batches_of_training_come_in_the_order_of_their_steps(
     found = [keys(step.micro) for step, _ in training_batches(dataset, order, range(4, 9), 1, 2, 3)]
     other = Dataset(folder, manifest, 32)
     assert found == [keys(step_batches(other, order, step, 1, 2, 3).micro) for step in range(4, 9)]
+
+
+def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[tuple[int, str]] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append((tensor.data_ptr(), threading.current_thread().name))
+        return tensor
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    with closing(training_batches(dataset, order_of(dataset), range(2), device=torch.device("cuda"))) as batches:
+        tensors = [value for value in vars(next(batches)[0].micro[0]).values() if isinstance(value, Tensor)]
+    assert len(tensors) == 7
+    assert {each.data_ptr() for each in tensors} <= {place for place, _ in pinned}
+    assert all(name.startswith(NAME) for _, name in pinned)
+    with closing(training_batches(dataset, order_of(dataset), range(2))) as batches:
+        count = len(pinned)
+        next(batches)
+        assert len(pinned) == count, "for a CPU nothing is copied"
 
 
 def test_what_does_not_divide_is_a_mistake_of_ours(dataset: Dataset) -> None:

@@ -23,7 +23,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.attention import Layout, Packed, Padded, has_flash
-from pretraining.model.batch import PretrainingBatches
+from pretraining.model.batch import Batch, PretrainingBatches
 from pretraining.model.fused import Dropout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
@@ -85,6 +85,26 @@ def test_flash_attention_is_attention_over_each_sequence(dtype: torch.dtype) -> 
     torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
     for one, other in zip(*slopes, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.02
+
+
+def test_flash_attention_on_sums_is_that_which_adds_the_bias() -> None:
+    """The same kernels on the same numbers; the gradient of the bias is summed in another order."""
+    needs_flash()
+    qkv, bias = inputs()
+    packed, _ = layouts()
+    attends_sums = packed.attends_sums(qkv)
+    if attends_sums is None:
+        pytest.skip("Triton is not installed")
+    found = []
+    for out in (
+        attends_sums(qkv + bias.detach(), bias, HEADS, dropout(0.0)),
+        packed.attend(qkv, bias, HEADS, dropout(0.0)),
+    ):
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), (qkv, bias))])
+    (ours, our_slope, our_sum), (theirs, their_slope, their_sum) = found
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_slope, their_slope)
+    assert float((our_sum - their_sum).float().norm() / their_sum.float().norm()) < 0.01
 
 
 @pytest.mark.parametrize("way", [0, 1])
@@ -156,7 +176,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatches
+from pretraining.model.batch import Batch, PretrainingBatches
 from pretraining.model.bert import Bert
 from pretraining.processes.group import connect, disconnect
 from data_prep.common.launchers import World
@@ -200,6 +220,36 @@ def test_the_model_computes_what_it_does_on_a_cpu() -> None:
         exact = mean_loss(ours, batch)
         assert mean_loss(theirs, batch.to("cuda")).item() == pytest.approx(exact.item(), rel=1e-4)
         assert mean_loss(theirs.bfloat16(), batch.to("cuda")).item() == pytest.approx(exact.item(), rel=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_ranks_drop_what_one_drops(dtype: torch.dtype) -> None:
+    """Of hidden states: each has some of the sequences, and a generator of its own."""
+    shape = replace(SHAPE, attention_dropout=0.0)
+    model = build_model(shape).initialize(1).cuda().to(dtype)
+    model.dropout_seed = 5
+    batch, found = random_batch(LENGTHS, shape.vocabulary), []
+    for seed, each in enumerate((batch, *divided(batch, 3))):
+        torch.manual_seed(seed)
+        found.append(model.encode(each.to("cuda")).float())
+    distance = (found[0] - torch.cat(found[1:])).norm() / found[0].norm()
+    assert float(distance) < (1e-5 if dtype == torch.float32 else 1e-2)
+    on_cpu = build_model(shape).initialize(1)
+    on_cpu.dropout_seed = 5
+    distance = (found[0].cpu() - on_cpu.encode(batch)).norm() / found[0].cpu().norm()
+    assert float(distance) < (1e-4 if dtype == torch.float32 else 3e-2)
+
+
+def divided(batch: Batch, sequences: int) -> tuple[Batch, Batch]:
+    """So many sequences, and the others."""
+    cut, (first, others) = int(batch.starts[sequences]), (slice(sequences), slice(sequences, None))
+
+    def part(pieces: slice, starts: Tensor, which: slice) -> Batch:
+        ids = batch.pieces[pieces], batch.segments[pieces], batch.positions[pieces]
+        return Batch(*ids, starts=starts, lengths=batch.lengths[which], examples=batch.examples[which])
+
+    one = part(slice(cut), batch.starts[: sequences + 1], first)
+    return one, part(slice(cut, None), batch.starts[sequences:] - cut, others)
 
 
 LAMB = [("fp32", zero) for zero in range(4)] + [(dtype, zero) for dtype in ("bf16", "fp16") for zero in (1, 2, 3)]

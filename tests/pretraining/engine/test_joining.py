@@ -59,7 +59,8 @@ class Launches:
         assert async_ops, "the next bucket would wait for this one"
         self.names.append("group")
         self._inside, self._works = True, []
-        yield mock.Mock(wait=lambda: [work.wait() for work in self._works])
+        works = self._works  # of this bucket: the next one gets a list of its own before anybody waits
+        yield mock.Mock(wait=lambda: [work.wait() for work in works])
         self._inside = False
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils import deterministic
 
 from data_prep.common.errors import UserError
+from pretraining import devices
 from pretraining.config.settings import Compute, Precision
-from pretraining.engine import precision
 from pretraining.engine.precision import choose_dtype, set_arithmetic
 from pretraining.model import cpu_kernels
 
@@ -48,7 +48,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, i
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
-    monkeypatch.setattr(precision, "has_triton", lambda: False)
+    monkeypatch.setattr(devices, "has_triton", lambda: False)
 
 
 def state() -> list[Any]:
@@ -75,7 +75,7 @@ def test_compiling_leaves_our_kernels_to_what_is_not_compiled() -> None:
 def test_compiling_for_a_gpu_needs_triton(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"compute.compile = true: needs Triton[\s\S]*pip install triton"):
         set_arithmetic(Precision(), Compute(compile=True), GPU)
-    monkeypatch.setattr(precision, "has_triton", lambda: True)
+    monkeypatch.setattr(devices, "has_triton", lambda: True)
     set_arithmetic(Precision(), Compute(compile=True), GPU)
 
 

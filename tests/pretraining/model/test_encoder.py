@@ -131,11 +131,14 @@ def assert_one_translation(compiled: Compiled, model: Bert, device: str) -> None
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("gpu", "recompute"), [("flash", False), ("flash", True), ("padded", False)], indirect=["gpu"])
+@pytest.mark.parametrize(
+    ("gpu", "recompute"), [slow("flash", False), ("flash", True), slow("padded", False)], indirect=["gpu"]
+)
 def test_layers_on_a_gpu_share_a_translation(compiled: Compiled, recompute: bool) -> None:
     assert_one_translation(compiled, model_without_data(recompute), "meta")
 
 
+@pytest.mark.slow
 def test_layers_on_a_cpu_share_a_translation(compiled: Compiled) -> None:
     assert_one_translation(compiled, build_model(SHAPE).initialize(1), "cpu")
 
@@ -154,8 +157,9 @@ def assert_few_translations(compiled: Compiled, model: Bert, device: str) -> Non
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), slow("padded", False)], indirect=["gpu"])
+@pytest.mark.parametrize(("gpu", "recompute"), [("flash", True), ("padded", False)], indirect=["gpu"])
 def test_all_sizes_need_few_translations(compiled: Compiled, recompute: bool) -> None:
     """Dynamo refuses to make more than eight."""
     assert_few_translations(compiled, model_without_data(recompute, FEW_LAYERS), "meta")
@@ -180,6 +184,7 @@ def test_compiled_layers_compute_the_same() -> None:
         torch.testing.assert_close(gradients(other)[name], wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_what_is_not_compiled_keeps_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings, heads and optimizers are not compiled."""

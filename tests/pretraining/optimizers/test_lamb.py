@@ -21,7 +21,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"clip": 0.0, "bias_correction": False, "trust_limits": (0.1, 1.5), "weight_decay": 0.1},
     "all": {"normalize": True, "trust_all": True, "betas": (0.8, 0.9)},
 }
-CASES = [("fp32", zero, name) for zero in range(4) for name in SETTINGS]
+CASES = [("fp32", zero, "nvidia") for zero in range(4)]
+CASES += [("fp32", 0, "paper"), ("fp32", 1, "all"), ("fp32", 2, "paper"), ("fp32", 3, "all")]
 CASES += [("bf16", zero, "nvidia") for zero in (1, 2, 3)]
 Results = list[dict[Any, Any]]
 
@@ -52,7 +53,7 @@ def under_nccl(engine: Engine) -> Engine:
     return engine
 
 
-@pytest.fixture(scope="module", params=[slow(1), slow(2), 3])
+@pytest.fixture(scope="module", params=[slow(1), 2, slow(3)])
 def found(request: pytest.FixtureRequest) -> tuple[int, Results]:
     done = spawn(request.param, on_all_stages, timeout=240)
     assert [(rank.code, rank.errors) for rank in done] == [(0, "")] * request.param

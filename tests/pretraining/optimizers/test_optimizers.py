@@ -138,3 +138,25 @@ def test_scaling_does_not_wait_for_a_gpu() -> None:
     for scale in (0.5, clipping(torch.empty((), device="meta"), 1.0)):
         with no_waits():
             move_by_adam(weights, gradients, first, second, counts, settings(), 0.1, 0.0, scale)
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_a_scale_that_is_no_number_moves_nothing_and_no_count(bias_correction: bool) -> None:
+    """It stays on a GPU, where nobody looks at it: the steps that follow are as if that one had never been."""
+    chosen = settings(weight_decay=0.1, bias_correction=bias_correction)
+    found = []
+    for bad_at in (None, 0, 2):
+        weights = [tensor.requires_grad_() for tensor in tensors(0)]
+        optimizer = build([{"params": weights}], chosen)
+        for step in (0, 1, 2, 3):
+            good = torch.tensor(0.5) if bad_at is not None else 0.5
+            for scale in ([torch.tensor(torch.nan)] if step == bad_at else []) + [good]:
+                for weight, gradient in zip(weights, tensors(step + 1), strict=True):
+                    weight.grad = gradient if scale is good else gradient * torch.inf
+                optimizer.param_groups[0]["lr"], optimizer.scale = 1e-3, scale
+                optimizer.step()
+        found.append(
+            [*(weight.detach() for weight in weights), *(optimizer.state_of(weight)["step"] for weight in weights)]
+        )
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=1e-6, atol=1e-7)

@@ -16,7 +16,7 @@ from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import Dtype, divisors
 from pretraining.data.batches import full_sequences
 from pretraining.engine.precision import DTYPES
-from pretraining.model import cpu_kernels as kernels
+from pretraining.model import vocabulary_loss
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
@@ -80,15 +80,21 @@ def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
     assert not fits(128, size=1.1 * needed)
     assert not fits(64, size=1.1 * needed, on_cpu=True)
     assert BASE.activations(64, on_cpu=True) > BASE.activations(64, on_cpu=False), "it keeps the probabilities"
+    logits = 64 * 20 * 30522
+    without = replace(BASE, by_kernels=False).activations(64, on_cpu=False)
+    assert without - BASE.activations(64, on_cpu=False) > 8 * logits, "PyTorch keeps them in fp32 too, with a gradient"
 
 
 @pytest.mark.parametrize("sequences", [8, 40])
-@pytest.mark.parametrize(("name", "dtype"), [("ltr", "fp32"), ("rtl", "bf16"), ("mlm", "fp32")])
+@pytest.mark.parametrize(("name", "dtype"), [("ltr", "fp32"), ("rtl", "bf16"), ("rtl", "fp16"), ("mlm", "fp32")])
 def test_a_step_takes_what_is_planned_however_many_pieces_it_predicts(
     name: str, dtype: Dtype, sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tensors are counted; in 16 bits those of PyTorch's own operations, which a GPU computes with."""
-    monkeypatch.setattr(kernels, "usable", lambda x: x.dtype == torch.float32)
+    """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
+    the loss."""
+    if dtype == "fp16":
+        monkeypatch.setattr(vocabulary_loss, "loses_by_kernels", lambda _: False)
+        monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
     shape = Shape(2, 64, 2, 256, 9000, objective=name, pairs=False, sees=objective.sees)
     predictions = int(objective.predictions(64, 10, 0.5))

@@ -340,6 +340,7 @@ def test_a_group_that_cannot_be_left_is_a_warning() -> None:
     assert done.result == ["the process group did not end well: NCCL communicator was aborted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "launcher"),
     [

@@ -90,6 +90,7 @@ def count_sockets() -> object:
     return found, sockets
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what Linux shows")
 def test_a_rank_is_connected_to_few_others() -> None:
     done = spawn(12, count_sockets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,35 @@ RANK_0_GONE = "error: rank 0 has ended, or its machine is gone\n"
 
 pytestmark = pytest.mark.timed
 
+AT_ONCE = 4
+"""Scenarios that go on at the same time: their ranks mostly wait, and no test of another file runs meanwhile."""
+Scenario = Callable[[World], None]
+SCENARIOS: dict[str, tuple[int, Scenario]] = {}
+"""How many ranks take part in what, by the names of functions."""
+Ends = Mapping[str, Sequence[Done]]
+
+
+def scenario(ranks: int) -> Callable[[Scenario], Scenario]:
+    """Says that a function is what so many ranks do."""
+
+    def note(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__] = (ranks, function)
+        return function
+
+    return note
+
+
+@pytest.fixture(scope="module")
+def ended() -> Ends:
+    """What became of the ranks of all scenarios."""
+    found: dict[str, Sequence[Done]] = {}
+    waiting = list(SCENARIOS.items())
+    while waiting:
+        batch, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        runs = {name: start(ranks, take_part, function) for name, (ranks, function) in batch}
+        found |= {name: run.wait(60) for name, run in runs.items()}
+    return found
+
 
 def reduce() -> None:
     dist.all_reduce(torch.ones(1))
@@ -45,23 +75,35 @@ def fail_while_others_reduce(chosen: int, world: World) -> None:
         print("went on")
 
 
+@scenario(ranks=3)
+def rank_0_fails(world: World) -> None:
+    fail_while_others_reduce(0, world)
+
+
+@scenario(ranks=3)
+def rank_1_fails(world: World) -> None:
+    fail_while_others_reduce(1, world)
+
+
 @pytest.mark.parametrize(("failing", "message"), [(0, "error: NaN at step 3\n"), (1, "error: rank 1: NaN at step 3\n")])
-def test_a_rank_in_an_all_reduce_does_not_wait_for_one_that_failed(failing: int, message: str) -> None:
-    done = spawn(3, take_part, partial(fail_while_others_reduce, failing), timeout=30)
+def test_a_rank_in_an_all_reduce_does_not_wait_for_one_that_failed(ended: Ends, failing: int, message: str) -> None:
+    done = ended[f"rank_{failing}_fails"]
     expect_end(done, Code.CURE, message)
     assert "went on" not in done[0].output
 
 
+@scenario(ranks=2)
 def fail_together(world: World) -> None:
     with Watch(world, every=0.2):
         reduce()
         raise UserError("NaN at step 3")
 
 
-def test_the_same_error_on_all_ranks_during_the_work_is_told_once() -> None:
-    expect_end(spawn(2, take_part, fail_together, timeout=30), Code.CURE, "NaN at step 3\n")
+def test_the_same_error_on_all_ranks_during_the_work_is_told_once(ended: Ends) -> None:
+    expect_end(ended["fail_together"], Code.CURE, "NaN at step 3\n")
 
 
+@scenario(ranks=2)
 def leave_as_rank_0(world: World) -> None:
     with Watch(world, every=0.2, silence=8.0):
         if world.rank == 0:
@@ -70,8 +112,8 @@ def leave_as_rank_0(world: World) -> None:
         time.sleep(25)
 
 
-def test_the_others_end_when_rank_0_is_gone() -> None:
-    done = spawn(2, take_part, leave_as_rank_0, timeout=30)
+def test_the_others_end_when_rank_0_is_gone(ended: Ends) -> None:
+    done = ended["leave_as_rank_0"]
     assert [rank.code for rank in done] == [9, 76]
     assert RANK_0_GONE in done[1].errors
 
@@ -84,30 +126,42 @@ def die_before_an_all_reduce(chosen: int, world: World) -> None:
         reduce()
 
 
-def test_rank_0_is_gone_for_those_in_an_all_reduce() -> None:
-    done = spawn(3, take_part, partial(die_before_an_all_reduce, 0), timeout=30)
+@scenario(ranks=3)
+def rank_0_dies(world: World) -> None:
+    die_before_an_all_reduce(0, world)
+
+
+@scenario(ranks=3)
+def rank_1_dies(world: World) -> None:
+    die_before_an_all_reduce(1, world)
+
+
+def test_rank_0_is_gone_for_those_in_an_all_reduce(ended: Ends) -> None:
+    done = ended["rank_0_dies"]
     assert [rank.code for rank in done] == [-signal.SIGKILL, 76, 76]
     assert [rank.errors for rank in done] == ["", RANK_0_GONE, ""]
 
 
+@scenario(ranks=2)
 def leave_one_after_another(world: World) -> None:
     with Watch(world, every=0.01):
         time.sleep(0.5 * world.rank)
     print("done")
 
 
-def test_a_regular_end_is_regular() -> None:
-    done = spawn(2, take_part, leave_one_after_another, timeout=30)
+def test_a_regular_end_is_regular(ended: Ends) -> None:
+    done = ended["leave_one_after_another"]
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
 
 
 # Ranks that die
 
 
-def test_a_killed_rank_is_named_by_those_in_an_all_reduce() -> None:
-    expect_gone(1, spawn(3, take_part, partial(die_before_an_all_reduce, 1), timeout=30))
+def test_a_killed_rank_is_named_by_those_in_an_all_reduce(ended: Ends) -> None:
+    expect_gone(1, ended["rank_1_dies"])
 
 
+@scenario(ranks=3)
 def die_while_others_pause(world: World) -> None:
     with Watch(world, every=0.3, silence=3.0) as watch:
         reduce()
@@ -117,17 +171,18 @@ def die_while_others_pause(world: World) -> None:
             time.sleep(60)
 
 
-def test_a_killed_rank_is_missed_by_those_that_do_not_wait_for_it() -> None:
-    expect_gone(1, spawn(3, take_part, die_while_others_pause, timeout=30))
+def test_a_killed_rank_is_missed_by_those_that_do_not_wait_for_it(ended: Ends) -> None:
+    expect_gone(1, ended["die_while_others_pause"])
 
 
-def expect_gone(gone: int, done: list[Done]) -> None:
+def expect_gone(gone: int, done: Sequence[Done]) -> None:
     assert [rank.code for rank in done] == [-signal.SIGKILL if rank == gone else 76 for rank in range(len(done))], done
     assert [rank.output for rank in done] == [""] * len(done)
     message = f"error: rank {gone} has ended, or cannot be reached any more\n{WHY}"
     assert [rank.errors for rank in done] == [message] + [""] * (len(done) - 1)
 
 
+@scenario(ranks=3)
 def gather_after_a_death(world: World) -> None:
     with Watch(world, every=0.3):
         reduce()
@@ -136,8 +191,8 @@ def gather_after_a_death(world: World) -> None:
         gather(world.rank)
 
 
-def test_a_killed_rank_is_named_by_those_that_gather() -> None:
-    expect_gone(1, spawn(3, take_part, gather_after_a_death, timeout=30))
+def test_a_killed_rank_is_named_by_those_that_gather(ended: Ends) -> None:
+    expect_gone(1, ended["gather_after_a_death"])
 
 
 def stop_before_an_all_reduce(chosen: int, world: World) -> None:
@@ -200,8 +255,13 @@ def hang_as_rank_2(run: Path | None, world: World) -> None:
 HANGS = "error: rank 2 has not moved for 2 s: it hangs, and the others wait for it\n"
 
 
-def test_a_rank_for_which_the_others_wait_is_named() -> None:
-    expect_end(spawn(3, take_part, partial(hang_as_rank_2, None), timeout=30), Code.RANK_LOST, HANGS)
+@scenario(ranks=3)
+def hang_without_a_folder(world: World) -> None:
+    hang_as_rank_2(None, world)
+
+
+def test_a_rank_for_which_the_others_wait_is_named(ended: Ends) -> None:
+    expect_end(ended["hang_without_a_folder"], Code.RANK_LOST, HANGS)
 
 
 class MarksOfAGpu(watchdog.Marks):
@@ -216,6 +276,7 @@ class MarksOfAGpu(watchdog.Marks):
         self.reached += not self.stuck
 
 
+@scenario(ranks=3)
 def hang_on_the_gpu_of_rank_2(world: World) -> None:
     setattr(watchdog, "GpuMarks", MarksOfAGpu)  # noqa: B010
     with Watch(world, every=0.2, hang=2.0, device=torch.device("cuda")) as watch:
@@ -226,8 +287,8 @@ def hang_on_the_gpu_of_rank_2(world: World) -> None:
         time.sleep(20)  # every host has come to the same place
 
 
-def test_a_gpu_that_hangs_is_named_although_all_hosts_run_ahead() -> None:
-    expect_end(spawn(3, take_part, hang_on_the_gpu_of_rank_2, timeout=30), Code.RANK_LOST, HANGS)
+def test_a_gpu_that_hangs_is_named_although_all_hosts_run_ahead(ended: Ends) -> None:
+    expect_end(ended["hang_on_the_gpu_of_rank_2"], Code.RANK_LOST, HANGS)
 
 
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
@@ -238,11 +299,12 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     assert sorted(stacks) == ["rank-00000.txt", "rank-00001.txt", "rank-00002.txt"]
     assert [read_a_dead_disk.__name__ in text for _, text in sorted(stacks.items())] == [False, False, True]
     assert ["all_reduce" in text for _, text in sorted(stacks.items())] == [True, True, False]
-    ended = read_json(tmp_path / ENDED)
-    assert (ended["code"], ended["rank"]) == (76, 0)
-    assert f"error: {ended['reason']}".startswith(HANGS)
+    noted = read_json(tmp_path / ENDED)
+    assert (noted["code"], noted["rank"]) == (76, 0)
+    assert f"error: {noted['reason']}".startswith(HANGS)
 
 
+@scenario(ranks=2)
 def pause_longer_than_a_hang(world: World) -> None:
     with Watch(world, every=0.1, hang=1.0) as watch:
         watch.mark()
@@ -254,9 +316,9 @@ def pause_longer_than_a_hang(world: World) -> None:
     print("done")
 
 
-def test_long_work_within_a_pause_hangs_not() -> None:
+def test_long_work_within_a_pause_hangs_not(ended: Ends) -> None:
     """Not even for the others, which wait at the end."""
-    done = spawn(2, take_part, pause_longer_than_a_hang, timeout=30)
+    done = ended["pause_longer_than_a_hang"]
     assert [(rank.code, rank.output, rank.errors) for rank in done] == [(0, "done\n", "")] * 2
 
 

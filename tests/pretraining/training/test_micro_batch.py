@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.marks import slow
 from support.pretraining_reference import SMALL
 from torch import Tensor
 
@@ -54,8 +55,9 @@ def kept_by(heaviest: Heaviest, sequences: int) -> int:
     return kept.bytes
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "recompute"), [slow("fp32", False), ("fp32", True), ("bf16", False), slow("bf16", True)]
+)
 def test_a_trial_finds_the_largest_that_fits(dtype: Any, recompute: bool) -> None:
     heaviest, sizes = replace(HEAVIEST, dtype=dtype, recompute=recompute), [1, 2, 3, 6, 9, 18]
     capacity = kept_by(heaviest, 6)

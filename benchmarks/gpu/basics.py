@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""The parts of `make gpu` that no benchmark has: what machine it is, shards to train on, and the tests that need a GPU.
+
+    python benchmarks/gpu/basics.py data --shards build/gpu-shards
+    python benchmarks/gpu/basics.py tests --only kernels
+
+Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus, which every machine has.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import importlib
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import tyro
+from rich.console import Console
+
+from benchmarks.gpu.install import CORE, NEEDED, PREPARING
+from benchmarks.gpu.parts import SETUP, SHARDS
+from benchmarks.measure import DATA, ROOT, environment, gpu_state, run_command, write_results
+from benchmarks.texts import LENGTHS, make_shards
+from data_prep.common.errors import UserError
+from data_prep.shards import MANIFEST, Manifest
+
+FILES = "wiki/AA/wiki_0*"
+"""Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
+MODULES = {"pytest-timeout": "pytest_timeout"}
+"""Packages whose modules are called otherwise."""
+KERNELS = (
+    "tests/pretraining/engine/test_gpu.py",
+    "tests/pretraining/model/test_gpu_kernels.py",
+    "tests/pretraining/model/test_gpu_cross_entropy.py",
+)
+"""The tests of which the speed depends: attention, LAMB, waits for the GPU, translations, our own kernels."""
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """Does what the measurements of a GPU need besides."""
+
+    part: tyro.conf.Positional[Literal["setup", "data", "tests"]]
+    """setup: say what is installed, on what machine; data: make shards; tests: run those that need a GPU."""
+    out: Path | None = None
+    """File for what is found."""
+    shards: Path = Path("build/gpu-shards")
+    """Folder of the shards; nothing is made where there are some."""
+    data: Path = DATA
+    """Folder of real text with wiki/ and vocab.txt."""
+    only: Literal["all", "kernels", "others"] = "all"
+    """Which tests: those of kernels, of which the speed depends, or all others."""
+    dry: bool = False
+    """A machine without a GPU will do."""
+
+
+def describe_machine(dry: bool) -> dict[str, Any]:
+    """What decides the numbers besides the code, and which packages are missing; UserError where nothing can run."""
+    import torch
+
+    from pretraining.devices import explain_absence
+
+    missing = {}
+    for name in (*NEEDED, *PREPARING):
+        try:
+            importlib.import_module(MODULES.get(name, name))
+        except Exception as error:  # a package that is broken is as bad as none
+            missing[name] = f"{type(error).__name__}: {error}"
+    if not missing.keys().isdisjoint(CORE):
+        told = [f"{name}: {why}" for name, why in missing.items()]
+        raise UserError("\n".join([*told, "make gpu installs them: rm -r build/gpu-venv, and start it again"]))
+    found = {**environment(["torch", *NEEDED]), "cuda": torch.version.cuda, "dry": dry, "missing": missing}
+    if not dry and "gpu" not in found:
+        why, cure = explain_absence()
+        raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
+    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": gpu_state(None if dry else "cuda")}
+
+
+def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
+    """Makes the shards where they are missing, and says what they are."""
+    if not (shards / MANIFEST).exists():
+        missing = [name for name in PREPARING if find_spec(name) is None]
+        if missing:
+            raise UserError(
+                f"{shards}: is missing, and {', '.join(missing)} to make it\n"
+                f"make gpu-wheels prepares it on a machine with a network"
+            )
+        if (data / "wiki").is_dir():
+            make_shards(shards, "--docs", data / FILES, "--vocab", data / "vocab.txt", *LENGTHS)
+        else:
+            make_shards(shards, "--docs", "demo")
+    manifest = Manifest.read(shards)
+    size = sum(path.stat().st_size for path in shards.rglob("*") if path.is_file())
+    return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
+
+
+def marked_tests(only: str) -> list[str]:
+    """The files of tests that are marked `gpu`: those of kernels, the others, or all."""
+    marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
+    kernels = {ROOT / name for name in KERNELS}
+    return [str(path) for path in marked if only == "all" or (path in kernels) == (only == "kernels")]
+
+
+def run_tests(only: str) -> tuple[int, dict[str, int]]:
+    """Runs tests that are marked `gpu`; returns pytest's exit code, and how they ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        options += ["--continue-on-collection-errors"]  # one file that cannot be read costs no other
+        tests = [sys.executable, "-m", "pytest", *options, *marked_tests(only)]
+        code = subprocess.run(tests, cwd=ROOT, check=False).returncode
+        return code, count(report) if report.exists() else {}
+
+
+def count(report: Path) -> dict[str, int]:
+    """How many tests passed, failed and were skipped, by a report of pytest's."""
+    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    tests, errors, failures, skipped = (
+        sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "errors", "failures", "skipped")
+    )
+    return {"passed": tests - errors - failures - skipped, "failed": errors + failures, "skipped": skipped}
+
+
+def do_part(settings: OwnPart, console: Console) -> int:
+    """Does a part, and says and keeps what was found; returns the exit code."""
+    code, found = 0, {}
+    if settings.part == SETUP:
+        found = describe_machine(settings.dry)
+    elif settings.part == SHARDS:
+        found = ensure_shards(settings.shards, settings.data)
+    else:
+        code, found = run_tests(settings.only)
+    if found and settings.out is not None:
+        write_results(settings.out, found)
+    console.print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    return code
+
+
+if __name__ == "__main__":
+    run_command(OwnPart, do_part)

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Trains by the command that users type, kills the run, and continues it: speed, loader, checkpoint and resumption.
+
+python benchmarks/gpu/trainer.py --shards build/gpu-shards --seconds 180
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.measure import ROOT, run_command, write_results
+from benchmarks.processes import end_group, pass_on, start
+from data_prep.common.codes import Code
+from data_prep.common.errors import UserError
+from pretraining.checkpoint.record import finished_checkpoints, step_of
+from pretraining.reporting.metrics_file import METRICS, all_records
+
+SETTLED = 3
+"""Steps after a start that count for no speed: what is compiled, allocated and read for the first time."""
+PATIENCE, STOPS_IN = 180.0, 60.0
+"""Seconds in which a run must come to its first steps, or to its next checkpoint; and in which it must stop."""
+TOLD = ("micro-batch", "continu", "warning")
+"""How the lines of a run begin that are kept."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains by the command, kills the run, and continues it."""
+
+    shards: Path = Path("build/gpu-shards")
+    """Folder of shards."""
+    size: str = "large"
+    """Size of the model."""
+    seconds: float = 150.0
+    """How long both starts train together, from their first steps on."""
+    batch: int = 1024
+    """Sequences of a step, of which as many as fit are computed at a time."""
+    every: int = 20
+    """Steps between checkpoints."""
+    lengths: tuple[int, int] = (128, 512)
+    """Lengths of the sequences of both phases, of which the first is trained."""
+    out: Path | None = None
+    """File for what is measured."""
+
+
+class Training:
+    """A run in a folder, and what it said."""
+
+    def __init__(self, settings: Trainer, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self._say = folder, say
+        own: tuple[object, ...] = ("--model.size", settings.size, "--phases.0.batch", settings.batch)
+        often = ("--checkpoints.every", settings.every, "--checkpoints.keep", 2, "--evaluation.every", 1_000_000)
+        bare = ("--logging.tensorboard", "false")  # which needs a package of its own
+        own += tuple(word for n in (0, 1) for word in (f"--phases.{n}.length", settings.lengths[n]))
+        words = ("--recipe", "bert_large_lamb", "--data", settings.shards, "--out", folder, *own, *often, *bare)
+        self.command = [sys.executable, str(ROOT / "pretraining/train.py"), *map(str, words)]
+        self.lines: list[str] = []
+
+    def begin(self) -> None:
+        """Starts the command."""
+        self.begun = time.time()
+        self.process = start(self.command, os.environ)
+        self._reader = threading.Thread(target=pass_on, args=(self.process, self._hear), daemon=True)
+        self._reader.start()
+
+    def _hear(self, line: str) -> None:
+        self.lines.append(line)
+        self._say(line)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps that its log has of the last start."""
+        lines = all_records(self.folder / METRICS)
+        return [line for line in lines if line["kind"] == "step" and line["time"] > self.begun]
+
+    def wait_until(self, told: str, what: Callable[[], bool]) -> None:
+        """Waits until something holds; UserError where it takes too long."""
+        if not self.wait_for(what, PATIENCE):
+            raise UserError(f"after {PATIENCE:.0f} s nothing shows that the run {told}")
+
+    def wait_for(self, what: Callable[[], bool], seconds: float) -> bool:
+        """Whether something came before so many seconds were over; UserError where the run ends."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if what():
+                return True
+            if self.process.poll() is not None:
+                self._reader.join()
+                raise UserError(f"the run ended with {self.process.returncode}: {self.lines[-1:]}")
+            time.sleep(0.2)
+        return False
+
+    def kill(self) -> None:
+        """Kills the run, as a machine that loses its power does."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int | None:
+        """Asks the run to save and to stop; the exit code, or None where it does not end in time."""
+        self.process.terminate()
+        try:
+            return self.process.wait(STOPS_IN)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def speed_of(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """The median of the steps of one start, but for the first of them."""
+    settled = list(steps)[SETTLED:]
+    if not settled:
+        raise UserError(f"fewer than {SETTLED + 1} steps: give more --seconds")
+    names = ("pieces_per_second", "flops_utilisation", "waiting_for_data", "seconds_per_step")
+    known = {name: [step[name] for step in settled if step.get(name) is not None] for name in names}
+    peak = max(step["peak_memory_bytes"] for step in settled)
+    return {
+        "steps": len(settled),
+        "peak_memory_gib": round(peak / 2**30, 2),
+        **{name: statistics.median(values) for name, values in known.items() if values},
+    }
+
+
+def train_twice(training: Training, seconds: float) -> dict[str, Any]:
+    """Trains for half of the time, kills the run after a checkpoint, and continues it for the other half."""
+    first = train_for(training, seconds / 2)
+    training.wait_until("has saved", lambda: bool(finished_checkpoints(training.folder)))
+    training.kill()
+    saved = step_of(finished_checkpoints(training.folder)[-1])
+    second = train_for(training, seconds / 2)
+    before = {step["step"]: step["loss"] for step in first}
+    again = [abs(step["loss"] - before[step["step"]]) for step in second if step["step"] in before]
+    return {
+        "first": speed_of(first),
+        "continued": speed_of(second),
+        "killed_after_step": first[-1]["step"],
+        "newest_checkpoint": saved,
+        "continued_with_step": second[0]["step"],
+        "steps_made_again": len(again),
+        "largest_difference_of_their_losses": max(again, default=None),
+        "stopped_with": training.stop(),
+        "told": [line for line in training.lines if line.startswith(TOLD)],
+    }
+
+
+def train_for(training: Training, seconds: float) -> list[dict[str, Any]]:
+    """Starts the run, and lets it train for so long, and some steps at least; these are what it returns."""
+    training.begin()
+    training.wait_until("makes steps", lambda: len(training.steps()) > SETTLED)
+    training.wait_for(lambda: False, seconds)
+    return training.steps()
+
+
+def measure(settings: Trainer, console: Console) -> int:
+    """Trains, says and keeps what was measured; returns the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        training = Training(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
+        try:
+            found = train_twice(training, settings.seconds)
+        finally:
+            end_group(training.process)
+    if settings.out is not None:
+        write_results(settings.out, found)
+    console.print("\n".join(f"{name}: {value}" for name, value in found.items()), markup=False)
+    goes_on = found["continued_with_step"] == found["newest_checkpoint"] + 1
+    return Code.DONE if goes_on and found["stopped_with"] == Code.STOPPED else Code.MISTAKE
+
+
+if __name__ == "__main__":
+    run_command(Trainer, measure)

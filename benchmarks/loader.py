@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Measures how fast one rank's batches are prepared, on one core: as the thread beside a GPU does it.
+
+    python benchmarks/loader.py --data data/wiki
+    python benchmarks/loader.py --data data/wiki --length 512 --ranks 8 64 --sequences 64
+
+A rank reads its own sequences alone, but knows the sizes of the whole global batch, which grows with the ranks. Ways to
+mask take turns: those of the shards, and masks that are drawn anew. Told are CPU seconds of the thread, so that other
+work on the machine does not count. Beside a GPU it also copies each batch into pinned memory: that is not measured.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from data_prep.common.beginning import begin
+
+    begin()
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from rich.console import Console
+
+from benchmarks.contests import alternate, spread
+from benchmarks.measure import Keeper, run_command
+from benchmarks.tables import loader, show
+from benchmarks.texts import make_shards
+from data_prep.common.errors import UserError
+from data_prep.shards import Manifest
+from pretraining.data.batches import step_batches
+from pretraining.data.dataset import Dataset
+from pretraining.data.order import BatchOrder, Order
+from pretraining.objectives.mlm import MaskedPieces, MaskedSettings
+
+SEED = 12345
+WAYS: tuple[Literal["static", "dynamic"], ...] = ("static", "dynamic")
+"""Masks of the shards, and masks that are drawn anew for every epoch."""
+WARM_UP = 1
+WANTED = 700_000
+"""Pieces a second that one GPU takes at most: base at 128 on an H200, by the goals of `make gpu`."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Measures how fast one rank's batches are prepared."""
+
+    data: Path | None = None
+    """Folder of shards (default: of the demo corpus, made for this)."""
+    length: int = 128
+    """Length of the sequences, one that the shards have."""
+    sequences: int = 256
+    """Sequences of a rank in a step."""
+    ranks: tuple[int, ...] = (1, 8, 64, 512)
+    """Ranks that share the global batch."""
+    steps: int = 7
+    """Steps of which the median is taken."""
+    out: Path | None = None
+    """File for the numbers (default: in benchmarks/results, by the hardware)."""
+
+
+def opened(data: Path, manifest: Manifest, length: int, ranks: int, masks: Literal["static", "dynamic"]) -> Dataset:
+    """The shards as the first rank reads them: it compares those with their checksums that are its share."""
+    objective = MaskedPieces(MaskedSettings(masks=masks))
+    return Dataset(data, manifest, length, rank=0, ranks=ranks, objective=objective)
+
+
+def reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tuple[int, float]]:
+    """Prepares the first rank's batch of the step that comes: its pieces, and the CPU seconds that it took."""
+    order, steps = BatchOrder(Order(SEED, dataset.shard_rows), sequences * ranks), iter(range(10**6))
+
+    def read() -> tuple[int, float]:
+        begin = time.thread_time()
+        batches = step_batches(dataset, order, next(steps), 0, ranks)
+        return sum(len(batch.pieces) for batch in batches.micro), time.thread_time() - begin
+
+    return read
+
+
+def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) -> list[dict[str, Any]]:
+    """Pieces a second of CPU time by every way to mask, and how many times what a GPU takes that is."""
+    readers = {
+        way: reader(opened(data, manifest, settings.length, ranks, way), settings.sequences, ranks) for way in WAYS
+    }
+    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+
+    def turn(way: Literal["static", "dynamic"]) -> float:
+        pieces, seconds = readers[way]()
+        speeds[way].append(pieces / seconds)
+        return seconds
+
+    alternate({way: partial(turn, way) for way in WAYS}, settings.steps, WARM_UP)
+    pieces = {way: spread(own[WARM_UP:], 0) for way, own in speeds.items()}
+    about = {"length": settings.length, "sequences": settings.sequences, "ranks": ranks}
+    return [
+        {**about, "masks": way, "pieces_per_second": each, "times_what_a_gpu_takes": round(each["median"] / WANTED, 1)}
+        for way, each in pieces.items()
+    ]
+
+
+def measure(settings: Loader, console: Console) -> None:
+    """Measures for all numbers of ranks, and says and keeps what was found."""
+    if min((*settings.ranks, settings.sequences, settings.steps, settings.length)) < 1:
+        raise UserError("--ranks, --sequences, --steps and --length: at least 1")
+    keeper = Keeper("loader", ["torch", "numpy", "pyarrow"], settings.out, with_gpu=False)
+    with tempfile.TemporaryDirectory() as place:
+        if settings.data is None:
+            make_shards(Path(place) / "demo", "--docs", "demo")
+        data = settings.data or Path(place) / "demo"
+        manifest = Manifest.read(data)
+        if manifest.length_for(settings.length) is None:
+            raise UserError(f"--length {settings.length}: {data} has {', '.join(map(str, manifest.lengths()))}")
+        rows = [row for ranks in settings.ranks for row in measure_ranks(settings, data, manifest, ranks)]
+    found = {"wanted": WANTED, "speeds": rows}
+    show(console, loader(found))
+    console.print(f"kept in {keeper.keep(found)}")
+
+
+if __name__ == "__main__":
+    run_command(Loader, measure)

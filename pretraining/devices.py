@@ -1,0 +1,115 @@
+"""What is asked of a GPU: its name, what it can do, and whether this PyTorch can use it.
+
+PyTorch makes GPUs of AMD look like NVIDIA's, and calls them `cuda` too. Where they differ is told here alone. No GPU of
+AMD's has run any of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.utils._triton import has_triton
+
+from data_prep.common.errors import UserError
+
+OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
+"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
+ADA = (8, 9)
+"""The compute capability from which NVIDIA's GPUs multiply numbers of eight bits (FP8)."""
+AMPERE = (8, 0)
+"""The compute capability from which NVIDIA's GPUs have flash attention and TF32."""
+NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""What Linux has where a driver of NVIDIA's, or of AMD's, has found a GPU."""
+
+
+def find_kind() -> Literal["cpu", "cuda"]:
+    """Where this process computes unless it is told otherwise."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def is_amd() -> bool:
+    """Whether this PyTorch is built for GPUs of AMD."""
+    return torch.version.hip is not None
+
+
+def name_of(device: torch.device) -> str:
+    """What its maker calls a GPU."""
+    return torch.cuda.get_device_name(device)
+
+
+def has_bf16() -> bool:
+    """Whether the GPU of this process multiplies numbers in bf16."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether a GPU can round what it multiplies to TF32."""
+    return not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether the flash kernels of this PyTorch run on a GPU; those for AMD's were not tried."""
+    built: bool = torch.backends.cuda.is_flash_attention_available()
+    return built and not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def explain_no_fp8(device: torch.device) -> str:
+    """Why a device does not multiply numbers in FP8; empty where it does. Those of AMD's have other kinds of them."""
+    if device.type == "cuda" and (is_amd() or torch.cuda.get_device_capability(device) < ADA):
+        return f"{name_of(device)} has no products in FP8, which NVIDIA's GPUs have from compute capability 8.9 on"
+    return ""
+
+
+def can_translate() -> bool:
+    """Whether Triton is there, with which torch.compile makes code for a GPU, and knows the GPU."""
+    return has_triton()
+
+
+def explain_absence() -> tuple[str, str]:
+    """Why PyTorch finds no GPU, and what to do."""
+    if torch.version.cuda is None and not is_amd():
+        return "this torch is built for CPUs alone", "install a torch that is built for your GPU"
+    watcher = "rocm-smi" if is_amd() else "nvidia-smi"
+    try:
+        torch.cuda.current_device()
+    except (RuntimeError, AssertionError) as error:  # such as that the driver is too old for it
+        said = str(error).strip().splitlines()
+        return (said or ["torch finds no working GPU"])[0], f"check {watcher}, and that its driver fits this torch"
+    return "torch finds no working GPU", f"check {watcher}"
+
+
+def explain_unused() -> str:
+    """What is to be said where this machine has a GPU that PyTorch cannot use; nothing where it has none."""
+    if torch.cuda.is_available() or not any(node.exists() for node in NODES):
+        return ""
+    why, cure = explain_absence()
+    return f"there is a GPU here, and it is not used: {why}; {cure}"
+
+
+def require_code(device: torch.device) -> torch.device:
+    """Returns the GPU; an error where the installed PyTorch has no code for it, which its first kernel would find."""
+    capability = torch.cuda.get_device_capability(device)
+    built_for = torch.cuda.get_arch_list()
+    known = [found for found in map(_read, built_for) if found is not None]
+    if not known or any(_runs(*code, capability) for code in known):
+        return device
+    older = capability < min(code[1] for code in known)
+    cure = f"install {OLDER if older else 'a newer PyTorch'}"
+    raise UserError(
+        f"{name_of(device)} has compute capability {'.'.join(map(str, capability))}, and this PyTorch "
+        f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
+    )
+
+
+def _read(name: str) -> tuple[str, tuple[int, int]] | None:
+    """Kind and compute capability of code that is called as in `sm_90a` or `compute_120`; None for other vendors'."""
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
+    return None if found is None else (found[1], (int(found[2]), int(found[3])))
+
+
+def _runs(kind: str, code: tuple[int, int], capability: tuple[int, int]) -> bool:
+    """Machine code runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
+    return code <= capability and (kind == "compute" or code[0] == capability[0])

@@ -1,0 +1,388 @@
+"""The operations between matrix products on a GPU, in Triton: each passes over memory once.
+
+Numbers are stored in 16 or 32 bits and computed in 32. What is summed over rows is summed by blocks of rows first, then
+over these blocks, in an order that follows from the number of rows: the same input gives the same bits. No mask of
+dropout is stored: it is the hash of kernels/numbers.h, which the backward pass computes again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HASH_STEP = tl.constexpr(0x9E3779B9)
+ROOT_OF_HALF, DENSITY_AT_0 = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
+
+ELEMENTS = 2048
+"""Elements of every tensor that a program holds at a time."""
+GELU_COLUMNS, SUM_COLUMNS = 256, 32
+"""of rows that need not be seen as a whole"""
+GELU_BLOCKS, NORM_BLOCKS = 128, 256
+"""Blocks of rows that sums are taken by, at most: they keep a GPU busy, and their sums are small beside the rows."""
+LEAST_BLOCK = 32
+"""Rows of a block, at least."""
+
+
+class Tile(NamedTuple):
+    """The part of a tensor's rows that a program holds at a time."""
+
+    width: int
+    """of the rows"""
+    rows: int
+    columns: int
+    warps: int
+
+    @classmethod
+    def of(cls, width: int, most: int | None = None) -> Tile:
+        """Of whole rows, or of so many columns at most."""
+        columns = triton.next_power_of_2(width if most is None else min(width, most))
+        return cls(width, max(1, ELEMENTS // columns), columns, 16 if columns > ELEMENTS else 8)
+
+    @property
+    def parts(self) -> int:
+        """How many tiles a row goes through."""
+        return -(-self.width // self.columns)
+
+    def blocks(self, rows: int, most: int) -> tuple[int, int]:
+        """Into how many blocks of rows a sum is divided, and of how many rows: this follows from their number alone."""
+        least = max(-(-rows // most), LEAST_BLOCK)
+        block = -(-least // self.rows) * self.rows
+        return -(-rows // block), block
+
+
+class Drops(NamedTuple):
+    """What is dropped, as kernels need it."""
+
+    keys: Tensor | None
+    """(n,) int32, for each row; None where nothing is dropped"""
+    site: int
+    """scrambled, as an int32"""
+    threshold: int
+    """a hash below it drops, as an int32"""
+    scale: float
+    """of what is kept"""
+
+    @classmethod
+    def of(cls, keys: Tensor, site: int, probability: float) -> Drops:
+        threshold = int(probability * 2**32)
+        if not threshold:
+            return cls(None, 0, 0, 1.0)
+        return cls(keys, _signed(_scrambled_number(site + 0x9E3779B9)), _signed(threshold), 1 / (1 - probability))
+
+
+def _scrambled_number(number: int) -> int:
+    """What `_scrambled` makes of one number."""
+    number &= 0xFFFFFFFF
+    number = (number ^ number >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    number = (number ^ number >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return number ^ number >> 16
+
+
+def _signed(number: int) -> int:
+    """The int32 of the same bits: Triton would take a number for an int64 where it needs all 32."""
+    return number - (number >> 31 << 32)
+
+
+@triton.jit
+def _scrambled(x):
+    """Every bit of the result depends on every bit of x, uint32 (Wellons' lowbias32)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _kept(keys, row, column, known, site, threshold, scale):
+    """0 or the scale, for rows (a column of them) and columns (a row of them)."""
+    key = tl.load(keys + row, mask=known, other=0).to(tl.uint32, bitcast=True)
+    key = _scrambled(key ^ site.to(tl.uint32, bitcast=True))
+    hashed = _scrambled(column.to(tl.uint32) * HASH_STEP + key)
+    return tl.where(hashed < threshold.to(tl.uint32, bitcast=True), 0.0, scale)
+
+
+@triton.jit
+def _read(pointer, at, inside):
+    """Numbers in fp32; 0 outside."""
+    return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gelu_forward(x, bias, out, rows, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
+    at, inside = row * width + column, (row < rows) & (column < width)
+    value = _read(x, at, inside) + _read(bias, column, column < width)
+    tl.store(out + at, value * (0.5 + 0.5 * tl.erf(value * ROOT_OF_HALF)), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "block"])
+def _gelu_backward(
+    grad, x, bias, grad_x, sums, rows, block, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
+):
+    """The gradient of x, and its sums over a block of rows: the first stage of the bias's gradient."""
+    number = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    column, known = columns[None, :], columns[None, :] < width
+    added = _read(bias, column, known)
+    total = tl.zeros([tile_rows, tile_columns], tl.float32)
+    for begin in range(0, block, tile_rows):
+        row = number * block + begin + tl.arange(0, tile_rows)[:, None]
+        at, inside = row * width + column, (row < rows) & known
+        value = _read(x, at, inside) + added
+        density = DENSITY_AT_0 * tl.exp(-0.5 * value * value)
+        slope = 0.5 + 0.5 * tl.erf(value * ROOT_OF_HALF) + value * density
+        result = _read(grad, at, inside) * slope
+        tl.store(grad_x + at, result, mask=inside)
+        total += result
+    tl.store(sums + number * width + columns, tl.sum(total, 0), mask=columns < width)
+
+
+@triton.jit(do_not_specialize=["rows", "site", "threshold"])
+def _norm_forward(
+    x,
+    bias,
+    residual,
+    weight,
+    shift,
+    keys,
+    out,
+    means,
+    scales,
+    rows,
+    site,
+    threshold,
+    scale_kept,
+    epsilon,
+    drops: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.arange(0, tile_columns)[None, :]
+    present, known = row < rows, column < width
+    at, inside = row * width + column, present & known
+    value = _read(x, at, inside) + _read(bias, column, known)
+    if drops:
+        value *= _kept(keys, row, column, present, site, threshold, scale_kept)
+    value += _read(residual, at, inside)
+    mean = tl.sum(value, 1)[:, None] / width
+    apart = tl.where(inside, value - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(apart * apart, 1)[:, None] / width + epsilon)
+    result = apart * scale * _read(weight, column, known) + _read(shift, column, known)
+    tl.store(out + at, result, mask=inside)
+    tl.store(means + row, mean, mask=present)
+    tl.store(scales + row, scale, mask=present)
+
+
+@triton.jit
+def _before_norm(slope, normed, width):
+    """The gradient before rows were normalised, but for their scale, of that after it."""
+    first, second = tl.sum(slope, 1)[:, None] / width, tl.sum(slope * normed, 1)[:, None] / width
+    return slope - first - normed * second
+
+
+@triton.jit
+def _store_sums(sums, columns, width, first, second, third):
+    """The sums over the rows of three tiles, one behind the other."""
+    tl.store(sums + columns, tl.sum(first, 0), mask=columns < width)
+    tl.store(sums + width + columns, tl.sum(second, 0), mask=columns < width)
+    tl.store(sums + 2 * width + columns, tl.sum(third, 0), mask=columns < width)
+
+
+@triton.jit(do_not_specialize=["rows", "block", "site", "threshold"])
+def _norm_backward(
+    grad,
+    x,
+    bias,
+    residual,
+    weight,
+    keys,
+    means,
+    scales,
+    grad_residual,
+    grad_x,
+    sums,
+    rows,
+    block,
+    site,
+    threshold,
+    scale_kept,
+    drops: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    """The gradients of the residual and of x, which are one without dropout, and the sums of a block for the others."""
+    number, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile_columns)
+    column, known = columns[None, :], columns[None, :] < width
+    added, factor = _read(bias, column, known), _read(weight, column, known)
+    nothing = tl.zeros([tile_rows, tile_columns], tl.float32)
+    to_weight, to_shift, to_bias = nothing, nothing, nothing
+    for begin in range(0, block, tile_rows):
+        row = number * block + begin + tl.arange(0, tile_rows)[:, None]
+        present = row < rows
+        at, inside = row * width + column, present & known
+        slope, value = _read(grad, at, inside), _read(x, at, inside) + added
+        if drops:
+            kept = _kept(keys, row, column, present, site, threshold, scale_kept)
+            value *= kept
+        scale = _read(scales, row, present)
+        normed = (value + _read(residual, at, inside) - _read(means, row, present)) * scale
+        result = scale * _before_norm(slope * factor, normed, width)
+        tl.store(grad_residual + at, result, mask=inside)
+        if drops:
+            result *= kept
+            tl.store(grad_x + at, result, mask=inside)
+        to_weight, to_shift, to_bias = to_weight + slope * normed, to_shift + slope, to_bias + result
+    _store_sums(sums + number * (3 * width), columns, width, to_weight, to_shift, to_bias)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _sum_blocks(sums, out, count, width: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr):
+    """The second stage of a sum over rows: the sums of all blocks."""
+    columns = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
+    total = tl.zeros([tile_rows, tile_columns], tl.float32)
+    for begin in range(0, count, tile_rows):
+        block = begin + tl.arange(0, tile_rows)[:, None]
+        total += _read(sums, block * width + columns[None, :], (block < count) & (columns[None, :] < width))
+    tl.store(out + columns, tl.sum(total, 0), mask=columns < width)
+
+
+@triton.jit(do_not_specialize=["rows", "site", "threshold"])
+def _dropout(
+    x,
+    keys,
+    out,
+    rows,
+    site,
+    threshold,
+    scale_kept,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
+    at, present = row * width + column, row < rows
+    inside = present & (column < width)
+    kept = _kept(keys, row, column, present, site, threshold, scale_kept)
+    tl.store(out + at, _read(x, at, inside) * kept, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "block"])
+def _join(
+    query,
+    key,
+    value,
+    out,
+    sums,
+    rows,
+    block,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    """Rows of three tensors side by side, and their sums over a block: the first stage of the bias's gradient."""
+    number, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    column, known = columns[None, :], columns[None, :] < width
+    total = tl.zeros([tile_rows, tile_columns], tl.float32)
+    for begin in range(0, block, tile_rows):
+        row = number * block + begin + tl.arange(0, tile_rows)[:, None]
+        at, inside = row * width + column, (row < rows) & known
+        found = _read(query, at, inside & (part == 0))
+        found += _read(key, at, inside & (part == 1)) + _read(value, at, inside & (part == 2))
+        tl.store(out + row * (3 * width) + part * width + column, found, mask=inside)
+        total += found
+    tl.store(sums + number * (3 * width) + part * width + columns, tl.sum(total, 0), mask=columns < width)
+
+
+def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias)."""
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    _launch_rows(_gelu_forward, tile, x, bias, out, len(x))
+    return out
+
+
+def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the bias."""
+    grad_x, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    count, block = tile.blocks(len(x), GELU_BLOCKS)
+    sums = x.new_empty(count, x.shape[1], dtype=torch.float32)
+    _launch(_gelu_backward, (count, tile.parts), tile, grad, x, bias, grad_x, sums, len(x), block)
+    return grad_x, _summed(sums, bias)
+
+
+def norm_forward(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, drops: Drops
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer norm of residual + dropout(x + bias), and the mean and the scale of every row."""
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+    tensors = (x, bias, residual, weight, shift, drops.keys, out, means, scales)
+    _launch_rows(_norm_forward, tile, *tensors, len(x), *drops[1:], epsilon, drops=drops.keys is not None)
+    return out, means, scales
+
+
+def norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    means: Tensor,
+    scales: Tensor,
+    drops: Drops,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, the residual, the weight, the shift and the bias. Without dropout the first two are one."""
+    grad_residual, tile = torch.empty_like(x), Tile.of(x.shape[1])
+    grad_x = grad_residual if drops.keys is None else torch.empty_like(x)
+    count, block = tile.blocks(len(x), NORM_BLOCKS)
+    sums = x.new_empty(count, 3 * x.shape[1], dtype=torch.float32)
+    tensors = (grad, x, bias, residual, weight, drops.keys, means, scales, grad_residual, grad_x, sums)
+    numbers = (len(x), block, *drops[1:])
+    _launch(_norm_backward, (count,), tile, *tensors, *numbers, drops=drops.keys is not None)
+    to_weight, to_shift, to_bias = _summed(sums, weight).view(3, -1)
+    return grad_x, grad_residual, to_weight, to_shift, to_bias
+
+
+def dropped(x: Tensor, drops: Drops) -> Tensor:
+    """Dropout, which is also its own backward pass."""
+    if drops.keys is None:
+        return x.clone()
+    out, tile = torch.empty_like(x), Tile.of(x.shape[1], GELU_COLUMNS)
+    _launch_rows(_dropout, tile, x, drops.keys, out, len(x), *drops[1:])
+    return out
+
+
+def joined(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of three tensors side by side, and the sum over all rows, in the type of the bias."""
+    rows, width = len(query), query[0].numel() if len(query) else bias.numel() // 3
+    out, tile = query.new_empty(rows, 3 * width), Tile.of(width, GELU_COLUMNS)
+    count, block = tile.blocks(rows, GELU_BLOCKS)
+    sums = query.new_empty(count, 3 * width, dtype=torch.float32)
+    _launch(_join, (count, tile.parts, 3), tile, query, key, value, out, sums, rows, block)
+    return out, _summed(sums, bias)
+
+
+def _summed(sums: Tensor, like: Tensor) -> Tensor:
+    """The sums of all blocks, in the type of a weight."""
+    out, tile = like.new_empty(sums.shape[1]), Tile.of(sums.shape[1], SUM_COLUMNS)
+    _launch(_sum_blocks, (tile.parts,), tile, sums, out, len(sums))
+    return out
+
+
+def _launch_rows(kernel: Any, tile: Tile, first: Tensor, *arguments: Any, **constants: Any) -> None:
+    """One program for every tile of the first tensor."""
+    _launch(kernel, (-(-len(first) // tile.rows), tile.parts), tile, first, *arguments, **constants)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, *arguments: Any, **constants: Any) -> None:
+    if grid[0]:
+        sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
+        kernel[grid](*arguments, **constants, **sizes, num_warps=tile.warps)

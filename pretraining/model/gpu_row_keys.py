@@ -1,0 +1,44 @@
+"""The keys by which dropout draws its masks, computed where the pieces are: `fused.row_keys` on a GPU, in Triton."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from data_prep.common.arrays import Array
+from data_prep.common.hashing import FACTOR_1, FACTOR_2, GOLDEN, hash_key
+
+STEP_64, FACTOR_64_1, FACTOR_64_2 = tl.constexpr(GOLDEN), tl.constexpr(FACTOR_1), tl.constexpr(FACTOR_2)
+PIECES = 256
+"""of a sequence, whose keys a program computes"""
+
+
+@triton.jit
+def _row_keys(sequences, starts, positions, keys, tile: tl.constexpr):
+    """The second half of `hash_key`: a sequence's key with the position of a piece."""
+    sequence = tl.program_id(0)
+    begin, end = tl.load(starts + sequence), tl.load(starts + sequence + 1)
+    piece = begin + tl.program_id(1) * tile + tl.arange(0, tile)
+    key = tl.load(sequences + sequence).to(tl.uint64, bitcast=True)
+    key = (key ^ tl.load(positions + piece, mask=piece < end, other=0).to(tl.uint64)) + STEP_64
+    key = (key ^ (key >> 30)) * FACTOR_64_1
+    key = (key ^ (key >> 27)) * FACTOR_64_2
+    key = key ^ (key >> 31)
+    tl.store(keys + piece, key.to(tl.uint32).to(tl.int32, bitcast=True), mask=piece < end)
+
+
+def row_keys(sequences: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """(n,) int32: the key of every piece, from those of the sequences, (s,) uint64 on the host, and its position.
+
+    The host neither waits for the device nor computes anything for a piece.
+    """
+    keys = torch.empty(len(positions), dtype=torch.int32, device=positions.device)
+    halves = torch.from_numpy(hash_key(sequences).view(np.int64))
+    if positions.is_cuda:
+        halves = halves.pin_memory().to(positions.device, non_blocking=True)
+    grid = (len(sequences), -(-longest // PIECES))
+    _row_keys[grid](halves, starts, positions, keys, tile=PIECES, num_warps=4)
+    return keys

@@ -1,0 +1,120 @@
+"""The parts of `make gpu` are commands that their scripts understand, fit into a rental, and measure what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from conftest import ROOT
+from support.processes import run_program
+from support.shards import make_shards
+
+from benchmarks.fine_tuning import FineTuningSpeed
+from benchmarks.gpu.basics import OwnPart, marked_tests
+from benchmarks.gpu.eight_bits import EightBits
+from benchmarks.gpu.parts import GpuPart, build_parts
+from benchmarks.gpu.smoke import Smoke
+from benchmarks.gpu.trainer import Trainer, speed_of
+from benchmarks.inference import Inference
+from benchmarks.scaling import Scaling
+from benchmarks.throughput import SIDES, Throughput
+from data_prep.common.errors import UserError
+
+KINDS = {
+    "gpu/basics.py": OwnPart,
+    "gpu/smoke.py": Smoke,
+    "gpu/trainer.py": Trainer,
+    "gpu/eight_bits.py": EightBits,
+    "fine_tuning.py": FineTuningSpeed,
+    "inference.py": Inference,
+    "throughput.py": Throughput,
+    "scaling.py": Scaling,
+}
+INSTALLATION = 1.5
+"""Minutes that pip takes, about."""
+
+
+def parts(dry: bool = False) -> list[GpuPart]:
+    return build_parts(Path("shards"), Path("out"), dry)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
+    for part in parts(dry):
+        script, *words = part.command
+        read: Any = tyro.cli(KINDS[script], args=[*words, "--out", "x"], config=(tyro.conf.FlagCreatePairsOff,))
+        assert (ROOT / "benchmarks" / script).is_file()
+        if isinstance(read, Throughput):
+            assert {*read.against} <= {*SIDES}
+            assert read.shards == Path("shards")
+
+
+def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> None:
+    names = [part.name for part in parts()]
+    first = parts()[: names.index("tests-kernels") + 1]
+    assert {"smoke", "large-128", "large-512", "auto-128", "auto-512", "profile"} <= {part.name for part in first}
+    assert sum(part.minutes for part in first) < 9 - 0.25
+    assert INSTALLATION + sum(part.minutes for part in parts()) < 26
+
+
+def test_the_tests_of_kernels_and_the_others_are_all() -> None:
+    kernels, others = marked_tests("kernels"), marked_tests("others")
+    assert kernels
+    assert others
+    assert sorted([*kernels, *others]) == sorted(marked_tests("all"))
+
+
+def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
+    def step(pieces: float, wait: float | None) -> dict[str, float | None]:
+        return {"pieces_per_second": pieces, "waiting_for_data": wait, "peak_memory_bytes": 2.0**30}
+
+    steps = [step(1, 0.9), step(1, 0.9), step(1, 0.9), step(100, None), step(300, 0.1), step(200, 0.2)]
+    found = speed_of(steps)
+    assert (found["steps"], found["pieces_per_second"], found["peak_memory_gib"]) == (3, 200, 1.0)
+    assert found["waiting_for_data"] == pytest.approx(0.15)
+    with pytest.raises(UserError, match="fewer than 4 steps"):
+        speed_of(steps[:3])
+
+
+@pytest.mark.slow
+def test_a_run_is_killed_and_goes_on(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards")
+    words = ["--shards", str(shards), "--size", "tiny", "--seconds", "6", "--batch", "4", "--every", "3"]
+    lengths = ["--lengths", "32", "64"]
+    done = run_program(
+        "benchmarks/gpu/trainer.py", [*words, *lengths, "--out", str(tmp_path / "found.json")], ROOT, 200
+    )
+    assert done.code == 0, done.errors
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["stopped_with"] == 75
+    assert found["continued_with_step"] == found["newest_checkpoint"] + 1
+    assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
+    assert found["largest_difference_of_their_losses"] in (None, 0.0), "on a CPU the steps are the same bit for bit"
+    assert found["first"]["pieces_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_all_ways_to_train_are_tried(tmp_path: Path) -> None:
+    shards, out = make_shards(tmp_path / "shards"), tmp_path / "found.json"
+    words = ["--shards", str(shards), "--contest", "tiny-32-2", "--out", str(out)]
+    done = run_program("benchmarks/gpu/smoke.py", words, ROOT, 200)
+    assert done.code == 0, done.errors + done.output
+    found = json.loads(out.read_text())
+    assert found["failed"] == 0
+    assert {*found["ways"]} == {name for name in SIDES if name.startswith("cloze")}
+    assert all(len(way["seconds"]) == 2 for way in found["ways"].values())
+
+
+@pytest.mark.slow
+def test_sides_have_the_device_to_themselves_with_as_many_sequences_as_fit(tmp_path: Path) -> None:
+    shards, out = make_shards(tmp_path / "shards"), tmp_path / "found.json"
+    words = ["--contests", "tiny-32-auto", "--apart", "--against", "cloze, LAMB", "--rounds", "1", "--out", str(out)]
+    done = run_program("benchmarks/throughput.py", ["--shards", str(shards), *words], ROOT, 200)
+    assert done.code == 0, done.errors
+    contest = json.loads(out.read_text())["contests"]["tiny-32-auto"]
+    assert contest["sequences"] == 128, "4,096 pieces, with which a CPU is fast"
+    assert [*contest["sides"]] == ["cloze", "cloze, LAMB", "cloze, again"]
+    assert 0 < contest["mean_length"] <= 32

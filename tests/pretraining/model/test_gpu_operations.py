@@ -1,0 +1,208 @@
+"""Which operations of a model our kernels for GPUs do, and what is said where Triton cannot be had.
+
+Where there is no GPU, tensors of the host stand for those on one, and Triton's interpreter runs the kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+from support.flash import FlashKernels
+from support.marks import has_gpu
+from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
+from torch import Tensor
+
+from pretraining.model import cpu_kernels
+from pretraining.model import gpu_operations as gpu
+from pretraining.model.attention import Layout, Packed, Padded
+from pretraining.model.encoder import Layer, LayerDropouts
+from pretraining.model.fused import Dropout
+from pretraining.objectives.declaration import build_model
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = [pytest.mark.gpu] if has_gpu() else []
+DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu", 0)
+KERNELS = ("gpu_kernels.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
+KEYS = torch.tensor([1, -2], dtype=torch.int32)
+NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "cross_entropy")
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no GPU, tensors of the host take the way of those on one, attention excepted."""
+    if not has_gpu():
+        monkeypatch.setattr(cpu_kernels, "usable", lambda _: False)
+        monkeypatch.setattr(gpu, "usable", lambda operation, *_: operation != "row_keys")
+        monkeypatch.setattr(gpu, "takes_products", lambda _: True)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout of hidden states: the same masks, the same loss, the same gradients."""
+    shape = replace(SMALL, attention_dropout=0.0)
+    batch = random_batch([5, 17, 1], shape.vocabulary)
+    found: list[list[Tensor]] = []
+    for device in ("cpu", DEVICE):
+        if found:
+            as_on_a_gpu(monkeypatch)
+        model = build_model(shape, recompute).initialize(1).to(device)
+        model.dropout_seed = 77
+        loss = mean_loss(model, batch.to(device))
+        loss.backward()
+        found.append([loss.detach().cpu(), *(each.cpu() for each in gradients(model).values())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def layer_and_gradients(layer: Layer, x: Tensor, layout: Layout) -> list[Tensor]:
+    """What a layer makes of hidden states, and the gradients of these and of its parameters."""
+    x, drops_nothing = x.detach().requires_grad_(), Dropout(0.0, torch.empty(0, dtype=torch.int32))
+    out = layer(x, layout, LayerDropouts(*[drops_nothing] * 3))
+    slope = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
+    found = torch.autograd.grad(out, [x, *layer.parameters()], slope)
+    return [each.detach().cpu().double() for each in (out, *found)]
+
+
+@pytest.mark.skipif(has_gpu(), reason="the flash kernels have a stand-in here")
+def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bias in its product, gradients side by side by our kernel, and those of residuals added by products:
+    no further from fp64 than PyTorch's operations in the same numbers."""
+    batch, layer = random_batch([5, 30, 1], 50), Layer(replace(SMALL, hidden=32, heads=2))
+    generator = torch.Generator().manual_seed(3)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, 0.3 * (parameter.dim() == 1), 0.2, generator=generator)
+    x = torch.randn(36, 32, generator=generator).bfloat16()
+    layer.bfloat16()
+    packed = Packed(batch.starts, 30)
+    monkeypatch.setattr(cpu_kernels, "usable", lambda _: False)
+    with FlashKernels():
+        plain = layer_and_gradients(layer, x, packed)
+        as_on_a_gpu(monkeypatch)
+        called = mock.Mock(side_effect=gpu.join)
+        monkeypatch.setattr(gpu, "join", called)
+        ours = layer_and_gradients(layer, x, packed)
+    called.assert_called_once()
+    monkeypatch.setattr(gpu, "usable", lambda *_: False)
+    exact = layer_and_gradients(layer.double(), x.double(), Padded(batch.starts, 30, 36))
+    apart = [
+        [float((one - right).norm() / right.norm()) for one, right in zip(each, exact, strict=True)]
+        for each in (ours, plain)
+    ]
+    assert max(apart[0]) < 0.03
+    assert sum(apart[0]) < 1.1 * sum(apart[1])
+
+
+@pytest.mark.parametrize("learns", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gradients_of_what_goes_past_a_product_are_added(learns: tuple[bool, bool], with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 4), (5, 4)))
+    bias = torch.ones(5, dtype=torch.float64) if with_bias else None
+    leaves = [each.to(DEVICE).requires_grad_(needed) for each, needed in zip((x, weight), learns, strict=True)]
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+
+    def gradients_by(operation: Any) -> tuple[Tensor, ...]:
+        product, past = operation(*leaves, None if bias is None else bias.to(DEVICE))
+        return torch.autograd.grad(product.sin().sum() + (3 * past[1:]).cos().sum(), asked)
+
+    ours = gradients_by(gpu.product_and_past)
+    plain = gradients_by(lambda x, weight, bias: (F.linear(x, weight, bias), x))
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_of_few_rows_are_sums_that_do_not_stand_still(dtype: torch.dtype) -> None:
+    """Of positions and segments: each row gets the slopes of thousands of pieces, another none."""
+    ids = (torch.arange(9000) % 3).to(DEVICE)
+    weight = torch.ones(4, 5, dtype=dtype, device=DEVICE).requires_grad_()
+    out = gpu.look_up_few(ids, weight)
+    out.backward(torch.ones_like(out))
+    assert weight.grad is not None
+    assert weight.grad[:, 0].tolist() == pytest.approx([3000, 3000, 3000, 0], rel=2**-8)
+    slope = torch.linspace(-1, 1, out.numel(), dtype=dtype, device=DEVICE).view(out.shape)
+    (ours,) = torch.autograd.grad(gpu.look_up_few(ids, weight), weight, slope)
+    (plain,) = torch.autograd.grad(F.embedding(ids, weight.double()), weight, slope.double())
+    torch.testing.assert_close(ours, plain, rtol=1e-12 if dtype == torch.float64 else 0.01, atol=1e-9)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgets which kernels work, before and after."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(gpu, "_failed", False)
+    gpu._works.cache_clear()
+    yield
+    gpu._works.cache_clear()
+
+
+def on_a_gpu(width: int = 8, dtype: torch.dtype = torch.float32) -> Any:
+    """What says that it is a tensor of two rows on the GPU in use."""
+    device = torch.device(DEVICE.type, 0)
+    return SimpleNamespace(is_cuda=True, device=device, dtype=dtype, shape=(2, width), dim=lambda: 2)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_kernels_are_tried_before_they_are_used() -> None:
+    x, masks = on_a_gpu(), (KEYS, 1, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for learns in (False, True):
+            with torch.set_grad_enabled(learns):
+                assert gpu.usable("gelu", x)
+                assert gpu.usable("row_keys", x)
+                assert gpu.usable("drop", x, masks)
+                assert gpu.usable("add_and_norm", x, masks)
+                assert gpu.usable("add_and_norm", x, (KEYS[:0], 1, 0.0))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_kernels_cannot_do_is_pytorchs() -> None:
+    assert not gpu.usable("drop", on_a_gpu(), (KEYS[:0], 1, 0.1)), "rows without keys"
+    assert not gpu.usable("gelu", on_a_gpu(1 << 20))
+    assert not gpu.usable("gelu", on_a_gpu(dtype=torch.float64))
+    assert not gpu.usable("gelu", torch.zeros(2, 8)), "on the host"
+    cpu_kernels.allow(False)
+    try:
+        assert not gpu.usable("gelu", on_a_gpu())
+    finally:
+        cpu_kernels.allow(True)
+
+
+FAILURES = {
+    "Triton is not installed": ModuleNotFoundError("No module named 'triton'"),
+    "Triton fails (RuntimeError: no C compiler)": RuntimeError("several lines\nno C compiler\n"),
+}
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("told", FAILURES)
+def test_where_triton_fails_one_warning_says_what_it_costs(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FAILURES[told]
+
+    monkeypatch.setattr(gpu, "_kernels", fail)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert not any(gpu.usable(name, on_a_gpu()) for name in NAMES for _ in range(2))
+    (warning,) = warned
+    assert str(warning.message).startswith(told)
+    assert "twice the bytes" in str(warning.message)
+    assert "\n" not in str(warning.message)
+
+
+def test_triton_is_loaded_by_a_gpu_alone() -> None:
+    """Loading takes time, and it may be missing: only a function that a GPU calls imports it."""
+    for path in (ROOT / "pretraining").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+            assert path.name in KERNELS or not names & {"triton", *(name[:-3] for name in KERNELS)}, path
